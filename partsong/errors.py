@@ -1,0 +1,45 @@
+"""The errors a user of partsong can meet.
+
+Every one derives from `PartsongError` and from the built-in a caller would expect, so both
+``except PartsongError`` and ``except ValueError`` work. A message says what was asked, what was found and what
+to change.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArgumentError", "ArgumentTypeError", "DistributedError", "PartsongError", "RankError", "UnsupportedError"]
+
+
+class PartsongError(Exception):
+    """Root of every error raised on purpose by partsong."""
+
+
+class ArgumentError(PartsongError, ValueError):
+    """An argument has a value that cannot be used: a degree, a size, an unknown option, an unreadable folder."""
+
+
+class ArgumentTypeError(PartsongError, TypeError):
+    """An argument is of the wrong type, such as a prompt that is not text."""
+
+
+class UnsupportedError(PartsongError, ValueError):
+    """The model, scheduler, mask or combination of strategies has no correct parallel form here, so it is refused."""
+
+
+class DistributedError(PartsongError, RuntimeError):
+    """An operation between ranks failed: a peer died, stopped answering, or asked for something else."""
+
+
+class RankError(DistributedError):
+    """One rank failed and the run was ended on all of them.
+
+    Attributes:
+        rank: the rank that failed first.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[str, int | None]]:
+        return type(self), (str(self), self.rank)
