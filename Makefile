@@ -1,0 +1,60 @@
+# Every target sets itself up from nothing and is quick the second time:
+#   make demo    sample images with two workers and write a page that shows them
+#   make test    the test suite
+#   make lint    ruff, pyright, import-linter
+#   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread per process: two ranks on two cores, without OpenMP barriers fighting over them.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@sed -n '2,6s/^# \{0,1\}//p' Makefile
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone: once the pinned build is there, nothing later replaces it with a larger one.
+$(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) --editable '.[lint]'
+	@touch $@
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/partsong demo --out partsong-demo.html
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(VENV)/demo.stamp
+	$(BIN)/partsong bench image --nproc 2
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

@@ -1,0 +1,100 @@
+"""partsong samples generative models with many workers at once, and measures what that changes.
+
+Importing this package is cheap and loads no torch: the names below are looked up on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partsong.errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        DistributedError,
+        PartsongError,
+        RankError,
+        UnsupportedError,
+    )
+    from partsong.ledger import Ledger
+    from partsong.parallel import (
+        CfgParallel,
+        DataParallel,
+        DisplacedPatch,
+        Mesh,
+        Plan,
+        Ring,
+        Ulysses,
+        Usp,
+        launch,
+        mesh_for,
+        parallelize,
+        parse_strategy,
+    )
+    from partsong.samplers import generate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "partsong.errors": (
+        "ArgumentError",
+        "ArgumentTypeError",
+        "DistributedError",
+        "PartsongError",
+        "RankError",
+        "UnsupportedError",
+    ),
+    "partsong.ledger": ("Ledger",),
+    "partsong.parallel": (
+        "CfgParallel",
+        "DataParallel",
+        "DisplacedPatch",
+        "Mesh",
+        "Plan",
+        "Ring",
+        "Ulysses",
+        "Usp",
+        "launch",
+        "mesh_for",
+        "parallelize",
+        "parse_strategy",
+    ),
+    "partsong.samplers": ("generate",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "CfgParallel",
+    "DataParallel",
+    "DisplacedPatch",
+    "DistributedError",
+    "Ledger",
+    "Mesh",
+    "PartsongError",
+    "Plan",
+    "RankError",
+    "Ring",
+    "Ulysses",
+    "UnsupportedError",
+    "Usp",
+    "generate",
+    "launch",
+    "mesh_for",
+    "parallelize",
+    "parse_strategy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'partsong' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,139 @@
+"""House rules a linter does not know: sizes, types, docstrings, and what may not appear where."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 40
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+LIBRARY = sorted((ROOT / "partsong").rglob("*.py"))
+SCRIPTS = sorted([*(ROOT / "recipes").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def each(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=relative)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def is_kernel(path: Path) -> bool:
+    return "kernels" in path.relative_to(ROOT).parts
+
+
+def code_lines(function: Function) -> int:
+    """Lines from ``def`` to the end, the docstring not counted: explaining must not cost."""
+    assert function.end_lineno is not None
+    total = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        assert first.end_lineno is not None
+        total -= first.end_lineno - first.lineno + 1
+    return total
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    """Public modules, classes, functions and methods without a docstring, as dotted names."""
+    if ast.get_docstring(tree) is None:
+        yield "the module"
+
+    def visit(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for node in body:
+            if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if ast.get_docstring(node) is None and not overloaded(node):
+                yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from visit(node.body, f"{prefix}{node.name}.")
+
+    yield from visit(tree.body, "")
+
+
+def overloaded(node: Function | ast.ClassDef) -> bool:
+    return any(
+        "overload" in ast.unparse(decorator) or ".setter" in ast.unparse(decorator) for decorator in node.decorator_list
+    )
+
+
+def untyped(tree: ast.Module) -> Iterator[str]:
+    """Functions with a parameter or result that has no annotation; ``self`` and ``cls`` need none."""
+    for function in functions(tree):
+        arguments = function.args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        bare = [a.arg for a in named if a is not None and a.annotation is None and a.arg not in ("self", "cls")]
+        if bare or function.returns is None:
+            yield f"{function.name} (line {function.lineno}): {', '.join(bare) or 'result'}"
+
+
+@each([path for path in LIBRARY + SCRIPTS + TESTS if not is_kernel(path)])
+def test_file_is_short(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_FILE_LINES, f"{relative(path)} has {lines} lines, at most {MAX_FILE_LINES}: split it by subject"
+
+
+@each([path for path in LIBRARY + SCRIPTS if not is_kernel(path)])
+def test_functions_are_short(path: Path) -> None:
+    long = {f"{f.name} (line {f.lineno})": code_lines(f) for f in functions(parse(path))}
+    long = {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES}
+    assert not long, f"functions over {MAX_FUNCTION_LINES} lines without docstring: {long}"
+
+
+@each(LIBRARY)
+def test_public_names_are_documented(path: Path) -> None:
+    missing = list(undocumented(parse(path)))
+    assert not missing, f"no docstring: {', '.join(missing)}"
+
+
+@each(LIBRARY + SCRIPTS)
+def test_signatures_are_typed(path: Path) -> None:
+    missing = list(untyped(parse(path)))
+    assert not missing, f"no annotation: {'; '.join(missing)}"
+
+
+@each([path for path in LIBRARY if "cli" not in path.relative_to(ROOT / "partsong").parts])
+def test_library_does_not_print(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    called = [c.lineno for c in calls(parse(path)) if ast.unparse(c.func) == "print"]
+    prints = [line for line in called if "noqa: T201" not in lines[line - 1]]
+    assert not prints, f"print() on lines {prints}: use logging; only partsong/cli prints"
+
+
+@each(LIBRARY + SCRIPTS + TESTS)
+def test_no_bare_except(path: Path) -> None:
+    bare = [n.lineno for n in ast.walk(parse(path)) if isinstance(n, ast.ExceptHandler) and n.type is None]
+    assert not bare, f"bare except on lines {bare}: name what is expected"
+
+
+@each(TESTS)
+def test_tests_do_not_sleep(path: Path) -> None:
+    sleeps = [call.lineno for call in calls(parse(path)) if ast.unparse(call.func) in ("time.sleep", "sleep")]
+    assert not sleeps, f"sleep on lines {sleeps}: wait for the event itself"
+
+
+@each([path for path in LIBRARY if path.name != "launch.py"])  # its pickles go between a parent and its own children
+def test_nothing_foreign_is_executed(path: Path) -> None:
+    """Nothing from a model folder or from model text runs as code: no eval, exec or unpickling."""
+    forbidden = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load"}
+    found = [f"{ast.unparse(c.func)} (line {c.lineno})" for c in calls(parse(path)) if ast.unparse(c.func) in forbidden]
+    assert not found, f"{', '.join(found)}"
