@@ -1,0 +1,114 @@
+"""``partsong image``: checks everything that can be checked without a model, then runs the job on the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from partsong.cli.models import Source, class_number, find_model
+from partsong.cli.options import Image
+from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.outputs import check_writable
+from partsong.seeds import check_seed
+
+__all__ = ["image", "summary"]
+
+
+def image(options: Image) -> dict[str, Any]:
+    """Samples the image and returns the result by JSON key; on ranks other than 0 an empty dictionary."""
+    nproc = num_ranks(options.nproc)
+    _check(options)
+    source = find_model(options.model)
+    strategies, degrees = _place(options, source, nproc)
+    # Last, as it is what takes seconds: everything above fails without torch's help.
+    from partsong.evals.images import ImageJob, run_image
+
+    class_conditional = source.index.get("id2label") is not None
+    job = ImageJob(
+        folder=source.folder,
+        pipeline=source.pipeline,
+        zoo_name=source.zoo_name,
+        prompt=class_number(source, options.prompt) if class_conditional else options.prompt,
+        arguments=_arguments(options, source),
+        num_images=options.num_images,
+        strategies=strategies,
+        degrees=degrees,
+        seed=options.seed,
+        dtype=options.dtype,
+        threads=options.threads or (1 if nproc > 1 else None),
+        compare=options.compare,
+        out=Path(options.out),
+        ledger=None if options.ledger is None else Path(options.ledger),
+    )
+    measured = run_on_ranks(run_image, nproc, job)
+    if not measured:
+        return {}
+    return {
+        "command": "image",
+        "strategy": "+".join(options.strategy) or "serial",
+        "nproc": nproc,
+        "seed": options.seed,
+        "ledger": options.ledger,
+        "prompt": options.prompt,
+        "model": options.model,
+        **measured,
+    }
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What a person wants to know of a result, in two or three lines."""
+    ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
+    lines = [f"{result['out']}: {result['strategy']} on {ranks}, {result['class']}, {result['seconds']:.2f} s"]
+    if "speedup" in result:
+        lines.append(
+            f"serial twin: {result['seconds_serial']:.2f} s, so {result['speedup']:.2f}x; "
+            f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
+        )
+    if result["nproc"] > 1:
+        lines.append("sent per rank: " + ", ".join(f"{sent / 1e6:.2f} MB" for sent in result["bytes_sent"]))
+    if result["facts_read"] is not None:
+        lines.append(f"facts of the caption read back from the image: {result['facts_read']:.0%}")
+    return "\n".join(lines)
+
+
+def _check(options: Image) -> None:
+    if not options.prompt.strip():
+        raise ArgumentError("the prompt is empty; say what to draw")
+    for name in ("steps", "height", "width", "num_images", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ArgumentError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+    check_seed(options.seed)
+    if Path(options.out).suffix.lower() != ".png":
+        raise ArgumentError(f"--out {options.out}: images are written as PNG; name the file *.png")
+    if is_main():
+        for path in (options.out, options.json, options.ledger):
+            if path is not None:
+                check_writable(path)
+
+
+def _place(options: Image, source: Source, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
+    from partsong.parallel import ADAPTERS, mesh_for, parse_strategy
+
+    strategies = tuple(parse_strategy(text) for text in options.strategy)
+    if nproc > 1 and not strategies:
+        raise ArgumentError(f"{nproc} ranks need to know how to share the work; add --strategy, for example ulysses")
+    degrees = mesh_for(strategies, nproc)
+    for kind in source.denoisers:
+        if strategies and kind not in ADAPTERS:
+            raise UnsupportedError(
+                f"{kind} of {options.model} is no supported architecture; supported: {', '.join(ADAPTERS)}"
+            )
+    return strategies, degrees
+
+
+def _arguments(options: Image, source: Source) -> dict[str, Any]:
+    given = {
+        "num_inference_steps": options.steps,
+        "guidance_scale": options.guidance,
+        "height": options.height,
+        "width": options.width,
+        "negative_prompt": options.negative_prompt,
+    }
+    return {**source.defaults, **{name: value for name, value in given.items() if value is not None}}

@@ -1,0 +1,88 @@
+"""``partsong env`` and ``partsong list``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import partsong
+from partsong.cli.options import List
+
+__all__ = ["env", "list_rows", "table"]
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
+
+
+def env() -> dict[str, Any]:
+    """Versions, devices, cores and attention backends of this machine."""
+    import torch
+    import torch.distributed as dist
+
+    from partsong import kernels
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "command": "env",
+        "partsong": partsong.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": _cores(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
+        "distributed": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
+        "attention": [
+            {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
+        ],
+    }
+
+
+def list_rows(options: List) -> list[dict[str, Any]]:
+    """The models, strategies, rules or suites there are, as flat rows."""
+    return {"models": _models, "strategies": _strategies, "rules": _none, "suites": _none}[options.what]()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as aligned columns, the last one running free."""
+    texts = [[str(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return "\n".join("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in texts)
+
+
+def _models() -> list[dict[str, Any]]:
+    from partsong import zoo
+
+    return [{"name": row.name, "kind": row.kind, "description": row.description} for row in zoo.MODELS.values()]
+
+
+def _strategies() -> list[dict[str, Any]]:
+    from partsong.parallel import STRATEGIES
+
+    return [
+        {
+            "name": name,
+            "class": kind.kind,
+            "options": ", ".join(f"{knob.name}={knob.default}" for knob in fields(kind)),
+            "description": (kind.__doc__ or "").strip().splitlines()[0],
+        }
+        for name, kind in STRATEGIES.items()
+    ]
+
+
+def _none() -> list[dict[str, Any]]:
+    return []
+
+
+def _cores() -> int:
+    # The cores this process may use, which in a container are fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,111 @@
+"""The commands and their options, as data; tyro makes the parser and the help from this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+__all__ = ["Bench", "Command", "Demo", "Env", "Image", "List"]
+
+Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    json: Path = None
+    """Write the result to this file as JSON."""
+    debug: bool = False
+    """Show the traceback of an error instead of one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image(_Common):
+    """Sample an image from a text, on one or several ranks."""
+
+    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
+    """What to draw; for class-conditional pipelines the name or number of a class."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
+    """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
+    nproc: Count = None
+    """Ranks to start here; 1 if not given. Under torchrun the ranks are there already."""
+    strategy: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
+    ] = ()
+    """How the ranks share the work (see `partsong list strategies`); repeat it to combine several."""
+    steps: Count = None
+    """Denoising steps; the model's own default if not given."""
+    guidance: Annotated[float | None, tyro.conf.arg(metavar="SCALE")] = None
+    """Guidance scale; the model's own default if not given."""
+    height: Count = None
+    """Height in pixels."""
+    width: Count = None
+    """Width in pixels."""
+    negative_prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """What not to draw."""
+    num_images: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Images of the prompt; image i looks the same in any number and on any number of ranks."""
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Seed of the noise."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
+    """PNG to write; several images are numbered."""
+    compare: bool = False
+    """Also run the serial twin on one rank; reports speed-up and drift."""
+    threads: Count = None
+    """Threads per rank; 1 if there are several ranks."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Type of weights and arithmetic."""
+    ledger: Path = None
+    """Append one JSON line per rank and step to this file: computed, moved, waited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(_Common):
+    """Measure strategies against one process, interleaved in one run."""
+
+    name: Annotated[Literal["image"], tyro.conf.Positional]
+    """What to measure."""
+    nproc: Annotated[int, tyro.conf.arg(metavar="N")] = 2
+    """Ranks, one thread each."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
+    """Timed runs of each case; the median counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env(_Common):
+    """Show versions, devices, cores and attention backends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(_Common):
+    """List what there is to choose from."""
+
+    what: Annotated[Literal["models", "strategies", "rules", "suites"], tyro.conf.Positional]
+    """What to list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(_Common):
+    """Sample a few captions serially and with each strategy, and write a page that shows them side by side."""
+
+    nproc: Annotated[int, tyro.conf.arg(metavar="N")] = 2
+    """Ranks to start, at least 2."""
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 7
+    """Seed of the noise."""
+    steps: Count = None
+    """Denoising steps; the model's own default if not given."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 3
+    """Timed runs of each method; the median counts."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong-demo.html"
+    """HTML page to write."""
+
+
+Command = (
+    Annotated[Image, tyro.conf.subcommand("image")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Env, tyro.conf.subcommand("env")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Demo, tyro.conf.subcommand("demo")]
+)

@@ -1,0 +1,55 @@
+"""Where the ranks come from: torchrun's environment, or processes started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from partsong.errors import ArgumentError
+
+__all__ = ["is_main", "num_ranks", "run_on_ranks", "under_torchrun"]
+
+
+def under_torchrun() -> bool:
+    """Whether the ranks exist already: every one of them runs this program."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_main() -> bool:
+    """Whether this process prints and writes files."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def num_ranks(nproc: int | None) -> int:
+    """The number of ranks, from ``--nproc`` or torchrun.
+
+    Raises:
+        ArgumentError: not positive, or not what torchrun started.
+    """
+    if nproc is not None and nproc < 1:
+        raise ArgumentError(f"--nproc {nproc}: the number of ranks is 1 or more")
+    if not under_torchrun():
+        return nproc or 1
+    started = int(os.environ["WORLD_SIZE"])
+    if nproc not in (None, started):
+        raise ArgumentError(f"--nproc {nproc}, but torchrun started {started} ranks; leave --nproc out")
+    return started
+
+
+def run_on_ranks(action: Callable[..., Any], nproc: int, *args: Any) -> Any:
+    """Calls ``action(*args)`` on every rank.
+
+    Args:
+        action: a function at the top level of a module.
+        nproc: the number of ranks.
+        *args: values that can be sent to another process.
+
+    Returns:
+        What it returned on rank 0; under torchrun, on this rank.
+    """
+    if under_torchrun() or nproc == 1:
+        return action(*args)
+    from partsong.parallel import launch
+
+    return launch(action, nproc, *args)

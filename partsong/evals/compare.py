@@ -1,0 +1,144 @@
+"""Runs a pipeline in parallel and, for comparison, as its serial twin: how far apart, how much faster.
+
+What is timed: one whole call of the pipeline, text encoding and decoding included, loading and one short warm-up call
+excluded. The serial twin is the pipeline with nothing attached on rank 0, with as many threads as each rank has,
+while the other ranks wait idle. The parallel run begins when all ranks are ready and ends when the last is done.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partsong.ledger import Ledger
+from partsong.outputs import max_abs_diff, psnr
+from partsong.parallel import AXES, Mesh, Strategy, parallelize
+from partsong.parallel.collectives import agree
+
+__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "Run", "drift", "gather", "parallel_run", "serial_run"]
+
+#: Enough for first-call costs (allocation, threads, the first exchange), few enough to be cheap.
+WARM_UP_STEPS = 2
+
+Images = NDArray[np.floating[Any]]
+#: Calls a pipeline or a plan and returns images `[N, H, W, 3]` in [0, 1]; the number replaces the steps (None: as set).
+Draw = Callable[[Any, int | None], Images]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """How far images are from their serial twins.
+
+    Attributes:
+        psnr: in dB, the median over the images; infinite when they are equal.
+        max_abs_diff: largest difference of any value, on images in [0, 1] before rounding to 8 bits.
+    """
+
+    psnr: float
+    max_abs_diff: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One timed run.
+
+    Attributes:
+        images: `[N, H, W, 3]` in [0, 1].
+        seconds: wall time, the median where there were several.
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        bytes_sent: what each rank sent.
+        seconds_waiting: what each rank waited for messages.
+        explanation: what was split and moved, in words.
+    """
+
+    images: Images
+    seconds: float
+    kind: str = "exact"
+    bytes_sent: tuple[int, ...] = ()
+    seconds_waiting: tuple[float, ...] = ()
+    explanation: str = ""
+
+
+def drift(images: Images, reference: Images) -> Drift:
+    """Compares images with their serial twins, one by one."""
+    each = [psnr(one, other) for one, other in zip(images, reference, strict=True)]
+    return Drift(psnr=statistics.median(each) if each else math.inf, max_abs_diff=max_abs_diff(images, reference))
+
+
+def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:
+    """The numbers of every rank, on every rank; also the point where ranks wait for each other."""
+    return [list(row) for row in agree(mesh.axis(*AXES), list(values), name=name)]
+
+
+def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repeats: int = 1) -> Run | None:
+    """Times the pipeline with nothing attached on rank 0 while the other ranks wait.
+
+    Returns:
+        The run on rank 0, None on the others.
+    """
+    run = None
+    if mesh.is_main:
+        if warm_up:
+            draw(pipe, WARM_UP_STEPS)
+        timed = [_timed(lambda: draw(pipe, None)) for _ in range(repeats)]
+        run = Run(
+            images=timed[-1][0],
+            seconds=statistics.median(seconds for _, seconds in timed),
+            bytes_sent=(0,) * mesh.world_size,
+            seconds_waiting=(0.0,) * mesh.world_size,
+        )
+    gather(mesh, [0.0], "wait for the serial twin")
+    return run
+
+
+def parallel_run(
+    pipe: Any,
+    strategies: Sequence[Strategy],
+    mesh: Mesh,
+    draw: Draw,
+    *,
+    warm_up: bool = True,
+    ledger: Path | None = None,
+) -> Run:
+    """Times the pipeline with strategies attached, all ranks together, and detaches them again.
+
+    Args:
+        pipe: an unmodified pipeline, the same on every rank.
+        strategies: what to attach.
+        mesh: the ranks.
+        draw: the call.
+        warm_up: make a short call first, untimed and not in the ledger.
+        ledger: file for the records of the timed call.
+    """
+    with parallelize(pipe, *strategies, mesh=mesh) as plan:
+        if warm_up:
+            with Ledger():  # so that what a ledger costs once is paid here too
+                draw(plan, WARM_UP_STEPS)
+        gather(mesh, [0.0], "start of the timed run")
+        with Ledger(ledger) as records:
+            images, seconds = _timed(lambda: draw(plan, None))
+        spent = records.summary()
+        rows = gather(mesh, [seconds, spent["bytes_sent"], spent["seconds_waiting"]], "end of the timed run")
+        return Run(
+            images=images,
+            seconds=max(row[0] for row in rows),
+            kind=plan.kind,
+            bytes_sent=tuple(int(row[1]) for row in rows),
+            seconds_waiting=tuple(row[2] for row in rows),
+            explanation=str(plan.explain()),
+        )
+
+
+def _timed(action: Callable[[], Value]) -> tuple[Value, float]:
+    start = time.perf_counter()
+    value = action()
+    return value, time.perf_counter() - start
