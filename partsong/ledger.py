@@ -99,6 +99,10 @@ class Ledger:
                 raise ArgumentError(f"a ledger counts {', '.join(FIELDS)}; {name!r} is none of them")
             self._open[name] += amount
 
+    def open_amount(self, name: str) -> float:
+        """The amount counted under `name` since the last step was closed."""
+        return self._open[name]
+
     def step(self, **labels: Any) -> None:
         """Closes the open record under the next step number, writes it out and opens a new one.
 

@@ -1,0 +1,66 @@
+"""Where in a generation a denoiser call stands: which step, which guidance branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["StepClock"]
+
+
+class StepClock:
+    """Counts steps, and calls within a step.
+
+    A pipeline drives it through its scheduler: ``set_timesteps`` begins a generation, ``step`` ends a step, whatever
+    the scheduler's order. For a bare module the timesteps it is called with drive it: a smaller one is the next
+    step, an equal one the next branch of the same step, a larger one a new generation.
+
+    Attributes:
+        step: index of the current step.
+        branch: index of the current call within the step.
+        num_steps: steps of this generation where known.
+    """
+
+    def __init__(self) -> None:
+        self.step, self.branch, self.num_steps = 0, 0, None
+        self.driven = False
+        self._calls = 0
+        self._timestep: float | None = None
+        self._on_begin: list[Callable[[], None]] = []
+
+    def on_begin(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` whenever a generation begins."""
+        self._on_begin.append(callback)
+
+    def begin(self, num_steps: int | None = None) -> None:
+        """Starts a generation."""
+        self.step, self.branch, self._calls, self.num_steps = 0, 0, 0, num_steps
+        self._timestep = None
+        for callback in self._on_begin:
+            callback()
+
+    def advance(self) -> None:
+        """Ends a step."""
+        self.step, self._calls = self.step + 1, 0
+
+    def enter(self, timestep: Any) -> None:
+        """Notes a call of the denoiser."""
+        if not self.driven:
+            self._follow(timestep)
+        self.branch = self._calls
+        self._calls += 1
+
+    def _follow(self, timestep: Any) -> None:
+        now = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
+        if self._timestep is None or now > self._timestep:
+            self.begin()
+        elif now < self._timestep:
+            self.advance()
+        self._timestep = now
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether no further step follows; False where the number of steps is unknown."""
+        return self.num_steps is not None and self.step >= self.num_steps - 1

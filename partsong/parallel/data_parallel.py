@@ -1,0 +1,30 @@
+"""Images or prompts on different ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from partsong.parallel.strategy import Strategy
+
+__all__ = ["DataParallel"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParallel(Strategy):
+    """Shares the samples of a batch out over ranks, for the denoiser and the decoder. Exact.
+
+    Give the pipeline several prompts or ``num_images_per_prompt``; any number of samples works, also fewer than
+    ranks.
+
+    Args:
+        degree: number of ranks; None takes all ranks that other strategies leave.
+
+    Example:
+        >>> DataParallel(degree=2).axes
+        ('data',)
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("data",)
+
+    degree: int | None = None

@@ -1,0 +1,205 @@
+"""What a plan splits and moves, predicted from shapes alone; the ledger counts the same bytes when they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.mesh import AXES
+from partsong.parallel.sequence import TOKEN_AXES
+
+if TYPE_CHECKING:
+    from partsong.parallel.plan import Plan
+
+__all__ = ["Explanation", "Seen", "counting_flops", "explain"]
+
+
+@dataclass(slots=True)
+class Seen:
+    """Shapes of the last calls, which the prediction is made for.
+
+    Attributes:
+        batch: samples in one call of the denoiser, before any split.
+        sample_bytes: bytes of one output sample.
+        branches: calls of the denoiser per step.
+        tokens: tokens per stream.
+        latents_bytes: size of the first latents where they were shared.
+        decoded: samples and bytes per sample of each decoder call that was split.
+        flops: floating-point operations per input shape.
+    """
+
+    batch: int = 0
+    sample_bytes: int = 0
+    branches: int = 1
+    tokens: dict[str, int] = field(default_factory=dict)
+    latents_bytes: int = 0
+    decoded: list[tuple[int, int]] = field(default_factory=list)
+    flops: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        """Whether a call has been seen."""
+        return self.batch > 0
+
+    def note_call(self, hidden_states: Tensor, sample: Tensor, branch: int) -> None:
+        """Remembers the shapes of one call."""
+        self.batch = hidden_states.shape[0]
+        self.sample_bytes = sample[0].numel() * sample.element_size()
+        self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a plan splits, keeps stale and moves.
+
+    Attributes:
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        split: what is cut, one line per mesh axis.
+        stale: what is one step old; empty where nothing is.
+        bytes_by_step: for each step of a generation, the bytes each rank sends.
+        bytes_once: bytes each rank sends once per generation.
+    """
+
+    kind: str
+    split: tuple[str, ...]
+    stale: tuple[str, ...]
+    bytes_by_step: tuple[tuple[int, ...], ...]
+    bytes_once: tuple[int, ...]
+
+    @property
+    def bytes_per_step(self) -> list[int]:
+        """Bytes each rank sends in a step in the middle of a generation."""
+        return list(self.bytes_by_step[len(self.bytes_by_step) // 2])
+
+    def bytes_total(self) -> list[int]:
+        """Bytes each rank sends in the whole generation."""
+        return [once + sum(step) for once, step in zip(self.bytes_once, zip(*self.bytes_by_step), strict=True)]
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}; {len(self.bytes_by_step)} steps", *(f"  split: {line}" for line in self.split)]
+        lines += [f"  stale: {line}" for line in self.stale]
+        for rank, sent in enumerate(self.bytes_per_step):
+            lines.append(f"  rank {rank} sends {sent:,} bytes per step, {self.bytes_total()[rank]:,} in all")
+        return "\n".join(lines)
+
+
+def explain(plan: Plan) -> Explanation:
+    """The prediction for the shapes a plan has seen last."""
+    steps = plan.clock.num_steps or plan.clock.step + 1
+    ranks = range(plan.mesh.world_size)
+    by_step = tuple(tuple(_step_bytes(plan, step, rank) for rank in ranks) for step in range(steps))
+    return Explanation(
+        kind=plan.kind,
+        split=tuple(_split_lines(plan)),
+        stale=tuple(_stale_lines(plan)),
+        bytes_by_step=by_step,
+        bytes_once=tuple(_once_bytes(plan, rank) for rank in ranks),
+    )
+
+
+def _place(plan: Plan, rank: int, axes: tuple[str, ...]) -> int:
+    """The index of a rank along flattened axes; ranks count through the mesh with the last axis fastest."""
+    coordinates, rest = {}, rank
+    for axis in reversed(AXES):
+        rest, coordinates[axis] = divmod(rest, plan.mesh.degrees[axis])
+    index = 0
+    for axis in AXES:
+        if axis in axes:
+            index = index * plan.mesh.degrees[axis] + coordinates[axis]
+    return index
+
+
+def _step_bytes(plan: Plan, step: int, rank: int) -> int:
+    total = 0
+    agreement = 8 * 4 * (plan.mesh.world_size - 1)
+    for denoiser in plan.denoisers:
+        if not denoiser.seen.known:
+            continue
+        total += _denoiser_bytes(plan, denoiser, step, rank)
+        total += agreement * len(denoiser.adapter.batched) if step < 2 else 0
+    return total
+
+
+def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, rank: int) -> int:
+    seen = denoiser.seen
+    if denoiser.batch.axis.size > 1 and seen.batch > 1:
+        index = _place(plan, rank, ("data", "cfg"))
+        gathered = denoiser.batch.predict(seen.sample_bytes, seen.batch, index)
+        local = max(1, gathered // (seen.sample_bytes * (denoiser.batch.axis.size - 1)))
+        return seen.branches * (gathered + _sequence_bytes(plan, denoiser, step, rank, local))
+    forwards, swapped = seen.branches, 0
+    if denoiser.guidance.axis.size > 1 and step > 0 and seen.branches > 1:
+        index = _place(plan, rank, ("cfg",))
+        forwards = max(1, len(range(index, seen.branches, denoiser.guidance.axis.size)))
+        swapped = denoiser.guidance.predict(seen.sample_bytes, seen.branches, index)
+    return swapped + forwards * _sequence_bytes(plan, denoiser, step, rank, seen.batch)
+
+
+def _sequence_bytes(plan: Plan, denoiser: Any, step: int, rank: int, batch: int) -> int:
+    if denoiser.sequence is None:
+        return 0
+    itemsize = _itemsize(denoiser.module)
+    moved = denoiser.sequence.predict(batch, denoiser.seen.tokens, itemsize, _place(plan, rank, TOKEN_AXES))
+    if _sends_nothing_more(plan, step):
+        moved["patch"] = 0  # keys of the last step have no reader
+    return sum(moved.values())
+
+
+def _sends_nothing_more(plan: Plan, step: int) -> bool:
+    displaced = [s for s in plan.strategies if isinstance(s, DisplacedPatch)]
+    return bool(displaced) and plan.clock.num_steps == step + 1 and step >= displaced[0].warmup_steps
+
+
+def _itemsize(module: nn.Module) -> int:
+    return next(p for p in module.parameters() if p.is_floating_point()).element_size()
+
+
+def _once_bytes(plan: Plan, rank: int) -> int:
+    total = plan.seen.latents_bytes * (plan.mesh.world_size - 1) if rank == 0 else 0
+    size = plan.mesh.degrees["data"]
+    for samples, sample_bytes in plan.seen.decoded:
+        index = _place(plan, rank, ("data",))
+        total += len(range(index, samples, size)) * sample_bytes * (size - 1) if size > 1 else 0
+    return total
+
+
+def _split_lines(plan: Plan) -> list[str]:
+    seen, lines = plan.denoisers[0].seen, []
+    degrees = plan.mesh.degrees
+    tokens = " and ".join(f"{total} {stream}" for stream, total in seen.tokens.items())
+    for axis in AXES:
+        if degrees[axis] > 1:
+            what = f"{tokens} tokens" if axis in TOKEN_AXES else f"{seen.batch} samples, {seen.branches} calls per step"
+            lines.append(f"{what} over {degrees[axis]} ranks ({axis})")
+    return lines or ["nothing: one rank"]
+
+
+def _stale_lines(plan: Plan) -> list[str]:
+    return [
+        f"keys and values of the other ranks are one step old after {s.warmup_steps} steps"
+        for s in plan.strategies
+        if isinstance(s, DisplacedPatch) and plan.mesh.degrees["patch"] > 1
+    ]
+
+
+def counting_flops(
+    forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int]
+) -> Any:
+    """Calls `forward`, counting its floating-point operations once per set of shapes into the active ledger."""
+    from partsong import ledger
+
+    key = tuple(tuple(value.shape) for value in named.values() if isinstance(value, Tensor))
+    if key in known:
+        output = forward(**named)
+    else:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            output = forward(**named)
+        known[key] = counter.get_total_flops()
+    ledger.count(flops=known[key])
+    return output

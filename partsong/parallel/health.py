@@ -1,0 +1,161 @@
+"""Who is alive and what each rank is doing, so that a failed collective can name the rank to blame.
+
+Every rank of a distributed run keeps a small thread that writes a counter and its current operation to the
+rendezvous store twice a second, and reads the others'. When an operation fails, the ranks whose counter stands still
+are the dead ones; when a peer stands still for `SILENCE` seconds while this rank waits for it, the wait can never
+end and the process is stopped, as NCCL's own watchdog would.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from partsong.errors import DistributedError
+
+__all__ = ["ERROR_KEY", "Heartbeat", "operation"]
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 0.5
+SILENCE = 10.0
+ERROR_KEY = "partsong/error"
+_LEFT = "left the run"
+
+
+class Heartbeat:
+    """The heartbeat of this process; at most one runs at a time."""
+
+    current: Heartbeat | None = None
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.doing = "computing"
+        self.waiting = False
+        self._stop = threading.Event()
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._users = 0
+        self._thread = threading.Thread(target=self._run, name="partsong-heartbeat", daemon=True)
+
+    @classmethod
+    def start(cls, rank: int, world_size: int) -> Heartbeat:
+        """Starts the heartbeat of a distributed run, or joins the one already beating."""
+        if cls.current is None:
+            # A second connection: the main thread may block on its own one while ranks find each other.
+            store = dist.distributed_c10d._get_default_store().clone() if world_size > 1 else None
+            cls.current = cls(store, rank, world_size)
+            if store is not None:
+                cls.current._thread.start()
+        cls.current._users += 1
+        return cls.current
+
+    def stop(self) -> None:
+        """Says goodbye to the others once the last user has stopped."""
+        self._users -= 1
+        if self._users > 0 or self._stop.is_set():
+            return
+        self._stop.set()
+        if self.store is not None:
+            self._thread.join(timeout=5.0)
+            self._write(_LEFT)
+        if Heartbeat.current is self:
+            Heartbeat.current = None
+
+    def _run(self) -> None:
+        beat = 0
+        while not self._stop.is_set():
+            beat += 1
+            if not self._write(f"{beat}|{self.doing}"):
+                return
+            self._look()
+            silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
+            if silent and self.waiting:
+                self._give_up(silent)
+            self._stop.wait(PERIOD)
+
+    def _write(self, text: str) -> bool:
+        try:
+            self.store.set(f"partsong/beat/{self.rank}", text)
+        except (RuntimeError, dist.DistStoreError):
+            return False  # the store went down with its host; the collectives report that
+        return True
+
+    def _look(self) -> None:
+        for rank in range(self.world_size):
+            key = f"partsong/beat/{rank}"
+            try:
+                text = self.store.get(key).decode() if rank != self.rank and self.store.check([key]) else ""
+            except (RuntimeError, dist.DistStoreError):
+                return
+            if text and self._seen.get(rank, ("", 0.0))[0] != text:
+                self._seen[rank] = (text, time.monotonic())
+
+    def silence(self, rank: int) -> float:
+        """Seconds since `rank` was last seen alive; 0 for one that has said goodbye."""
+        text, when = self._seen.get(rank, (_LEFT, 0.0))
+        return 0.0 if text == _LEFT else time.monotonic() - when
+
+    def _give_up(self, silent: list[int]) -> None:
+        ranks = ", ".join(map(str, silent))
+        message = (
+            f"rank {self.rank} waits in {self.doing} for rank {ranks}, silent for {SILENCE:.0f} s "
+            "(stopped, or its machine is gone); the run is ended"
+        )
+        logger.critical(message)
+        self.report(message, silent[0])
+        os._exit(70)
+
+    def report(self, message: str, rank: int) -> None:
+        """Leaves the first error of the run in the store, where the launcher finds it."""
+        try:
+            self.store.compare_set(ERROR_KEY, "", f"{rank}|{message}")
+        except (RuntimeError, dist.DistStoreError):
+            logger.debug("the store is gone; the error stays in this process")
+
+    def blame(self) -> str:
+        """Which ranks are dead and what the living ones are doing, looking for a few seconds."""
+        deadline = time.monotonic() + 6 * PERIOD
+        while time.monotonic() < deadline:
+            self._stop.wait(PERIOD)
+            dead = [r for r in range(self.world_size) if r != self.rank and self.silence(r) > 3 * PERIOD]
+            gone = [r for r, (text, _) in self._seen.items() if text == _LEFT]
+            if dead or gone:
+                names = [f"rank {r} is dead" for r in dead] + [f"rank {r} has left the run" for r in gone]
+                return "; ".join(names)
+        doing = [f"rank {r} is in {text.partition('|')[2]}" for r, (text, _) in sorted(self._seen.items())]
+        return "; ".join(doing) or "no other rank has been seen"
+
+
+@contextmanager
+def operation(name: str) -> Iterator[None]:
+    """Names what this rank waits for, and turns a failure into an error that names the rank to blame.
+
+    Raises:
+        DistributedError: the operation failed; the message names it, this rank and the dead or diverging ranks.
+    """
+    beat = Heartbeat.current
+    if beat is None:
+        yield
+        return
+    outer = beat.doing
+    beat.doing, beat.waiting = name, True
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, DistributedError):
+            raise
+        blame = beat.blame() if beat.store is not None else ""
+        raise DistributedError(f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})") from error
+    finally:
+        beat.doing, beat.waiting = outer, False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

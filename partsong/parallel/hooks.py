@@ -1,0 +1,143 @@
+"""Removable hooks: diffusers' own hook registry, installed by name and taken off without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.hooks import HookRegistry, ModelHook
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from partsong.errors import UnsupportedError
+
+__all__ = ["AttentionHook", "AroundHook", "HookSet", "InputHook", "OutputHook", "map_sample"]
+
+PREFIX = "partsong."
+
+
+class HookSet:
+    """The hooks one plan has put on modules."""
+
+    def __init__(self) -> None:
+        self._placed: list[tuple[nn.Module, str]] = []
+
+    def add(self, module: nn.Module, hook: ModelHook, name: str) -> None:
+        """Puts a hook on a module.
+
+        Raises:
+            UnsupportedError: the module already carries a plan's hook of that name.
+        """
+        registry = HookRegistry.check_if_exists_or_initialize(module)
+        if registry.get_hook(PREFIX + name) is not None:
+            raise UnsupportedError(f"{type(module).__name__} is already parallelized; call undo() on that plan first")
+        registry.register_hook(hook, PREFIX + name)
+        self._placed.append((module, PREFIX + name))
+
+    def remove(self) -> None:
+        """Takes every hook off, last first, and the registry too where it is empty then."""
+        for module, name in reversed(self._placed):
+            registry = HookRegistry.check_if_exists_or_initialize(module)
+            registry.remove_hook(name, recurse=False)
+            if not registry.hooks:
+                # The registry leaves a bound method on the instance; without it the class' own forward shows again.
+                vars(module).pop("forward", None)
+                vars(module).pop("_diffusers_hook", None)
+        self._placed.clear()
+
+
+class InputHook(ModelHook):
+    """Maps a module's arguments, given by name."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], None], signature: Any) -> None:
+        super().__init__()
+        self.change, self.signature = change, signature
+
+    @torch.compiler.disable
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Binds the arguments to their names and hands them to `change`."""
+        bound = self.signature.bind(*args, **kwargs)
+        self.change(bound.arguments)
+        return bound.args, bound.kwargs
+
+
+class OutputHook(ModelHook):
+    """Maps what a module returns."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    @torch.compiler.disable
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Hands the output to `change`."""
+        return self.change(output)
+
+
+class AroundHook(ModelHook):
+    """Replaces a module's call by ``run(forward, arguments)``, arguments by name."""
+
+    def __init__(self, run: Callable[[Callable[..., Any], dict[str, Any]], Any], signature: Any) -> None:
+        super().__init__()
+        self.run, self.signature = run, signature
+
+    @torch.compiler.disable(recursive=False)
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Binds the arguments to their names and hands the call over."""
+        bound = self.signature.bind(*args, **kwargs)
+        return self.run(self.fn_ref.original_forward, bound.arguments)
+
+
+class AttentionHook(ModelHook):
+    """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
+
+    Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, which all of
+    diffusers' native ones do; any other is refused at its first call.
+    """
+
+    def __init__(self, attend: Callable[..., Tensor], name: str) -> None:
+        super().__init__()
+        self.attend, self.name = attend, name
+
+    @torch.compiler.disable
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module with its attention redirected."""
+        with _Redirect(self.attend) as redirect:
+            output = self.fn_ref.original_forward(*args, **kwargs)
+        if redirect.calls != 1:
+            processor = type(getattr(module, "processor", module)).__name__
+            raise UnsupportedError(
+                f"{self.name} ({processor}) made {redirect.calls} scaled_dot_product_attention calls where one is "
+                "expected; use the model's default processor and the native attention backend"
+            )
+        return output
+
+
+class _Redirect(TorchFunctionMode):
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.attend, self.calls = attend, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.calls += 1
+            return self.attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def map_sample(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Replaces the sample in what a diffusers model returned: a tensor, a tuple, or an output object."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, tuple):
+        return (change(output[0]), *output[1:])
+    return type(output)(**{**output, "sample": change(output.sample)})
+
+
+def sample_of(output: Any) -> Tensor:
+    """The sample tensor in what a diffusers model returned."""
+    if isinstance(output, Tensor):
+        return output
+    return output[0]

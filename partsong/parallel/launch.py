@@ -1,0 +1,236 @@
+"""Starts local ranks, and ends all of them when one fails."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
+
+__all__ = ["launch"]
+
+GRACE = 5.0
+
+
+def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
+    """Runs ``fn(*args)`` on `nproc` local ranks and returns what rank 0 returned.
+
+    Each rank is a fresh process with ``RANK``, ``WORLD_SIZE`` and the rendezvous set as under ``torchrun``, so ``fn``
+    begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. With one rank, ``fn``
+    still runs in a process of its own.
+
+    Args:
+        fn: a function defined at the top level of an importable module; it and `args` are pickled.
+        nproc: number of ranks, at least 1.
+        *args: its arguments.
+
+    Raises:
+        ArgumentError: `nproc` is no positive integer, or `fn` cannot be pickled.
+        PartsongError: what a rank raised, if it was one of these, with the rank and its traceback as a note.
+        RankError: a rank raised anything else, was killed, or exited; names the rank.
+
+    Example:
+        >>> launch(max, 1, [3, 5])
+        5
+    """
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise ArgumentError(f"nproc={nproc!r}: the number of ranks is a positive integer")
+    try:
+        payload = pickle.dumps((fn, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ArgumentError(
+            f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to another process ({error}); "
+            "define the function at the top level of a module and pass plain values"
+        ) from error
+    run = _Run(nproc, payload)
+    try:
+        run.start()
+        return run.watch()
+    finally:
+        run.end()
+
+
+@dataclass
+class _Run:
+    nproc: int
+    payload: bytes
+    store: Any = None
+    children: list[Any] = field(default_factory=list)
+    pipes: list[Connection] = field(default_factory=list)
+    reports: dict[int, tuple[str, Any, str]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        from torch.distributed import TCPStore
+
+        # Port 0 lets the system choose, so two runs never race for one.
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store.set("partsong/launched", "1")
+        context = multiprocessing.get_context("spawn")
+        threads = str(max(1, (os.cpu_count() or 1) // self.nproc))
+        for rank in range(self.nproc):
+            mine, theirs = context.Pipe(duplex=False)
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.nproc),
+                "LOCAL_WORLD_SIZE": str(self.nproc),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+            }
+            child = context.Process(
+                target=_child, args=(self.payload, environment, theirs, os.getpid()), name=f"rank {rank}", daemon=True
+            )
+            with _environment(environment):  # OpenMP reads its variable while the child imports torch
+                child.start()
+            theirs.close()
+            self.children.append(child)
+            self.pipes.append(mine)
+
+    def watch(self) -> Any:
+        running = set(range(self.nproc))
+        deadline = None
+        while running:
+            self._receive(running, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for rank in sorted(running):
+                if not self.children[rank].is_alive():
+                    self._collect(rank)
+                    running.discard(rank)
+            if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
+                deadline = time.monotonic() + GRACE
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        failed = [rank for rank in range(self.nproc) if self._failed(rank)]
+        if failed:
+            raise self._error(failed)
+        return self.reports[0][1]
+
+    def _receive(self, running: set[int], timeout: float | None) -> None:
+        sources = {self.pipes[r]: r for r in running if r not in self.reports}
+        sentinels = [self.children[r].sentinel for r in running]
+        for ready in wait([*sources, *sentinels], timeout):
+            if ready in sources:
+                self._collect(sources[ready])
+
+    def _collect(self, rank: int) -> None:
+        if rank in self.reports:
+            return
+        try:
+            if self.pipes[rank].poll():
+                self.reports[rank] = pickle.loads(self.pipes[rank].recv_bytes())  # our own child's report
+        except (EOFError, OSError):
+            pass  # the child died before it could report: its exit code says how
+
+    def _failed(self, rank: int) -> bool:
+        report, code = self.reports.get(rank), self.children[rank].exitcode
+        if report is not None:
+            return report[0] == "error"
+        return code is not None
+
+    def _error(self, failed: list[int]) -> PartsongError:
+        # A rank that only lost its peers is a witness; the cause is one that was killed or raised something else.
+        def order(rank: int) -> tuple[int, int]:
+            report = self.reports.get(rank)
+            if report is None:
+                return (0, rank)
+            return (2 if isinstance(report[1], DistributedError) else 1, rank)
+
+        rank = min(failed, key=order)
+        report = self.reports.get(rank)
+        witnesses = [str(self.reports[r][1]) for r in failed if r != rank and r in self.reports]
+        if report is None:
+            return self._killed(rank, witnesses)
+        error = report[1]
+        if not isinstance(error, PartsongError):
+            error = RankError(f"rank {rank} failed: {type(error).__name__}: {error}", rank)
+        error.add_note(f"raised on rank {rank}:\n{report[2]}")
+        return error
+
+    def _killed(self, rank: int, witnesses: list[str]) -> RankError:
+        code = self.children[rank].exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code} without a result"
+        if self.store.check(["partsong/error"]):
+            blamed, _, message = self.store.get("partsong/error").decode().partition("|")
+            return RankError(message, int(blamed))
+        seen = f"; {witnesses[0]}" if witnesses else ""
+        return RankError(f"rank {rank} {how}; the other ranks were ended{seen}", rank)
+
+    def end(self) -> None:
+        for ask in ("terminate", "kill"):
+            for child in self.children:
+                if child.is_alive():
+                    getattr(child, ask)()
+            deadline = time.monotonic() + 2.0
+            for child in self.children:
+                child.join(max(0.0, deadline - time.monotonic()))
+        for pipe in self.pipes:
+            pipe.close()
+        self.store = None
+
+
+class _environment:
+    """Sets environment variables for the length of a block."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self.values = values
+        self.before = {name: os.environ.get(name) for name in values}
+
+    def __enter__(self) -> None:
+        os.environ.update(self.values)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _child(payload: bytes, environment: dict[str, str], pipe: Connection, parent: int) -> None:
+    _die_with(parent)
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    try:
+        fn, args = pickle.loads(payload)  # made by our own parent
+        value = fn(*args)
+        _send(pipe, ("result", value if environment["RANK"] == "0" else None, ""))
+    except BaseException as error:  # noqa: BLE001 - whatever ends this rank is reported to the parent
+        _send(pipe, ("error", _portable(error), traceback.format_exc()))
+        # Peers may be blocked on this rank: leave at once instead of waiting for them at tear-down.
+        sys.stderr.flush()
+        os._exit(1)
+    finally:
+        pipe.close()
+
+
+def _send(pipe: Connection, report: tuple[str, Any, str]) -> None:
+    pipe.send_bytes(pickle.dumps(report))
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - an exception that does not survive pickling can fail in any way
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _die_with(parent: int) -> None:
+    """Asks Linux to end this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

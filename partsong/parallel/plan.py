@@ -1,0 +1,348 @@
+"""Attaches strategies to a pipeline or module, and takes them off again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partsong import ledger
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.parallel.adapters import adapter_for
+from partsong.parallel.batch import BatchSplit, GuidancePair
+from partsong.parallel.clock import StepClock
+from partsong.parallel.collectives import agree, broadcast
+from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.explain import Explanation, Seen, counting_flops, explain
+from partsong.parallel.hooks import AroundHook, HookSet, sample_of
+from partsong.parallel.mesh import AXES, Axis, Mesh
+from partsong.parallel.sequence import TOKEN_AXES, SequenceParallel, Stage
+from partsong.parallel.strategy import Kind, Strategy, combined_kind, mesh_for
+
+__all__ = ["Plan", "parallelize"]
+
+
+def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None) -> Plan:
+    """Attaches strategies to a diffusers pipeline, or to a transformer of one.
+
+    The object stays the user's: hooks are put on it, and `Plan.undo` takes them off without a trace. Call the
+    pipeline as before, with the same arguments on every rank; every rank returns the same output.
+
+    Args:
+        pipe_or_module: an unmodified diffusers pipeline, or its transformer.
+        *strategies: one or more strategies on different mesh axes.
+        mesh: the ranks; None makes a mesh that gives each strategy its degree.
+
+    Returns:
+        The plan, usable as a context manager that undoes itself.
+
+    Raises:
+        ArgumentTypeError: not a pipeline or module.
+        ArgumentError: degrees and ranks do not fit.
+        UnsupportedError: an architecture or a combination without a correct parallel form.
+
+    Example:
+        >>> import torch
+        >>> from diffusers import DiTTransformer2DModel
+        >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
+        ...     sample_size=8, num_embeds_ada_norm=10)
+        >>> with parallelize(model, Ulysses()) as plan:  # one rank here: the same picture, nothing moved
+        ...     plan.kind
+        'exact'
+    """
+    modules = _denoisers(pipe_or_module)
+    if mesh is None:
+        world = dist.get_world_size() if dist.is_initialized() else _world_size()
+        mesh = Mesh(**mesh_for(strategies, world))
+        owned = True
+    else:
+        owned = False
+        _check_against(mesh, strategies)
+    return Plan(pipe_or_module, modules, strategies, mesh, owns_mesh=owned)
+
+
+class Plan:
+    """Strategies attached to a pipeline or module.
+
+    Attributes:
+        target: the pipeline or module.
+        strategies: what was attached.
+        mesh: the ranks.
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        clock: the current step and branch.
+    """
+
+    def __init__(
+        self, target: Any, modules: list[nn.Module], strategies: tuple[Strategy, ...], mesh: Mesh, *, owns_mesh: bool
+    ) -> None:
+        self.target, self.strategies, self.mesh = target, strategies, mesh
+        self.kind: Kind = combined_kind(strategies)
+        self.clock = StepClock()
+        self.seen = Seen()
+        self._owns_mesh, self._hooks = owns_mesh, HookSet()
+        self._patched: list[tuple[Any, str]] = []
+        self.denoisers: list[_Denoiser] = []
+        try:
+            for module in modules:
+                self.denoisers.append(_Denoiser(self, module, self._hooks))
+            if not isinstance(target, nn.Module):
+                self._follow_pipeline(target)
+        except BaseException:
+            self.undo()
+            raise
+
+    def stages(self) -> list[Stage]:
+        """The chain of attention stages, outermost call first; axes of one rank add none."""
+        chain: list[tuple[int, Stage]] = []
+        for strategy in self.strategies:
+            maker = getattr(strategy, "stages", None)
+            if maker is None:
+                continue
+            made = maker(self.mesh, self.clock) if isinstance(strategy, DisplacedPatch) else maker(self.mesh)
+            chain += [(AXES.index(stage.axis.name), stage) for stage in made if stage.axis.size > 1]
+        chain.sort(key=lambda link: -link[0])
+        names = [stage.axis.name for _, stage in chain]
+        if "ring" in names and "patch" in names:
+            raise UnsupportedError("DisplacedPatch and a ring cannot share an attention; combine it with Ulysses")
+        return [stage for _, stage in chain]
+
+    def _follow_pipeline(self, pipe: Any) -> None:
+        scheduler = getattr(pipe, "scheduler", None)
+        if scheduler is None:
+            return
+        self.clock.driven = True
+        self._wrap(scheduler, "set_timesteps", self._begin_after)
+        self._wrap(scheduler, "step", self._advance_after)
+        if hasattr(pipe, "prepare_latents"):
+            self._wrap(pipe, "prepare_latents", self._share_latents_after)
+        decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
+        axis = self.mesh.axis("data")
+        if decoder is not None and axis.size > 1:
+            self._hooks.add(decoder, _decoder_hook(axis, decoder, self.seen), "data")
+
+    def _wrap(self, owner: Any, name: str, after: Callable[[Any], Callable[..., Any]]) -> None:
+        if name in vars(owner):
+            raise UnsupportedError(f"{type(owner).__name__}.{name} is already replaced on this object; undo that first")
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(after(original)))
+        self._patched.append((owner, name))
+
+    def _begin_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.seen.decoded.clear()
+            self.clock.begin(len(original.__self__.timesteps))  # type: ignore[attr-defined]
+            return result
+
+        return set_timesteps
+
+    def _advance_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.clock.advance()
+            self._close_record()
+            return result
+
+        return step
+
+    def _close_record(self) -> None:
+        active = ledger.active()
+        if active is not None:
+            active.step()
+
+    def _share_latents_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_latents(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            latents = result[0] if isinstance(result, tuple) else result
+            if not isinstance(latents, Tensor):
+                return result
+            # Without a generator every rank has drawn noise of its own; rank 0's is the picture's.
+            shared = broadcast(self.mesh.axis(*AXES), latents.clone(), name="sharing of the first latents")
+            self.seen.latents_bytes = shared.numel() * shared.element_size()
+            return (shared, *result[1:]) if isinstance(result, tuple) else shared
+
+        return prepare_latents
+
+    def explain(self) -> Explanation:
+        """What is split, stale and moved, in bytes per step and rank, for the shapes of the last generation.
+
+        Raises:
+            ArgumentError: nothing has been sampled yet, so the shapes are not known.
+        """
+        if not self.denoisers[0].seen.known:
+            raise ArgumentError("call the pipeline once before explain(): the bytes depend on the picture's size")
+        return explain(self)
+
+    def undo(self) -> None:
+        """Waits for what is under way and takes every hook off; may be called again."""
+        self.clock.begin()
+        self._hooks.remove()
+        for owner, name in reversed(self._patched):
+            vars(owner).pop(name, None)
+        self._patched.clear()
+        if self._owns_mesh:
+            self.mesh.close()
+            self._owns_mesh = False
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        self.undo()
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        for denoiser in self.denoisers:
+            for stage in denoiser.stages:
+                drop = getattr(stage, "abandon", None)
+                if drop is not None:
+                    drop()
+
+
+class _Denoiser:
+    """One transformer under a plan: the runner around its forward and the shapes it has seen."""
+
+    def __init__(self, plan: Plan, module: nn.Module, hooks: HookSet) -> None:
+        self.plan, self.module = plan, module
+        self.adapter = adapter_for(module)
+        self.seen = Seen()
+        mesh = plan.mesh
+        self.stages = plan.stages()
+        self.sequence = None
+        if mesh.axis(*TOKEN_AXES).size > 1:
+            self.sequence = SequenceParallel(module, self.adapter, mesh, self.stages)
+            self.sequence.attach(hooks)
+        self.everyone = mesh.axis(*AXES)
+        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched)
+        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
+        hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
+
+    def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """One call of the transformer on this rank."""
+        self._refuse(named)
+        clock = self.plan.clock
+        clock.enter(named.get("timestep"))
+        if clock.step < 2 and clock.branch == 0 and self.everyone.size > 1:
+            self._agree(named)
+        output = self._share(functools.partial(self._compute, forward), named)
+        self.seen.note_call(named["hidden_states"], sample_of(output), clock.branch)
+        if not clock.driven:
+            self.plan._close_record()
+        return output
+
+    def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        if self.batch.axis.size > 1 and named["hidden_states"].shape[0] > 1:
+            return self.batch.run(forward, named, named["hidden_states"])
+        if self.guidance.axis.size > 1:
+            return self.guidance.run(forward, named)
+        return forward(**named)
+
+    def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
+        if self.sequence is not None:
+            self.sequence.begin_forward()
+        active = ledger.active()
+        if active is None:
+            output = forward(**named)
+        else:
+            start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
+            output = counting_flops(forward, named, self.seen.flops)
+            waited = active.open_amount("seconds_waiting") - waited
+            active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
+        if self.sequence is not None:
+            self.seen.tokens = {stream: sum(sizes) for stream, sizes in self.sequence.sizes.items()}
+        return output
+
+    def _refuse(self, named: dict[str, Any]) -> None:
+        if self.sequence is None:
+            return
+        for name, reason in self.adapter.refused.items():
+            if named.get(name) is not None:
+                raise UnsupportedError(f"{self.adapter.model}: {name} was given; {reason}")
+
+    def _agree(self, named: dict[str, Any]) -> None:
+        """Refuses, on all ranks alike, a call whose inputs differ between ranks."""
+        tensors = {name: named[name] for name in self.adapter.batched if isinstance(named.get(name), Tensor)}
+        values = [number for tensor in tensors.values() for number in _fingerprint(tensor)]
+        values += [0.0] * (4 * len(self.adapter.batched) - len(values))
+        table = agree(self.everyone, values, name="comparison of the ranks' inputs")
+        for rank, row in zip(self.everyone.ranks, table, strict=True):
+            for position, name in enumerate(tensors):
+                mine, other = table[0][4 * position :][:4], row[4 * position :][:4]
+                if not _alike(mine, other):
+                    raise ArgumentError(
+                        f"rank {rank} was given another {name} than rank {self.everyone.ranks[0]}: make the same call "
+                        "on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
+                    )
+
+
+def _fingerprint(tensor: Tensor) -> list[float]:
+    flat = tensor.detach().flatten().double()
+    ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
+    return [float(flat.numel()), flat.sum().item(), flat.abs().sum().item(), (flat * ramp).sum().item()]
+
+
+def _alike(one: list[float], other: list[float]) -> bool:
+    # Room for the rounding of a GPU's reductions, far below what another prompt or seed changes.
+    slack = 1e-4 * (one[2] + 1e-12)
+    return one[0] == other[0] and all(abs(a - b) <= slack * w for a, b, w in zip(one[1:], other[1:], (1, 1, 97)))
+
+
+def _decoder_hook(axis: Axis, decoder: nn.Module, seen: Seen) -> AroundHook:
+    signature = inspect.signature(decoder.forward)
+    first = next(iter(signature.parameters))
+    split = BatchSplit(axis, (first,))
+
+    def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        total = named[first].shape[0]
+        if total < 2:
+            return forward(**named)
+        output = split.run(forward, named, named[first])
+        seen.decoded.append((total, sample_of(output)[0].numel() * sample_of(output).element_size()))
+        return output
+
+    return AroundHook(run, signature)
+
+
+def _denoisers(target: Any) -> list[nn.Module]:
+    if isinstance(target, nn.Module):
+        adapter_for(target)
+        return [target]
+    if not hasattr(target, "components"):
+        raise ArgumentTypeError(
+            f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
+        )
+    found = [getattr(target, name, None) for name in ("transformer", "transformer_2")]
+    modules = [module for module in found if isinstance(module, nn.Module)]
+    if not modules:
+        held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
+        raise UnsupportedError(f"{type(target).__name__} has no transformer to parallelize; it holds {held}")
+    for module in modules:
+        adapter_for(module)
+    return modules
+
+
+def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
+    wanted = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
+    used = {axis for axis, degree in mesh.degrees.items() if degree > 1}
+    for axis in used - wanted.keys():
+        raise ArgumentError(f"the mesh has {axis}={mesh.degrees[axis]}, but no strategy uses that axis")
+    for axis, degree in wanted.items():
+        if degree is not None and degree != mesh.degrees[axis]:
+            raise ArgumentError(f"a strategy asks for {axis}={degree}, the mesh has {axis}={mesh.degrees[axis]}")
+    mesh_for(strategies, mesh.world_size)  # the checks on the strategies themselves
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

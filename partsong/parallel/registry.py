@@ -1,0 +1,56 @@
+"""Strategies by name, for command lines and reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+
+from partsong.errors import ArgumentError
+from partsong.parallel.cfg_parallel import CfgParallel
+from partsong.parallel.data_parallel import DataParallel
+from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.ring import Ring
+from partsong.parallel.strategy import Strategy
+from partsong.parallel.ulysses import Ulysses
+from partsong.parallel.usp import Usp
+
+__all__ = ["STRATEGIES", "parse_strategy"]
+
+_CLASSES = (CfgParallel, DataParallel, Ulysses, Ring, Usp, DisplacedPatch)
+
+
+def _kebab(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+#: Strategy classes by their kebab-case name.
+STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({_kebab(c.__name__): c for c in _CLASSES})
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Reads ``NAME[:key=value,...]``.
+
+    Raises:
+        ArgumentError: an unknown name or key, or a value that is no whole number; names the legal ones.
+
+    Example:
+        >>> parse_strategy("displaced-patch:warmup_steps=4")
+        DisplacedPatch(degree=None, warmup_steps=4)
+    """
+    name, _, options = text.partition(":")
+    if name not in STRATEGIES:
+        raise ArgumentError(f"no strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
+    knobs = [knob.name for knob in fields(STRATEGIES[name])]
+    values: dict[str, int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        if key not in knobs:
+            raise ArgumentError(f"strategy {name} has no option {key!r}; its options are {', '.join(knobs)}")
+        if not re.fullmatch(r"-?\d+", value):
+            raise ArgumentError(f"strategy {name}: {key}={value!r} is no whole number")
+        values[key] = int(value)
+    strategy = STRATEGIES[name](**values)
+    strategy.validate()
+    return strategy

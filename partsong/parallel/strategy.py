@@ -1,0 +1,111 @@
+"""What every strategy has in common, and how several of them share the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.mesh import AXES, check_degrees
+
+__all__ = ["Kind", "Strategy", "mesh_for"]
+
+Kind = Literal["exact", "bounded", "approximate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """A way to place the work of one model on several ranks. Fields are knobs; run-time state lives in the plan.
+
+    Subclasses set `axes`, the mesh axes they use, outermost first, and `kind`: ``exact`` equals one rank up to
+    rounding, ``bounded`` comes with a certificate, ``approximate`` drifts and equals its exact twin at a named
+    setting.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[Kind] = "exact"
+
+    def wanted(self) -> dict[str, int | None]:
+        """The degree asked for on each axis; None takes what the other strategies leave."""
+        degree = getattr(self, "degree", None)
+        return dict.fromkeys(self.axes, degree)
+
+    def share(self, ranks: int) -> dict[str, int]:
+        """Lays `ranks` ranks out over this strategy's axes that have no degree of their own."""
+        free = [axis for axis, degree in self.wanted().items() if degree is None]
+        return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
+
+    def validate(self) -> None:
+        """Refuses knob values that mean nothing.
+
+        Raises:
+            ArgumentError: names the knob, the value and the legal ones.
+        """
+        for axis, degree in self.wanted().items():
+            if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
+                raise ArgumentError(f"{type(self).__name__}: the degree on axis {axis} is {degree!r}; use 1 or more")
+
+
+def knobs(strategy: type[Strategy]) -> dict[str, Any]:
+    """The knobs of a strategy class and their defaults."""
+    return {knob.name: knob.default for knob in fields(strategy)}
+
+
+def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, int]:
+    """The mesh degrees that give each strategy its ranks.
+
+    At most one strategy may leave its degree open, and it takes the ranks the others leave; `CfgParallel` leaves all
+    but two when another one is open too.
+
+    Args:
+        strategies: the strategies to compose; each axis may be used once.
+        world_size: number of ranks.
+
+    Returns:
+        A degree for every axis, multiplying to `world_size`.
+
+    Raises:
+        ArgumentError: the degrees do not multiply to the number of ranks, or two strategies leave theirs open.
+        UnsupportedError: two strategies want the same axis.
+    """
+    degrees: dict[str, int] = dict.fromkeys(AXES, 1)
+    owner: dict[str, str] = {}
+    open_ones: list[Strategy] = []
+    for strategy in strategies:
+        name = type(strategy).__name__
+        if not isinstance(strategy, Strategy):
+            raise ArgumentError(f"{strategy!r} is not a strategy; pass instances such as Ulysses()")
+        strategy.validate()
+        for axis, degree in strategy.wanted().items():
+            if axis in owner:
+                raise UnsupportedError(f"{name} and {owner[axis]} both use the mesh axis {axis!r}; drop one of them")
+            owner[axis] = name
+            degrees[axis] = degree or 1
+        if None in strategy.wanted().values():
+            open_ones.append(strategy)
+    _fill(degrees, open_ones, world_size)
+    check_degrees(degrees, world_size)
+    return degrees
+
+
+def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:
+    if len(open_ones) > 1:
+        guidance = [strategy for strategy in open_ones if strategy.axes == ("cfg",)]
+        for strategy in guidance:
+            if world_size % 2 == 0:
+                degrees["cfg"] = 2
+            open_ones = [other for other in open_ones if other is not strategy]
+    if len(open_ones) > 1:
+        names = " and ".join(type(strategy).__name__ for strategy in open_ones)
+        raise ArgumentError(f"{names} leave their degree open; give a degree to all but one of them")
+    taken = math.prod(degrees.values())
+    if open_ones and world_size % taken == 0:
+        degrees.update(open_ones[0].share(world_size // taken))
+
+
+def combined_kind(strategies: Sequence[Strategy]) -> Kind:
+    """The class of a composition: as weak as its weakest part."""
+    order: Mapping[Kind, int] = {"exact": 0, "bounded": 1, "approximate": 2}
+    return max((strategy.kind for strategy in strategies), key=lambda kind: order[kind], default="exact")

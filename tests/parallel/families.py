@@ -1,0 +1,152 @@
+"""Tiny random models of every supported family, the inputs to call them with, and pipelines around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import (
+    DiTTransformer2DModel,
+    FluxTransformer2DModel,
+    PixArtTransformer2DModel,
+    SD3Transformer2DModel,
+    WanTransformer3DModel,
+)
+
+
+def _dit(side: int) -> Any:
+    return DiTTransformer2DModel(
+        num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2, sample_size=side,
+        patch_size=2, num_embeds_ada_norm=10, norm_num_groups=4,
+    )
+
+
+def _dit_inputs(side: int, batch: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(batch, 4, side, side),
+        "timestep": torch.full((batch,), 500),
+        "class_labels": torch.arange(batch) % 10,
+    }
+
+
+def _pixart(side: int) -> Any:
+    return PixArtTransformer2DModel(
+        num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2, sample_size=side,
+        patch_size=2, cross_attention_dim=24, caption_channels=12, use_additional_conditions=False,
+    )
+
+
+def _pixart_inputs(side: int, batch: int) -> dict[str, Any]:
+    keep = torch.ones(batch, 7)
+    keep[:, 5:] = 0
+    return {
+        "hidden_states": torch.randn(batch, 4, side, side + 2),
+        "encoder_hidden_states": torch.randn(batch, 7, 12),
+        "encoder_attention_mask": keep,
+        "timestep": torch.full((batch,), 500),
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+    }
+
+
+def _masked_pixart_inputs(side: int, batch: int) -> dict[str, Any]:
+    inputs = _pixart_inputs(side, batch)
+    mask = torch.ones(batch, side * (side + 2) // 4)
+    mask[:, 3:6] = 0
+    mask[-1, -2:] = 0
+    return {**inputs, "attention_mask": mask}
+
+
+def _sd3(side: int) -> Any:
+    return SD3Transformer2DModel(
+        sample_size=side, patch_size=2, in_channels=4, out_channels=4, num_layers=3, attention_head_dim=8,
+        num_attention_heads=3, joint_attention_dim=12, caption_projection_dim=24, pooled_projection_dim=10,
+        pos_embed_max_size=32, dual_attention_layers=(0,), qk_norm="rms_norm",
+    )
+
+
+def _sd3_inputs(side: int, batch: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(batch, 4, side, side + 2),
+        "encoder_hidden_states": torch.randn(batch, 5 + side % 4, 12),
+        "pooled_projections": torch.randn(batch, 10),
+        "timestep": torch.full((batch,), 500.0),
+    }
+
+
+def _flux(side: int) -> Any:
+    return FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=2, attention_head_dim=8, num_attention_heads=3,
+        joint_attention_dim=12, pooled_projection_dim=10, guidance_embeds=False, axes_dims_rope=(2, 2, 4),
+    )
+
+
+def _flux_inputs(side: int, batch: int) -> dict[str, Any]:
+    tokens = side * side // 4 + 1
+    ids = torch.zeros(tokens, 3)
+    ids[:, 1], ids[:, 2] = torch.arange(tokens) // side, torch.arange(tokens) % side
+    text = 5 + side % 4
+    return {
+        "hidden_states": torch.randn(batch, tokens, 4),
+        "encoder_hidden_states": torch.randn(batch, text, 12),
+        "pooled_projections": torch.randn(batch, 10),
+        "timestep": torch.full((batch,), 0.5),
+        "img_ids": ids,
+        "txt_ids": torch.zeros(text, 3),
+    }
+
+
+def _wan(side: int) -> Any:
+    return WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=4, text_dim=12,
+        freq_dim=8, ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+    )
+
+
+def _wan_inputs(side: int, batch: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(batch, 4, 3, side, side),
+        "encoder_hidden_states": torch.randn(batch, 7, 12),
+        "timestep": torch.full((batch,), 500.0),
+    }
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a tiny model and its inputs; `side` is the latent's side, odd multiples of 2 give odd tokens."""
+
+    name: str
+    build: Callable[[int], Any]
+    inputs: Callable[[int, int], dict[str, Any]]
+
+    def model(self, side: int, dtype: torch.dtype) -> Any:
+        """The model with seeded random weights everywhere, also where the class starts with zeros."""
+        torch.manual_seed(11)
+        model = self.build(side).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+        return model.to(dtype)
+
+    def call(self, side: int, batch: int, dtype: torch.dtype, seed: int = 5) -> dict[str, Any]:
+        """Seeded inputs."""
+        torch.manual_seed(seed)
+        return {k: _cast(k, v, dtype) for k, v in self.inputs(side, batch).items()}
+
+
+def _cast(name: str, value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("DiT", _dit, _dit_inputs),
+        Family("PixArt", _pixart, _pixart_inputs),
+        Family("PixArt masked", _pixart, _masked_pixart_inputs),
+        Family("SD3", _sd3, _sd3_inputs),
+        Family("Flux", _flux, _flux_inputs),
+        Family("Wan", _wan, _wan_inputs),
+    )
+}
