@@ -1,0 +1,67 @@
+"""The tiled CPU kernel of PyTorch, which returns the log-sum-exp that `F.scaled_dot_product_attention` throws away.
+
+Its traps, each measured on torch 2.13, and who keeps them out:
+
+- an empty batch, head, query or key dim ends the process with SIGFPE: `attention` answers those itself;
+- other batch sizes for k and v than for q read out of bounds without an error: refused by `check_qkv`;
+- q, k or v whose last dim is not contiguous gives wrong numbers without an error: copied here;
+- a fully masked row has out 0 but lse 0.0, which a merge would count as a real part: rewritten to -inf here;
+- bool masks and masks of three dims raise: `additive` makes float masks of four dims;
+- its log-sum-exp carries no gradient, so inputs that need one are refused and go to the plain version.
+
+Any other stride is read in place (so `[B, S, H, D]` storage costs no copy and `out` has q's layout), every head size
+from 1 up works, and grouped key heads are read as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+__all__ = ["run", "supports", "usable"]
+
+_OP = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def usable() -> tuple[bool, str]:
+    """Whether this backend can run on this machine, and why (not)."""
+    if _OP is None:
+        return False, f"torch {torch.__version__} has no _scaled_dot_product_flash_attention_for_cpu"
+    return True, "PyTorch's tiled CPU kernel"
+
+
+def supports(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+    """Whether these inputs can be computed correctly, and why (not)."""
+    if _OP is None:
+        return usable()
+    if not q.is_cpu:
+        return False, f"the tensors are on {q.device.type}, not cpu"
+    if not q.shape[3]:
+        return False, "the head size is 0"
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+    return True, "PyTorch's tiled CPU kernel"
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+    assert _OP is not None
+    if q.stride(3) != 1:
+        q = q.contiguous()
+    if k.stride(3) != 1:
+        k = k.contiguous()
+    if v.stride(3) != 1:
+        v = v.contiguous()
+    out, lse = cast("tuple[Tensor, Tensor]", _OP.default(q, k, v, 0.0, False, attn_mask=bias, scale=scale))
+    lse = lse.contiguous()
+    if bias is not None:
+        # Exactly 0.0 is what an empty row gets and hardly any other, so the mask is rarely read a second time.
+        suspect = lse == 0.0
+        if bool(suspect.any()):
+            lse = lse.masked_fill(suspect & (bias.amax(dim=-1) == -math.inf), -math.inf)
+    return out, lse

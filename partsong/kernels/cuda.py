@@ -1,0 +1,190 @@
+"""The fused CUDA kernels of PyTorch, each brought to the contract of `attention`.
+
+What they disagree on is settled here: cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
+kernel pads its length, fully masked rows hold different values, head sizes must be multiples of 8, and a bias must
+have q's dtype and aligned rows. A float bias is therefore rounded to q's dtype (`segments` is not: see `attend`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = ["CUDNN", "EFFICIENT", "FLASH", "CudaKernel"]
+
+_HALF = (torch.float16, torch.bfloat16)
+_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaKernel:
+    """One aten operator with its limits.
+
+    Attributes:
+        name: backend name.
+        operator: name in `torch.ops.aten`.
+        call: (q, k, v, bias, scale) -> (out, lse) with the operator's own lse shape.
+        dtypes: input dtypes it computes.
+        max_head_size: largest D after padding to a multiple of 8.
+        takes_bias: whether an additive mask can be given.
+        grouped: whether it reads grouped key heads itself; else they are expanded.
+        min_length: smallest Lq and Lk it is trusted with.
+    """
+
+    name: str
+    operator: str
+    call: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
+    dtypes: tuple[torch.dtype, ...]
+    max_head_size: int
+    takes_bias: bool
+    grouped: bool
+    min_length: int = 1
+
+    def usable(self) -> tuple[bool, str]:
+        """Whether this backend can run on this machine, and why (not)."""
+        if not torch.cuda.is_available():
+            return False, "no CUDA device"
+        if not hasattr(torch.ops.aten, self.operator):
+            return False, f"torch {torch.__version__} has no {self.operator}"
+        if self.name == "cudnn" and not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
+            return False, "cuDNN is missing or switched off"
+        return True, f"aten::{self.operator}"
+
+    def supports(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+        """Whether these inputs can be computed correctly, and why (not)."""
+        if not q.is_cuda:
+            return False, f"the tensors are on {q.device.type}, not cuda"
+        refusal = _operator_refusal(self.name, self.operator, q.device.index or 0)
+        if refusal:
+            return False, refusal
+        if q.dtype not in self.dtypes:
+            return False, f"it computes {', '.join(str(x) for x in self.dtypes)}, not {q.dtype}"
+        if not 0 < q.shape[3] <= self.max_head_size:
+            return False, f"its head size goes from 1 to {self.max_head_size}, found {q.shape[3]}"
+        if bias is not None and not self.takes_bias:
+            return False, "it takes no mask or bias"
+        if min(q.shape[2], k.shape[2]) < self.min_length:
+            return False, f"it is not trusted with fewer than {self.min_length} queries or keys"
+        if self.name == "cudnn" and q.shape[1] != k.shape[1]:
+            return False, "grouped key heads would have to be expanded"
+        inputs = (q, k, v) if bias is None else (q, k, v, bias)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            return False, _GRADIENT
+        return True, f"aten::{self.operator}"
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+        width, group = q.shape[3], q.shape[1] // k.shape[1]
+        if group > 1 and not self.grouped:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        q_in, k_in, v_in = (_padded(x) for x in (q, k, v))
+        out, lse = self.call(q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), scale)
+        return normalise(out[..., :width], lse, q.shape[2], bias)
+
+
+#: Why an operator cannot run on a device ("" if it can); the answer does not change while a process lives.
+_REFUSALS: dict[tuple[str, int], str] = {}
+
+
+def _operator_refusal(name: str, operator: str, device: int) -> str:
+    if (name, device) not in _REFUSALS:
+        refusal = ""
+        if not hasattr(torch.ops.aten, operator):
+            refusal = f"torch {torch.__version__} has no {operator}"
+        elif torch.version.hip is not None and name == "cudnn":
+            refusal = "ROCm has no cuDNN"
+        elif name != "efficient" and torch.cuda.get_device_capability(device) < (8, 0):
+            refusal = "it needs compute capability 8.0 or newer"
+        elif name == "cudnn" and (torch.backends.cudnn.version() or 0) < 90100:
+            refusal = f"it needs cuDNN 9.1 or newer, found {torch.backends.cudnn.version()}"
+        _REFUSALS[name, device] = refusal
+    if name == "cudnn" and not torch.backends.cudnn.enabled:
+        return "torch.backends.cudnn.enabled is off"
+    return _REFUSALS[name, device]
+
+
+def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Brings a kernel's log-sum-exp to `[B, Hq, Lq]` contiguous float32 and its empty rows to out 0, lse -inf.
+
+    Args:
+        out: `[B, Hq, Lq, D]`.
+        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding behind the real rows).
+        num_queries: Lq.
+        bias: the additive mask the kernel was given, four dims, or None.
+    """
+    if lse.dim() == 4:
+        lse = lse.squeeze(-1)
+    lse = lse[:, :, :num_queries].float()
+    if bias is not None:
+        # Without asking the device whether there are any: that would make the host wait.
+        empty = bias.amax(dim=-1) == -math.inf
+        lse = lse.masked_fill(empty, -math.inf)
+        out = out.masked_fill(empty.unsqueeze(-1), 0.0)
+    return out, lse.contiguous()
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Gives x a contiguous last dim of a multiple of 8 and 16-byte aligned rows; without a copy if it has them."""
+    extra = -x.shape[3] % 8
+    if extra:
+        return pad(x, (0, extra))
+    unit = 16 // x.element_size()
+    aligned = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)
+
+
+def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Expands bias to `[B, Hq, Lq, Lk]` in q's dtype, its rows a multiple of 16 elements apart in memory."""
+    batch, heads, rows, _ = bias.shape
+    keys = k.shape[2]
+    room = torch.empty(batch, heads, rows, keys + -keys % 16, dtype=q.dtype, device=q.device)
+    view = room[..., :keys]
+    view.copy_(bias.expand(batch, heads, rows, keys))
+    return view.expand(q.shape[0], q.shape[1], q.shape[2], keys)
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False, False, scale=scale)[:2]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)[:2]
+
+
+CUDNN = CudaKernel(
+    name="cudnn",
+    operator="_scaled_dot_product_cudnn_attention",
+    call=_cudnn,
+    dtypes=_HALF,
+    max_head_size=128,
+    takes_bias=True,
+    grouped=False,
+    min_length=2,
+)
+FLASH = CudaKernel(
+    name="flash",
+    operator="_scaled_dot_product_flash_attention",
+    call=_flash,
+    dtypes=_HALF,
+    max_head_size=256,
+    takes_bias=False,
+    grouped=True,
+)
+EFFICIENT = CudaKernel(
+    name="efficient",
+    operator="_scaled_dot_product_efficient_attention",
+    call=_efficient,
+    dtypes=(*_HALF, torch.float32),
+    max_head_size=1 << 16,
+    takes_bias=True,
+    grouped=False,
+)

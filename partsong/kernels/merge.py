@@ -1,0 +1,81 @@
+"""The exact combination of attention results over disjoint sets of keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["merge"]
+
+
+def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Combines attention over disjoint sets of keys into attention over their union.
+
+    With m the largest of the parts' log-sum-exps and w_i = exp(lse_i - m): out = sum w_i out_i / sum w_i and
+    lse = m + ln sum w_i. Parts that are empty in a row (lse -inf) count nothing there, and a row that is empty in
+    every part stays empty: no NaN arises. Every part is read once, in any number and order.
+
+    Args:
+        parts: (out, lse) pairs; out is `[..., L, D]` with finite values, lse is `[..., L]`, natural log.
+
+    Returns:
+        (out, lse) of the union: accumulated in float32 (float64 if any tensor is float64), out returned in the first
+        part's dtype and memory layout, lse in the accumulator's. To lose nothing over many merges, make the first
+        part float32. A single part comes back as it is.
+
+    Raises:
+        ArgumentError: no parts, or shapes or devices that differ.
+        ArgumentTypeError: a part is not a pair of float tensors.
+
+    Source: the split softmax of Milakov and Gimelshein, arXiv 1805.02867, section 3.
+    """
+    parts = list(parts)
+    _check(parts)
+    first = parts[0][0]
+    wide = any(x.dtype is torch.float64 for part in parts for x in part)
+    dtype = torch.float64 if wide else torch.float32
+    if len(parts) == 1:
+        return first, parts[0][1].to(dtype)
+    lses = [lse.to(dtype) for _, lse in parts]
+    top = lses[0]
+    for lse in lses[1:]:
+        top = torch.maximum(top, lse)
+    # An empty row has no largest value to subtract: -inf - -inf would be NaN.
+    top = top.masked_fill(top == -math.inf, 0.0)
+    weights = [torch.exp(lse - top) for lse in lses]
+    total = weights[0]
+    for weight in weights[1:]:
+        total = total + weight
+    divisor = total.masked_fill(total == 0.0, 1.0)
+    out = first.to(dtype) * (weights[0] / divisor).unsqueeze(-1)
+    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
+        out.addcmul_(part.to(dtype), (weight / divisor).unsqueeze(-1))
+    return out.to(first.dtype), top + torch.log(total)
+
+
+def _check(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+    if not parts:
+        raise ArgumentError("merge needs at least one (out, lse) pair, found none")
+    for index, part in enumerate(parts):
+        if not (isinstance(part, tuple | list) and len(part) == 2):
+            raise ArgumentTypeError(f"merge needs (out, lse) pairs; part {index} is a {type(part).__name__}")
+        for name, x in zip(("out", "lse"), part, strict=True):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                found = x.dtype if isinstance(x, Tensor) else type(x).__name__
+                raise ArgumentTypeError(f"merge needs float tensors; {name} of part {index} is {found}")
+        out, lse = part
+        if out.shape != parts[0][0].shape or lse.shape != out.shape[:-1]:
+            raise ArgumentError(
+                f"merge needs every out of one shape [..., L, D] with lse [..., L]; part {index} has out "
+                f"{tuple(out.shape)} and lse {tuple(lse.shape)}, part 0 has out {tuple(parts[0][0].shape)}"
+            )
+        if out.device != parts[0][0].device or lse.device != out.device:
+            raise ArgumentError(
+                f"merge needs one device; part {index} is on {out.device} and {lse.device}, "
+                f"part 0 on {parts[0][0].device}"
+            )

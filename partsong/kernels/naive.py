@@ -1,0 +1,62 @@
+"""The specification of `attention`: softmax written out. Runs everywhere, is the slowest, and the others must agree.
+
+s_ij = scale * q_i . k_j + bias_ij        lse_i = ln sum_j exp s_ij        out_i = sum_j exp(s_ij - lse_i) v_j
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from partsong.kernels.arguments import compute_dtype
+
+__all__ = ["run", "supports", "usable"]
+
+#: Most logits held at once; longer queries are worked off in slices, so a fall-back is slow rather than out of memory.
+MAX_LOGITS = 1 << 27
+
+
+def usable() -> tuple[bool, str]:
+    """Whether this backend can run on this machine, and why (not)."""
+    return True, "plain torch, runs everywhere"
+
+
+def supports(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+    """Whether these inputs can be computed: always."""
+    return True, "plain torch"
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+    batch, heads, length, _ = q.shape
+    rows = max(1, MAX_LOGITS // (batch * heads * k.shape[2]))
+    # Autocast would turn the matmuls below into bfloat16 ones; meta tensors have no autocast to switch off.
+    with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+        dtype = compute_dtype(q.dtype)
+        k, v = k.to(dtype), v.to(dtype)
+        parts = []
+        for start in range(0, length, rows):
+            here = slice(start, start + rows)
+            local = bias if bias is None or bias.shape[2] == 1 else bias[:, :, here]
+            parts.append(_softmax(q[:, :, here].to(dtype), k, v, local, scale))
+        out, lse = parts[0] if len(parts) == 1 else (torch.cat(column, dim=2) for column in zip(*parts, strict=True))
+        return out.to(q.dtype), lse
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    batch, heads, length, width = q.shape
+    # Query heads that share a key head become a dim of their own; k and v broadcast over it without a copy.
+    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], length, width)
+    logits = (grouped @ k.unsqueeze(2).mT).reshape(batch, heads, length, k.shape[2]) * scale
+    if bias is not None:
+        logits = logits + bias
+    top = logits.amax(dim=-1, keepdim=True)
+    weights = torch.exp(logits - top.masked_fill(top == -math.inf, 0.0))
+    total = weights.sum(dim=-1, keepdim=True)
+    lse = (torch.log(total) + top).squeeze(-1)  # an empty row: log 0 + -inf
+    weights = weights / total.masked_fill(total == 0.0, 1.0)
+    out = weights.reshape(batch, k.shape[1], -1, length, k.shape[2]) @ v.unsqueeze(2)
+    return out.reshape(batch, heads, length, width), lse

@@ -1,0 +1,360 @@
+"""`attention` against float64 einsum: shapes, masks, layouts, dtypes, on every backend."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.kernels import attention, available, backends, force_backend, merge, naive
+from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
+
+DTYPES = list(TOLERANCE)
+REASONS = {name: reason for name, _, reason in available()}
+USABLE = {name for name, ok, _ in available() if ok}
+
+
+def device_of(backend: str) -> str:
+    if backend in ("naive", "cpu_flash"):
+        return "cpu"
+    if backend not in USABLE:
+        pytest.skip(f"{backend}: {REASONS[backend]}")
+    return "cuda"
+
+
+@pytest.fixture(params=["naive", "cpu_flash", "cudnn", "flash", "efficient"])
+def backend(request: pytest.FixtureRequest) -> str:
+    device_of(request.param)
+    return request.param
+
+
+def run(backend: str, q, k, v, **options):
+    """The forced backend, on its device; a refusal with a reason skips the case on GPU kernels only."""
+    device = device_of(backend)
+    move = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    try:
+        with force_backend(backend):
+            return attention(q.to(device), k.to(device), v.to(device), **move)
+    except UnsupportedError as error:
+        if device == "cpu":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 4, 37, 53, 16), (1, 6, 2, 65, 700, 64), (3, 8, 1, 1, 19, 40), (1, 2, 2, 33, 1, 5)]
+)
+def test_equals_einsum(backend, dtype, shape) -> None:
+    q, k, v = inputs(*shape, dtype=dtype)
+    out, lse = run(backend, q, k, v)
+    assert difference((out, lse), oracle(q, k, v)) <= TOLERANCE[dtype]
+    assert out.dtype is dtype
+    assert lse.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert lse.is_contiguous()
+
+
+@st.composite
+def cases(draw):
+    batch, key_heads, group = draw(st.integers(0, 2)), draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    length, keys, width = draw(st.integers(0, 9)), draw(st.integers(0, 12)), draw(st.sampled_from([0, 1, 3, 8, 16]))
+    full = [batch, key_heads * group, length, keys]
+    dims = draw(st.integers(2, 4))
+    form = [n if draw(st.booleans()) else 1 for n in full][4 - dims :]
+    seed = draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    mask = bias = None
+    if draw(st.booleans()):
+        mask = torch.rand(form, generator=generator) < draw(st.sampled_from([0.0, 0.2, 0.7]))
+    if draw(st.booleans()):
+        bias = torch.randn([n if draw(st.booleans()) else 1 for n in full], generator=generator, dtype=torch.float64)
+        bias = bias.masked_fill(bias < -1.5, -math.inf)
+    scale = draw(st.sampled_from([None, 0.0, -0.5, 1.0]))
+    return inputs(batch, key_heads * group, key_heads, length, keys, width, seed=seed), mask, bias, scale
+
+
+@pytest.mark.parametrize("name", ["naive", "cpu_flash"])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(case=cases(), cuts=st.lists(st.integers(0, 12), max_size=5))
+def test_any_shape_and_mask(name, case, cuts) -> None:
+    (q, k, v), mask, bias, scale = case
+    wanted = oracle(q, k, v, mask=mask, bias=bias, scale=scale)
+    with force_backend(name if q.shape[3] else "naive"):
+        whole = attention(q, k, v, mask=mask, bias=bias, scale=scale)
+        assert difference(whole, wanted) <= 1e-12
+        # The same keys in up to six pieces, some of them empty.
+        edges = [0, *sorted(min(cut, k.shape[2]) for cut in cuts), k.shape[2]]
+        parts = []
+        for low, high in itertools.pairwise(edges):
+            local = {"mask": mask, "bias": bias}
+            local = {
+                key: x if x is None or x.shape[-1] == 1 != k.shape[2] else x[..., low:high] for key, x in local.items()
+            }
+            parts.append(attention(q, k[:, :, low:high], v[:, :, low:high], scale=scale, **local))
+        assert difference(merge(parts), wanted) <= 1e-12
+    assert (whole[0][wanted[1].isinf()] == 0).all()
+
+
+@pytest.mark.parametrize("form", ["bool", "float", "float row", "column"])
+def test_empty_rows(backend, form) -> None:
+    dtype = torch.float32 if backend in ("naive", "cpu_flash", "efficient") else torch.float16
+    q, k, v = inputs(2, 4, 4, 40, 700, 16, dtype=dtype)
+    keep = torch.rand(40, 700, generator=torch.Generator().manual_seed(1)) < 0.5
+    keep[:, :600] = False  # whole tiles of the fused kernels
+    keep[[0, 7]] = False
+    options = {"mask": keep}
+    if form == "float":
+        options = {"bias": torch.zeros(40, 700).masked_fill(~keep, -math.inf)}
+    elif form == "float row":
+        options = {"bias": torch.full((2, 1, 1, 700), -math.inf)}
+        options["bias"][1] = 0.5
+    elif form == "column":
+        options = {"mask": keep[:, 650:651]}
+    found = run(backend, q, k, v, **options)
+    wanted = oracle(q, k, v, **options)
+    assert difference(found, wanted) <= TOLERANCE[dtype]
+    empty = wanted[1].isinf()
+    assert empty.any()
+    assert not found[0].cpu()[empty].any()
+
+
+@pytest.mark.parametrize("name", ["naive", "cpu_flash"])
+@pytest.mark.parametrize("form", ["mask of three dims", "expanded", "transposed", "float16", "mask and bias"])
+def test_mask_forms(name, form) -> None:
+    q, k, v = inputs(2, 3, 3, 11, 13, 8)
+    generator = torch.Generator().manual_seed(3)
+    options = {
+        "mask of three dims": {"mask": torch.rand(3, 11, 13, generator=generator) < 0.6},
+        "expanded": {"mask": (torch.rand(2, 1, 1, 13, generator=generator) < 0.6).expand(2, 3, 11, 13)},
+        "transposed": {"bias": torch.randn(2, 3, 13, 11, generator=generator).mT},
+        "float16": {"bias": torch.randn(11, 13, generator=generator).half()},
+        "mask and bias": {
+            "mask": torch.rand(2, 1, 1, 13, generator=generator) < 0.6,
+            "bias": torch.randn(3, 11, 1, generator=generator),
+        },
+    }[form]
+    with force_backend(name):
+        assert difference(attention(q, k, v, **options), oracle(q, k, v, **options)) <= 1e-12
+
+
+def test_bias_of_half_precision_inputs_is_not_rounded() -> None:
+    q, k, v = inputs(1, 2, 2, 20, 30, 16, dtype=torch.bfloat16)
+    bias = torch.full((1, 30), 3.003)
+    _, lse = attention(q, k, v, bias=bias)
+    assert (lse - 3.003 - attention(q, k, v)[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", ["bshd", "packed", "width strided", "heads expanded", "offset"])
+def test_layouts(backend, layout, dtype) -> None:
+    q, k, v = inputs(2, 4, 4, 21, 34, 16, dtype=dtype)
+    if layout == "bshd":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif layout == "packed":
+        k, v = torch.cat([k, v], dim=-1).chunk(2, dim=-1)
+    elif layout == "width strided":
+        q, k, v = (x.mT.contiguous().mT for x in (q, k, v))
+    elif layout == "heads expanded":
+        k, v = k[:, :1].expand(-1, 4, -1, -1), v[:1].expand(2, -1, -1, -1)
+    else:
+        q, k = q[:, 1:, 3:], k[:, 1:, ::2]
+        v = v[:, 1:, ::2]
+    assert difference(run(backend, q, k, v), oracle(q, k, v)) <= TOLERANCE[dtype]
+
+
+def test_bshd_storage_costs_no_copy_and_is_kept() -> None:
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(1, 3, 3, 8, 9, 16, torch.float32))
+    with force_backend("cpu_flash"):
+        out, _ = attention(q, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    assert out.transpose(1, 2).flatten(2).data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize("path", ["additive", "by run"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_segments_add_their_bias_to_every_key(path, masked) -> None:
+    from partsong.kernels import attend
+
+    q, k, v = inputs(2, 4, 2, 7, 12, 8)
+    runs = [(5, 0.0), (0, 3.0), (4, math.log(8)), (3, -math.inf)]
+    row = torch.tensor([0.0] * 5 + [math.log(8)] * 4 + [-math.inf] * 3, dtype=torch.float64)
+    mask = torch.rand(7, 12, generator=torch.Generator().manual_seed(5)) < 0.4 if masked else None
+    wanted = oracle(q, k, v, mask=mask, bias=row)
+    if path == "additive":
+        found = attention(q, k, v, mask=mask, segments=runs)
+    else:
+        additive = None if mask is None else torch.zeros(1, 1, 7, 12).masked_fill(~mask, -math.inf).double()
+        found = attend._by_run(q, k, v, additive, 8**-0.5, [run for run in runs if run[0]])
+    assert difference(found, wanted) <= 1e-12
+
+
+def test_segments_that_are_all_left_out() -> None:
+    from partsong.kernels import attend
+
+    q, k, v = inputs(1, 2, 2, 3, 4, 8)
+    for out, lse in (
+        attention(q, k, v, segments=[(4, -math.inf)]),
+        attend._by_run(q, k, v, None, 1.0, [(4, -math.inf)]),
+    ):
+        assert not out.any()
+        assert (lse == -math.inf).all()
+
+
+def test_a_pooled_key_with_log_r_stands_for_r_keys() -> None:
+    q, k, v = inputs(1, 2, 2, 5, 6, 8)
+    repeated = [torch.cat([x[:, :, :3], x[:, :, 3:].repeat_interleave(4, dim=2)], dim=2) for x in (k, v)]
+    found = attention(q, k, v, segments=[(3, 0), (3, math.log(4))])
+    assert difference(found, oracle(q, *repeated)) <= 1e-12
+
+
+def test_init_is_a_ring_step() -> None:
+    q, k, v = inputs(1, 4, 2, 9, 20, 8)
+    cuts = [(0, 7), (7, 7), (7, 16), (16, 20)]
+    total = None
+    for low, high in cuts:
+        before = None if total is None else [x.clone() for x in total]
+        result = attention(q, k[:, :, low:high], v[:, :, low:high], init=total)
+        if before is not None:
+            assert all(torch.equal(a, b) for a, b in zip(total, before, strict=True))
+        total = result
+    assert difference(total, oracle(q, k, v)) <= 1e-12
+    parts = [attention(q, k[:, :, low:high], v[:, :, low:high]) for low, high in cuts]
+    assert difference(total, merge(parts)) <= 1e-12
+
+
+def test_init_in_float32_keeps_float32() -> None:
+    q, k, v = inputs(1, 2, 2, 9, 20, 8, dtype=torch.bfloat16)
+    out, lse = attention(q, k[:, :, :10], v[:, :, :10])
+    total = attention(q, k[:, :, 10:], v[:, :, 10:], init=(out.float(), lse))
+    assert total[0].dtype is torch.float32
+    assert difference(total, oracle(q, k, v)) <= 1e-2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_modes_that_need_no_gradient(mode) -> None:
+    q, k, v = inputs(1, 2, 2, 9, 20, 8, dtype=torch.float32)
+    q.requires_grad_()
+    with mode(), force_backend("cpu_flash"):
+        assert difference(attention(q, k, v), oracle(q, k, v)) <= 2e-6
+
+
+def test_gradients_go_through_out_and_lse() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs(1, 4, 2, 3, 5, 4))
+    assert torch.autograd.gradcheck(lambda *x: attention(*x), (q, k, v))
+    with force_backend("cpu_flash"), pytest.raises(UnsupportedError, match="gradient"):
+        attention(q, k, v)
+
+
+def test_naive_ignores_autocast_and_slices_long_queries(monkeypatch) -> None:
+    q, k, v = inputs(1, 2, 2, 23, 11, 8, dtype=torch.float32)
+    mask = torch.rand(23, 11, generator=torch.Generator().manual_seed(2)) < 0.3
+    monkeypatch.setattr(naive, "MAX_LOGITS", 100)
+    with force_backend("naive"), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, k, v, mask=mask)
+    assert difference(found, oracle(q, k, v, mask=mask)) <= 2e-6
+
+
+def test_meta_tensors_give_shapes() -> None:
+    q, k, v = (x.to("meta") for x in inputs(1, 4, 2, 9, 20, 8, dtype=torch.bfloat16))
+    out, lse = attention(q, k, v)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, q.shape[:3], torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (2, 3, 5, 8), "v": (2, 3, 5, 8)}, "4 query heads and 3 key heads"),
+        ({"k": (2, 0, 5, 8), "v": (2, 0, 5, 8)}, "0 key heads"),
+        ({"k": (1, 4, 5, 8), "v": (1, 4, 5, 8)}, "batch"),
+        ({"v": (2, 4, 6, 8)}, "one shape"),
+        ({"v": (2, 4, 5, 9)}, "one shape"),
+        ({"q": (2, 4, 8)}, r"\[B, Hq, Lq, D\]"),
+        ({"mask": torch.ones(2, 5).bool()}, r"\[B, 1, 1, Lk\]"),
+        ({"mask": torch.ones(2, 3, 5).bool()}, r"\[B, 1, Lq, Lk\]"),
+        ({"bias": torch.ones(5)}, "broadcast"),
+        ({"scale": math.nan}, "finite scale"),
+        ({"segments": [(4, 0.0)]}, "cover 4 keys but k has 5"),
+        ({"segments": [(6, 0.0), (-1, 0.0)]}, "length >= 0"),
+        ({"segments": [(5, math.nan)]}, "finite"),
+        ({"init": (torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2))}, "one shape"),
+    ],
+)
+def test_refusals(change, message) -> None:
+    shapes = {"q": (2, 4, 3, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8)}
+    options = {name: value for name, value in change.items() if name not in shapes}
+    tensors = {name: torch.zeros(change.get(name, shape)) for name, shape in shapes.items()}
+    with pytest.raises(ArgumentError, match=message):
+        attention(**tensors, **options)
+
+
+def test_refused_types() -> None:
+    q, k, v = inputs(1, 1, 1, 2, 3, 4)
+    for bad in ({"mask": torch.ones(2, 3)}, {"bias": torch.ones(2, 3).bool()}, {"segments": [3]}, {"mask": True}):
+        with pytest.raises(ArgumentTypeError):
+            attention(q, k, v, **bad)
+    with pytest.raises(ArgumentTypeError, match="tensor"):
+        attention([1], k, v)
+    with pytest.raises(ArgumentError, match="one dtype"):
+        attention(q.float(), k, v)
+    with pytest.raises(ArgumentError, match="one dtype"):
+        attention(q.long(), k.long(), v.long())
+    with pytest.raises(ArgumentError, match="one device"):
+        attention(q.to("meta"), k, v)
+
+
+def test_forcing(monkeypatch) -> None:
+    q, k, v = inputs(1, 1, 1, 2, 3, 4)
+    with force_backend("efficient"), pytest.raises(UnsupportedError, match=r"efficient.*cpu, not cuda"):
+        attention(q, k, v)
+    with pytest.raises(ArgumentError, match="cpu_flash"), force_backend("fast"):
+        pass
+    monkeypatch.setenv(backends.ENV, "flash")
+    with pytest.raises(UnsupportedError):
+        attention(q, k, v)
+    with force_backend("naive"):
+        assert backends.choose(q, k, v, None).name == "naive"
+    with force_backend("auto"):
+        assert backends.choose(q, k, v, None).name == "cpu_flash"
+    monkeypatch.setenv(backends.ENV, "nonsense")
+    with pytest.raises(ArgumentError, match="nonsense"):
+        attention(q, k, v)
+    monkeypatch.setenv(backends.ENV, "naive")
+    assert backends.choose(q, k, v, None).name == "naive"
+
+
+def test_forcing_ends_with_the_block_and_stays_in_its_thread() -> None:
+    q, k, v = inputs(1, 1, 1, 2, 3, 4)
+    seen = []
+    with force_backend("naive"):
+        thread = threading.Thread(target=lambda: seen.append(backends.choose(q, k, v, None).name))
+        thread.start()
+        thread.join()
+    assert seen == ["cpu_flash"]
+    assert backends.choose(q, k, v, None).name == "cpu_flash"
+
+
+def test_choice_is_logged_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(backends, "_logged", set())
+    q, k, v = inputs(1, 1, 1, 2, 3, 4)
+    q.requires_grad_()
+    with caplog.at_level(logging.DEBUG, logger="partsong.kernels"):
+        for _ in range(3):
+            attention(q, k, v)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "cpu_flash not used: an input requires a gradient" in messages[0]
+    assert "naive used" in messages[1]
+
+
+def test_available() -> None:
+    rows = available()
+    assert [name for name, _, _ in rows] == ["cudnn", "flash", "efficient", "cpu_flash", "naive"]
+    assert all(reason for _, _, reason in rows)
+    assert {"cpu_flash", "naive"} <= USABLE
