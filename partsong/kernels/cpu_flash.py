@@ -16,7 +16,6 @@ from 1 up works, and grouped key heads are read as they are.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -57,11 +56,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> t
         k = k.contiguous()
     if v.stride(3) != 1:
         v = v.contiguous()
-    out, lse = cast("tuple[Tensor, Tensor]", _OP.default(q, k, v, 0.0, False, attn_mask=bias, scale=scale))
+    if bias is None:
+        out, lse = _OP.default(q, k, v, scale=scale)
+        return out, lse.contiguous()
+    out, lse = _OP.default(q, k, v, attn_mask=bias, scale=scale)
     lse = lse.contiguous()
-    if bias is not None:
-        # Exactly 0.0 is what an empty row gets and hardly any other, so the mask is rarely read a second time.
-        suspect = lse == 0.0
-        if bool(suspect.any()):
-            lse = lse.masked_fill(suspect & (bias.amax(dim=-1) == -math.inf), -math.inf)
+    # Exactly 0.0 is what an empty row gets and hardly any other, so the mask is rarely read a second time.
+    suspect = lse == 0.0
+    if bool(suspect.any()):
+        lse = lse.masked_fill(suspect & (bias.amax(dim=-1) == -math.inf), -math.inf)
     return out, lse

@@ -1,0 +1,256 @@
+"""Writing results (PNG, video, JSON) and comparing images.
+
+An image is a PIL image, or an array or tensor `[H, W]`, `[H, W, C]` or (tensors only) `[C, H, W]`: floats in [0, 1]
+or 8-bit integers in 0 .. 255. Folders on the way to a file are made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from partsong.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "PSNR_OF_EQUAL",
+    "check_writable",
+    "max_abs_diff",
+    "psnr",
+    "save_image",
+    "save_images",
+    "save_video",
+    "write_json",
+]
+
+#: What an infinite psnr is written as in JSON, which has no infinity.
+PSNR_OF_EQUAL = 999.0
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Makes sure, before any work, that a file can be written at `path`; makes the folders on the way.
+
+    Raises:
+        ArgumentError: `path` is a folder, a part of it is a file, or the place is not writable.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise ArgumentError(f"cannot write {target}: it is a folder; give a file name")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Only creating a file tells: permission bits say nothing on read-only or full file systems.
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-"):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"cannot write {target}: {error.strerror or error}; choose another place") from error
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ArgumentError(f"cannot write {target}: it exists and is read-only; choose another name")
+    return target
+
+
+def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
+    """Writes one image as PNG and returns its path.
+
+    Raises:
+        ArgumentError: the name does not end in .png, the place is not writable, or values lie outside [0, 1].
+        ArgumentTypeError: `image` is none of the kinds above.
+    """
+    from PIL import Image
+
+    if Path(path).suffix.lower() != ".png":
+        raise ArgumentError(f"images are written as PNG (nothing is lost); name the file *.png, not {Path(path).name}")
+    target = check_writable(path)
+    with _replacing(target) as file:
+        Image.fromarray(_to_bytes(image)).save(file, format="PNG")
+    return target
+
+
+def save_images(images: Sequence[Any], path: str | os.PathLike[str]) -> list[Path]:
+    """Writes images as PNG: one under `path` itself, several as ``name-000.png``, ``name-001.png``, ...
+
+    Returns:
+        The paths, in order. Raises as `save_image` does.
+    """
+    target = Path(path)
+    if len(images) == 1:
+        return [save_image(images[0], target)]
+    return [
+        save_image(image, target.with_name(f"{target.stem}-{index:03d}{target.suffix}"))
+        for index, image in enumerate(images)
+    ]
+
+
+def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: float = 16.0) -> Path:
+    """Writes images of one size as a film and returns its path.
+
+    Args:
+        frames: images, in order.
+        path: file name; .mp4 (H.264) or .gif. H.264 needs even sizes, so an odd edge is repeated once.
+        fps: frames per second.
+
+    Raises:
+        ArgumentError: no frames, sizes that differ, another ending, or a place that is not writable.
+    """
+    import imageio.v2 as imageio
+    import numpy as np
+
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".mp4", ".gif"):
+        raise ArgumentError(f"films are written as .mp4 or .gif, not {Path(path).name}")
+    if not len(frames) or not (math.isfinite(fps) and fps > 0):
+        raise ArgumentError(f"a film needs frames and fps > 0, found {len(frames)} frames and fps {fps}")
+    pixels: list[Any] = [_to_rgb(_to_bytes(frame)) for frame in frames]
+    sizes = sorted({frame.shape for frame in pixels})
+    if len(sizes) > 1:
+        raise ArgumentError(f"the frames of a film have one size, found {sizes}")
+    target = check_writable(path)
+    if suffix == ".gif":
+        imageio.mimwrite(target, pixels, duration=1000.0 / fps, loop=0)
+        return target
+    height, width, _ = sizes[0]
+    edge = ((0, height % 2), (0, width % 2), (0, 0))
+    # macro_block_size=1: imageio would else rescale the frames to multiples of 16.
+    with imageio.get_writer(target, fps=fps, codec="libx264", quality=8, macro_block_size=1) as writer:
+        for frame in pixels:
+            writer.append_data(np.pad(frame, edge, mode="edge"))  # pyright: ignore[reportAttributeAccessIssue]
+    return target
+
+
+def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks a result and writes it with sorted keys, replacing the file in one step.
+
+    Args:
+        path: file to write; None only checks.
+        values: text keys; values are None, bools, text, paths, finite numbers (numpy's too) and lists or dicts of
+            these. An infinite number is accepted under a key with "psnr" in it and written as 999.
+
+    Returns:
+        What was written, as plain Python values.
+
+    Raises:
+        ArgumentError: a number is not finite, or the place is not writable.
+        ArgumentTypeError: a key or value of another type.
+    """
+    plain = _plain(values, "")
+    if path is not None:
+        target = check_writable(path)
+        with _replacing(target) as file:
+            text = json.dumps(plain, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
+            file.write((text + "\n").encode("utf-8", "backslashreplace"))
+    return plain
+
+
+def psnr(a: Any, b: Any) -> float:
+    """Peak signal-to-noise ratio of two images of one size, in dB at peak 1; infinite when they are equal."""
+    import numpy as np
+
+    first, second = _pair(a, b)
+    error = float(np.mean((first - second) ** 2)) if first.size else 0.0
+    return math.inf if error == 0.0 else -10.0 * math.log10(error)
+
+
+def max_abs_diff(a: Any, b: Any) -> float:
+    """Largest absolute difference of two images of one size, in units of the range [0, 1]."""
+    import numpy as np
+
+    first, second = _pair(a, b)
+    return float(np.max(np.abs(first - second))) if first.size else 0.0
+
+
+def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    first, second = _to_float(a), _to_float(b)
+    if first.shape != second.shape:
+        raise ArgumentError(f"images of one size can be compared, found {first.shape} and {second.shape}")
+    return first, second
+
+
+def _to_float(image: Any) -> np.ndarray:
+    """float64 in [0, 1], dims as they come, so whole batches and films can be compared too."""
+    import numpy as np
+
+    if hasattr(image, "detach"):
+        # bfloat16 has no numpy counterpart.
+        image = image.detach().cpu()
+        image = (image.double() if image.is_floating_point() else image).numpy()
+    elif isinstance(image, list | tuple):
+        return np.stack([_to_float(item) for item in image])
+    elif hasattr(image, "getbands"):
+        # The bytes of a palette image are numbers of colours, not colours.
+        image = image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
+    elif not isinstance(image, np.ndarray):
+        raise ArgumentTypeError(f"an image is a PIL image, an array or a tensor, found {type(image).__name__}")
+    pixels = np.asarray(image)
+    if pixels.dtype == np.uint8:
+        return pixels / 255.0
+    if pixels.dtype.kind != "f":
+        raise ArgumentTypeError(f"pixels are floats in [0, 1] or 8-bit integers, found {pixels.dtype}")
+    return pixels.astype(np.float64)
+
+
+def _to_bytes(image: Any) -> np.ndarray:
+    """uint8 `[H, W]` or `[H, W, C]`."""
+    import numpy as np
+
+    pixels = _to_float(image)
+    if hasattr(image, "detach") and pixels.ndim == 3:
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
+        raise ArgumentError(
+            f"an image is [H, W] or [H, W, C], as a tensor [C, H, W], with C out of 1, 3, 4; found {pixels.shape}"
+        )
+    # A decoder's output may leave the range by rounding; more than that is a mistake to be told.
+    if not bool(np.all((pixels >= -1e-3) & (pixels <= 1.0 + 1e-3))):
+        raise ArgumentError(f"pixels lie in [0, 1], found {pixels.min():.4g} .. {pixels.max():.4g}")
+    return np.rint(pixels.clip(0.0, 1.0) * 255.0).astype(np.uint8)
+
+
+def _to_rgb(pixels: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.repeat(pixels[:, :, None], 3, axis=2) if pixels.ndim == 2 else pixels[:, :, :3]
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ArgumentTypeError(f"a JSON key is text, found {key!r} in {where or 'the result'}")
+        return {str(key): _plain(item, f"{where}.{key}" if where else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # a numpy number
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, float):
+        raise ArgumentTypeError(f"{where} cannot be written as JSON: it is a {type(value).__name__}")
+    if value == math.inf and "psnr" in where:
+        return PSNR_OF_EQUAL
+    if not math.isfinite(value):
+        raise ArgumentError(f"{where} is {value}; JSON holds finite numbers only")
+    return value
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `target` only once it is complete."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-", delete=False) as file:
+        try:
+            yield file
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o644)  # temporary files are private, results are not
+    os.replace(file.name, target)

@@ -1,0 +1,167 @@
+"""Files that are written, images that are compared, and the bar."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from partsong import outputs
+from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.progress import progress
+
+
+def picture(height: int = 6, width: int = 10, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float", "tensor", "bfloat16", "uint8 tensor", "pil"])
+def test_save_image_loses_nothing(kind, tmp_path) -> None:
+    pixels = picture()
+    image = {
+        "uint8": pixels,
+        "float": pixels / 255.0,
+        "tensor": torch.from_numpy(pixels / 255.0).permute(2, 0, 1),
+        "bfloat16": (torch.from_numpy(pixels).permute(2, 0, 1) > 127).bfloat16(),
+        "uint8 tensor": torch.from_numpy(pixels).permute(2, 0, 1),
+        "pil": Image.fromarray(pixels),
+    }[kind]
+    path = outputs.save_image(image, tmp_path / "new" / "folder" / "a.png")
+    wanted = (pixels > 127) * np.uint8(255) if kind == "bfloat16" else pixels
+    assert np.array_equal(np.asarray(Image.open(path)), wanted)
+    assert os.listdir(path.parent) == ["a.png"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (6, 10, 1), (6, 10, 4)])
+def test_save_grey_and_alpha(shape, tmp_path) -> None:
+    path = outputs.save_image(np.full(shape, 0.5), tmp_path / "a.png")
+    assert np.asarray(Image.open(path)).shape == (shape if shape[-1] == 4 else shape[:2])
+
+
+def test_palette_images_keep_their_colours(tmp_path) -> None:
+    image = Image.fromarray(np.zeros((4, 4, 3), np.uint8) + np.uint8(200)).convert("P")
+    path = outputs.save_image(image, tmp_path / "a.png")
+    assert np.array_equal(np.asarray(Image.open(path)), np.asarray(image.convert("RGB")))
+
+
+def test_save_images(tmp_path) -> None:
+    assert outputs.save_images([picture()], tmp_path / "a.png") == [tmp_path / "a.png"]
+    found = outputs.save_images([picture(), picture()], tmp_path / "b.png")
+    assert [path.name for path in found] == ["b-000.png", "b-001.png"]
+    assert all(path.exists() for path in found)
+
+
+def test_images_that_cannot_be_saved(tmp_path) -> None:
+    for bad in (np.full((4, 4, 3), 1.5), np.full((4, 4, 3), math.nan), np.zeros((4, 4, 2)), np.zeros((0, 4, 3))):
+        with pytest.raises(ArgumentError):
+            outputs.save_image(bad, tmp_path / "a.png")
+    for bad in (np.zeros((4, 4, 3), np.int64), "a picture", None):
+        with pytest.raises(ArgumentTypeError):
+            outputs.save_image(bad, tmp_path / "a.png")
+    with pytest.raises(ArgumentError, match="PNG"):
+        outputs.save_image(picture(), tmp_path / "a.jpg")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
+@pytest.mark.parametrize("size", [(32, 48), (33, 47)])
+def test_save_video(name, size, tmp_path) -> None:
+    import imageio.v2 as imageio
+
+    frames = [np.full((*size, 3), value) for value in (0.1, 0.5, 0.9)]
+    path = outputs.save_video(frames, tmp_path / "new" / name, fps=8)
+    found = imageio.mimread(path)
+    assert len(found) == 3
+    even = tuple(n + n % 2 for n in size) if name == "a.mp4" else size
+    assert found[0].shape[:2] == even
+    assert [round(float(frame[..., :3].mean()) / 255, 1) for frame in found] == [0.1, 0.5, 0.9]
+
+
+def test_videos_that_cannot_be_saved(tmp_path) -> None:
+    for frames, name in (([], "a.mp4"), ([picture(), picture(8, 8)], "a.mp4"), ([picture()], "a.avi")):
+        with pytest.raises(ArgumentError):
+            outputs.save_video(frames, tmp_path / name)
+    with pytest.raises(ArgumentError, match="fps"):
+        outputs.save_video([picture()], tmp_path / "a.mp4", fps=0)
+
+
+def test_write_json(tmp_path) -> None:
+    path = tmp_path / "new" / "a.json"
+    values = {"b": 1, "a": [np.float32(0.5), None, True], "psnr_to_serial": math.inf, "out": tmp_path, "n": np.int64(3)}
+    plain = outputs.write_json(path, values)
+    text = path.read_text()
+    assert json.loads(text) == plain
+    assert plain == {"b": 1, "a": [0.5, None, True], "psnr_to_serial": 999.0, "out": str(tmp_path), "n": 3}
+    assert list(json.loads(text)) == sorted(values)
+    outputs.write_json(path, dict(reversed(values.items())))
+    assert path.read_text() == text
+    assert outputs.write_json(None, {"x": (1, "é")}) == {"x": [1, "é"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "where"),
+    [
+        ({"a": {"b": [1, math.nan]}}, ArgumentError, r"a\.b\[1\]"),
+        ({"seconds": math.inf}, ArgumentError, "seconds"),
+        ({"psnr": -math.inf}, ArgumentError, "psnr"),
+        ({"a": {1: 2}}, ArgumentTypeError, "key"),
+        ({"a": {1, 2}}, ArgumentTypeError, "set"),
+        ({"a": np.zeros(2)}, ArgumentTypeError, "ndarray"),
+    ],
+)
+def test_json_is_strict_and_leaves_the_old_file(value, kind, where, tmp_path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(kind, match=where):
+        outputs.write_json(path, value)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_check_writable(tmp_path) -> None:
+    assert outputs.check_writable(tmp_path / "x" / "y" / "a.png") == tmp_path / "x" / "y" / "a.png"
+    assert os.listdir(tmp_path / "x" / "y") == []
+    with pytest.raises(ArgumentError, match="folder"):
+        outputs.check_writable(tmp_path / "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot write"):
+        outputs.check_writable(tmp_path / "file" / "a.png")
+    with pytest.raises(ArgumentError, match="cannot write"):
+        outputs.check_writable("/proc/nowhere/a.png")
+
+
+def test_comparisons() -> None:
+    a = picture() / 255.0
+    assert outputs.psnr(a, a) == math.inf
+    assert outputs.max_abs_diff(a, a) == 0.0
+    b = np.full((4, 4, 3), 0.25)
+    assert outputs.psnr(b, b + 0.1) == pytest.approx(20.0)
+    assert outputs.max_abs_diff(torch.tensor(b).bfloat16(), torch.tensor(b + 0.125).bfloat16()) == 0.125
+    assert outputs.max_abs_diff(Image.fromarray(picture()), picture()) == 0.0
+    assert outputs.max_abs_diff([Image.fromarray(picture())] * 2, np.stack([picture()] * 2)) == 0.0
+    with pytest.raises(ArgumentError, match="one size"):
+        outputs.psnr(a, b)
+    with pytest.raises(ArgumentTypeError):
+        outputs.psnr(a, "a picture")
+
+
+def test_progress(capsys, monkeypatch) -> None:
+    assert list(progress(3, "steps")) == [0, 1, 2]  # no terminal here
+    assert capsys.readouterr().err == ""
+    with progress(["a", "b"], "steps", enabled=True) as bar:
+        assert list(bar) == ["a", "b"]
+    assert "steps" in capsys.readouterr().err
+    with progress(3, "steps", True) as bar:
+        bar.update(2)
+    assert "2/3" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    with progress(3, "steps", enabled=True) as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == ""
