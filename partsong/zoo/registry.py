@@ -1,0 +1,90 @@
+"""The zoo's models as data rows. Importing this module loads neither torch nor diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from partsong.errors import ArgumentError
+from partsong.zoo import shapes
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZooModel:
+    """A small model that ships with the package.
+
+    Attributes:
+        name: The name `load` and the command line know it by.
+        kind: What it makes.
+        folder: A stock diffusers pipeline folder.
+        description: One sentence for listings.
+        license: Licence of weights and training data.
+        defaults: Keyword arguments to call the pipeline with; measured results use these.
+        task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
+            `read`, `facts`, `facts_read`).
+    """
+
+    name: str
+    kind: Literal["image"]
+    folder: Path
+    description: str
+    license: str
+    defaults: Mapping[str, Any]
+    task: ModuleType
+
+
+_ROWS = (
+    ZooModel(
+        name="shapes",
+        kind="image",
+        folder=WEIGHTS / "shapes",
+        description=(
+            "Text to image, 64 x 64: one to three coloured shapes, their sizes, places and relations "
+            '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 10 M parameters.'
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType(
+            {"num_inference_steps": 28, "guidance_scale": 4.0, "height": 64, "width": 64, "max_sequence_length": 1}
+        ),
+        task=shapes,
+    ),
+)
+
+#: Every model of the zoo by name.
+MODELS: dict[str, ZooModel] = {row.name: row for row in _ROWS}
+
+
+def load(name: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
+    """Loads a zoo model as the stock pipeline it is, on the CPU.
+
+    Args:
+        name: A key of `MODELS`.
+        dtype: The weights' type; float32 if None.
+
+    Returns:
+        What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached.
+
+    Raises:
+        ArgumentError: (a ValueError) If there is no such model.
+        FileNotFoundError: If the weights are not there (a source tree without them); the message names the recipe.
+    """
+    if name not in MODELS:
+        raise ArgumentError(f"no zoo model {name!r}; known: {', '.join(MODELS)}")
+    folder = MODELS[name].folder
+    if not (folder / "model_index.json").is_file():
+        raise FileNotFoundError(f"no weights in {folder}; make them with recipes/train_{name}.py")
+    import torch
+    from diffusers import DiffusionPipeline
+
+    return DiffusionPipeline.from_pretrained(
+        folder, torch_dtype=torch.float32 if dtype is None else dtype, local_files_only=True, use_safetensors=True
+    )

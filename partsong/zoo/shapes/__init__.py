@@ -1,0 +1,28 @@
+"""The task of the `shapes` model: fresh captions, what they say, pictures of it, and a reader that checks pictures.
+
+`captions` draws sentences that training has not shown, `parse` tells a sentence's facts, `render` draws them, `read`
+finds the objects of a picture and `facts` / `facts_read` tell which of a caption's facts hold: the quality metric.
+"""
+
+from partsong.zoo.shapes.drawing import paint, render
+from partsong.zoo.shapes.grammar import GRAMMAR, captions, parse
+from partsong.zoo.shapes.reader import facts, facts_read, read
+from partsong.zoo.shapes.scenes import Item, Relation, Scene, Thing
+from partsong.zoo.shapes.scoring import Score, score
+
+__all__ = [
+    "GRAMMAR",
+    "Item",
+    "Relation",
+    "Scene",
+    "Score",
+    "Thing",
+    "captions",
+    "facts",
+    "facts_read",
+    "paint",
+    "parse",
+    "read",
+    "render",
+    "score",
+]

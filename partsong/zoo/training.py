@@ -1,0 +1,81 @@
+"""What the zoo's recipes share: ranks that average gradients, the learning-rate schedule, averaged weights.
+
+Importing this module loads torch; nothing but recipes does.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+_log = logging.getLogger(__name__)
+
+
+class World:
+    """This process among the others: rank, device, averaging of gradients, a clock shared by all ranks."""
+
+    def __init__(self, device: str) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.device = torch.device(device)
+        if self.size > 1:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        else:
+            torch.set_num_threads(1)
+
+    def average(self, parameters: list[nn.Parameter]) -> None:
+        """Replaces every gradient by its mean over ranks (sent as bfloat16)."""
+        if self.size == 1:
+            return
+        grads = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([g.reshape(-1).bfloat16() for g in grads])
+        dist.all_reduce(flat)
+        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(part.view_as(grad)).div_(self.size)
+
+    def minutes(self, start: float) -> float:
+        """Minutes since `start` on rank 0's clock, so that all ranks stop together."""
+        value = torch.tensor([(time.time() - start) / 60.0], dtype=torch.float64)
+        if self.size > 1:
+            value = value.to(self.device if self.device.type == "cuda" else "cpu")
+            dist.broadcast(value, 0)
+        return float(value.item())
+
+    def say(self, text: str) -> None:
+        """Logs on rank 0."""
+        if self.rank == 0:
+            _log.info("%s", text)
+
+
+def mixed_precision(world: World, enabled: bool = True) -> torch.autocast:
+    """Mixed precision: bfloat16 products."""
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=enabled)
+
+
+def schedule(progress: float, warm: float = 0.03) -> float:
+    """Warm-up, then a cosine to zero, of the learning rate."""
+    return min(progress / warm, 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0)))
+
+
+class Average:
+    """An exponential moving average of a model's weights, in float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.count = 0
+
+    @torch.no_grad()
+    def update(self, module: nn.Module, decay: float = 0.998) -> None:
+        """Moves towards the weights of `module`; early averages are short."""
+        self.count += 1
+        weight = 1.0 - min(decay, (1 + self.count) / (10 + self.count))
+        torch._foreach_lerp_(list(self.module.parameters()), list(module.parameters()), weight)

@@ -1,0 +1,94 @@
+"""The shipped weights: a stock folder that loads without this package and draws what captions say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+
+from partsong import zoo
+from partsong.errors import PartsongError
+from partsong.zoo.shapes.scoring import score
+
+FOLDER = zoo.MODELS["shapes"].folder
+LIMIT_BYTES = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> StableDiffusion3Pipeline:
+    loaded = DiffusionPipeline.from_pretrained(FOLDER)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def files() -> list[Path]:
+    return [path for path in FOLDER.rglob("*") if path.is_file()]
+
+
+def test_folder_holds_safetensors_and_json_only() -> None:
+    assert {path.suffix for path in files()} <= {".safetensors", ".json", ".md"}
+    assert sum(path.stat().st_size for path in files()) < LIMIT_BYTES
+
+
+def test_weights_are_half_precision() -> None:
+    from safetensors import safe_open
+
+    for path in FOLDER.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            kinds = {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+        assert kinds == {"F16"}, path
+
+
+def test_folder_loads_stock(pipeline: StableDiffusion3Pipeline) -> None:
+    index = json.loads((FOLDER / "model_index.json").read_text())
+    libraries = {value[0] for value in index.values() if isinstance(value, list)}
+    assert libraries == {"diffusers", "transformers"}
+    assert type(pipeline) is StableDiffusion3Pipeline
+    kinds = {p.dtype for part in pipeline.components.values() if hasattr(part, "parameters") for p in part.parameters()}
+    assert kinds == {torch.float32}
+
+
+def test_plain_call_works_with_all_defaults(pipeline: StableDiffusion3Pipeline) -> None:
+    caption = "a red circle left of a blue square"
+    image = pipeline(caption, generator=torch.Generator().manual_seed(0)).images[0]
+    assert image.size == (64, 64)
+    assert (zoo.shapes.facts_read(caption, image) or 0.0) >= 0.5
+
+
+def test_serial_samples_show_the_facts(pipeline: StableDiffusion3Pipeline) -> None:
+    result = score(pipeline, 12, seed=5, batch=12, **zoo.MODELS["shapes"].defaults)
+    assert result.facts_read >= 0.8
+    assert result.images.shape == (12, 64, 64, 3)
+    assert result.grid(columns=5).shape == (3 * 64, 5 * 64, 3)
+    kinds = result.by_kind()
+    assert kinds["count"][1] == 12
+    assert 0.0 <= result.all_right <= 1.0
+
+
+def test_longest_caption_fits_the_tokenizer(pipeline: StableDiffusion3Pipeline) -> None:
+    captions = [
+        *zoo.shapes.captions(200, seed=11),
+        "a small red circle at the top left and a large blue cross at the top",
+    ]
+    ids = pipeline.tokenizer(captions).input_ids
+    assert max(len(row) for row in ids) <= pipeline.tokenizer.model_max_length
+    assert not any(pipeline.tokenizer.unk_token_id in row for row in ids)
+
+
+def test_registry_row() -> None:
+    row = zoo.MODELS["shapes"]
+    assert (row.name, row.kind, row.license) == ("shapes", "image", "Apache-2.0")
+    assert row.task is zoo.shapes
+    assert {"num_inference_steps", "guidance_scale", "height", "width"} <= set(row.defaults)
+
+
+def test_unknown_model() -> None:
+    with pytest.raises(PartsongError, match="known: shapes"):
+        zoo.load("forms")
+
+
+def test_load_in_half_precision() -> None:
+    assert zoo.load("shapes", dtype=torch.bfloat16).transformer.dtype == torch.bfloat16
