@@ -118,21 +118,35 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _from_hub(name: str) -> Source:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    offline = ""
     try:
-        # The small file first: an unknown name or an unsupported model costs no download.
-        index = Path(hf_hub_download(name, "model_index.json"))
+        HfApi().model_info(name, timeout=10)  # one request: the downloads below would try for half a minute
+    except HfHubHTTPError as error:
+        raise ArgumentError(f"the hub has no readable model {name} ({_first_line(error)})") from error
+    except Exception as error:  # noqa: BLE001 - whatever the HTTP library raises when there is no network
+        offline = _first_line(error)
+    try:
+        # The small file first: an unsupported model costs no download.
+        index = Path(hf_hub_download(name, "model_index.json", local_files_only=bool(offline)))
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ArgumentError(f"the hub id {name} cannot be fetched ({type(error).__name__}: {reason[0]})") from error
+        found = f"the hub is not reachable ({offline}) and {name} is not in the local cache" if offline else ""
+        raise ArgumentError(found or f"{name} has no model_index.json ({_first_line(error)})") from error
     pipeline = _read_json(index.parent, "model_index.json").get("_class_name")
     if not isinstance(pipeline, str):
         raise UnsupportedError(f"{name} asks for pipeline code of its own ({pipeline!r}), which is not run")
     from diffusers import DiffusionPipeline
 
     try:
-        folder = DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False)
+        folder = DiffusionPipeline.download(
+            name, use_safetensors=True, trust_remote_code=False, local_files_only=bool(offline)
+        )
     except Exception as error:
-        raise ArgumentError(f"{name} cannot be downloaded ({type(error).__name__}: {error})") from error
+        raise ArgumentError(f"{name} cannot be downloaded ({_first_line(error)})") from error
     return _from_folder(Path(folder))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

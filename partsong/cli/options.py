@@ -54,7 +54,7 @@ class Image(_Common):
     compare: bool = False
     """Also run the serial twin on one rank; reports speed-up and drift."""
     threads: Count = None
-    """Threads per rank; 1 if there are several ranks."""
+    """Threads per rank; 1 for several ranks or a zoo model, else what torch chooses."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Type of weights and arithmetic."""
     ledger: Path = None

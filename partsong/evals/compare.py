@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
-from partsong.parallel import AXES, Mesh, Strategy, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.collectives import agree
 
 __all__ = ["WARM_UP_STEPS", "Draw", "Drift", "Run", "drift", "gather", "parallel_run", "serial_run"]
@@ -76,7 +76,8 @@ def drift(images: Images, reference: Images) -> Drift:
 
 def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:
     """The numbers of every rank, on every rank; also the point where ranks wait for each other."""
-    return [list(row) for row in agree(mesh.axis(*AXES), list(values), name=name)]
+    everyone = mesh.axis(*(axis for axis, degree in mesh.degrees.items() if degree > 1))
+    return [list(row) for row in agree(everyone, list(values), name=name)]
 
 
 def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repeats: int = 1) -> Run | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import logging
+import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
@@ -76,6 +78,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
+    _quiet()
     _check_call(job)
     with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
         pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
@@ -101,18 +104,14 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         ArgumentError: diffusers cannot read it; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
-    import diffusers
-    import transformers
-
-    for library in (diffusers, transformers):
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     kind = _pipeline_class(pipeline)
     try:
-        return kind.from_pretrained(
-            folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
-        )
+        with warnings.catch_warnings():
+            # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
+            warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
+            return kind.from_pretrained(
+                folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
+            )
     except PartsongError:
         raise
     except Exception as error:
@@ -126,6 +125,18 @@ def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
     found = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
     known = [share for share in found if share is not None]
     return float(np.mean(known)) if known else None
+
+
+def _quiet() -> None:
+    """Leaves standard error to partsong: this process samples one job and reports itself."""
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
+    # tqdm's own lock is shared between processes and is reported as leaked when a failing rank leaves at once.
+    tqdm.set_lock(threading.RLock())
 
 
 def _pipeline_class(name: str) -> Any:

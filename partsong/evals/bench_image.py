@@ -1,0 +1,171 @@
+"""Strategies against one process and against diffusers' own, one denoiser step each, interleaved in one run.
+
+Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine
+touches all cases alike. Serial is one process with one thread while the others wait idle; parallel is `nproc`
+processes with one thread each. ``DisplacedPatch`` is timed after its warm-up.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partsong.evals.bench_models import BENCH_MODELS
+from partsong.evals.peers import cpu_shims, diffusers_ring, diffusers_ulysses
+from partsong.ledger import Ledger
+from partsong.parallel import (
+    AXES,
+    DisplacedPatch,
+    Mesh,
+    Ring,
+    Strategy,
+    Ulysses,
+    launch,
+    mesh_for,
+    parallelize,
+)
+from partsong.parallel.collectives import agree
+
+__all__ = ["run"]
+
+STRATEGIES: dict[str, Strategy] = {
+    "Ulysses": Ulysses(),
+    "Ring": Ring(),
+    "DisplacedPatch": DisplacedPatch(warmup_steps=1),
+}
+PEERS: dict[str, Callable[[nn.Module, int], None]] = {
+    "diffusers Ulysses": diffusers_ulysses,
+    "diffusers ring": diffusers_ring,
+}
+#: Steps before the timed ones: the first waits for fresh keys, from the second on exchanges are asynchronous.
+STEPS_BEFORE = 2
+
+
+def run(
+    *,
+    nproc: int = 2,
+    repeats: int = 5,
+    models: Sequence[str] = tuple(BENCH_MODELS),
+    tokens: Sequence[int] = (1024, 4096),
+    peers: bool = True,
+) -> list[dict[str, Any]]:
+    """Times all cases and returns one row per model, size and case.
+
+    Args:
+        nproc: ranks, one thread each.
+        repeats: rounds; the median counts.
+        models: names out of `BENCH_MODELS`.
+        tokens: image tokens; 128 text tokens come on top.
+        peers: also time diffusers' own context parallelism.
+    """
+    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One column of the table: its own twin of the model, and what was measured."""
+
+    name: str
+    module: nn.Module
+    everyone: bool = True
+    seconds: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    sent: int = 0
+    first: Tensor | None = None
+
+
+def _on_rank(
+    nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool
+) -> list[dict[str, Any]]:
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    # The first mesh brings up the process group and outlives those of the strategies, which share it.
+    with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims():
+        for model in models:
+            torch.manual_seed(0)
+            module = BENCH_MODELS[model].build().eval()
+            for count in tokens:
+                cases = _cases(module, nproc, peers)
+                _rounds(cases, BENCH_MODELS[model].inputs, count, repeats, mesh)
+                rows += [_row(model, count, case, cases[0], mesh) for case in cases]
+    return rows
+
+
+def _cases(module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
+    cases = [_Case("serial", module, everyone=False)]
+    for name, strategy in STRATEGIES.items():
+        twin = _twin(module)
+        parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
+        cases.append(_Case(name, twin))
+    for name, enable in PEERS.items() if peers else ():
+        twin = _twin(module)
+        enable(twin, nproc)
+        cases.append(_Case(name, twin))
+    return cases
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy that shares the weights, so that every case reads the same memory."""
+    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
+
+
+def _rounds(
+    cases: list[_Case], inputs: Callable[[int, float], dict[str, Any]], count: int, repeats: int, mesh: Mesh
+) -> None:
+    """Steps through falling timesteps, all cases side by side; the first steps are not timed."""
+    for step in range(STEPS_BEFORE + repeats):
+        named = inputs(count, 0.6 - 0.02 * step)
+        for case in cases:
+            seconds, waited = _step(case, named, mesh)
+            if step >= STEPS_BEFORE:
+                case.seconds.append(seconds)
+                case.waiting.append(waited)
+
+
+def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float]:
+    """One step of a case on all ranks; the slowest rank counts."""
+    everyone = mesh.axis(*AXES)
+    agree(everyone, [0.0])
+    start, waited = time.perf_counter(), 0.0
+    if case.everyone or mesh.is_main:
+        with Ledger(flops=False) as ledger:
+            output = case.module(**named, return_dict=False)[0]
+            waited, case.sent = ledger.summary()["seconds_waiting"], int(ledger.summary()["bytes_sent"])
+        if not case.seconds:
+            case.first = output
+    mine = time.perf_counter() - start
+    table = agree(everyone, [mine, waited])
+    if not case.everyone:
+        return table[0][0], table[0][1]
+    return max(row[0] for row in table), max(row[1] for row in table)
+
+
+def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict[str, Any]:
+    seconds, reference = statistics.median(case.seconds), statistics.median(serial.seconds)
+    error = 0.0
+    if mesh.is_main:
+        assert case.first is not None and serial.first is not None
+        error = ((case.first - serial.first).norm() / serial.first.norm()).item()
+    ours = case.name in STRATEGIES
+    return {
+        "name": f"{model} {case.name}",
+        "model": model,
+        "case": case.name,
+        "size": count,
+        "seconds_median": seconds,
+        "ratio_to_serial": reference / seconds,
+        "relative_drift": error,
+        "waiting_fraction": statistics.median(case.waiting) / seconds if ours else None,
+        "bytes_sent_per_step": case.sent if ours else None,
+        "seconds_all": case.seconds,
+    }

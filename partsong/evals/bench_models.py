@@ -1,0 +1,100 @@
+"""Random-weight transformers of about 100 M parameters and their inputs, for timing on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BENCH_MODELS", "BenchModel"]
+
+WIDTH, HEADS = 768, 12
+TEXT_TOKENS = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchModel:
+    """A model to time.
+
+    Attributes:
+        name: as it appears in result tables.
+        build: makes the module; weights are random, seeded by the caller.
+        inputs: keyword arguments for a number of image tokens and a timestep in [0, 1].
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, float], dict[str, Any]]
+
+
+def _flux() -> nn.Module:
+    from diffusers import FluxTransformer2DModel
+
+    return FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=2,
+        num_single_layers=6,
+        attention_head_dim=WIDTH // HEADS,
+        num_attention_heads=HEADS,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        axes_dims_rope=(16, 24, 24),
+    )
+
+
+def _flux_inputs(tokens: int, time: float) -> dict[str, Any]:
+    side = round(tokens**0.5)
+    ids = torch.zeros(tokens, 3)
+    ids[:, 1], ids[:, 2] = torch.arange(tokens) // side, torch.arange(tokens) % side
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "hidden_states": _randn(draw, 1, tokens, 64),
+        "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
+        "pooled_projections": _randn(draw, 1, WIDTH),
+        "timestep": torch.tensor([time]),
+        "img_ids": ids,
+        "txt_ids": torch.zeros(TEXT_TOKENS, 3),
+    }
+
+
+def _wan() -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    return WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=HEADS,
+        attention_head_dim=WIDTH // HEADS,
+        in_channels=16,
+        out_channels=16,
+        text_dim=WIDTH,
+        freq_dim=256,
+        ffn_dim=4 * WIDTH,
+        num_layers=9,
+        rope_max_seq_len=128,
+    )
+
+
+def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
+    side = round((tokens / 4) ** 0.5)  # four latent frames
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "hidden_states": _randn(draw, 1, 16, tokens // side**2, 2 * side, 2 * side),
+        "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
+        "timestep": torch.tensor([time * 1000]),
+    }
+
+
+def _randn(draw: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=draw)
+
+
+BENCH_MODELS = {
+    row.name: row
+    for row in (
+        BenchModel(name="flux-like", build=_flux, inputs=_flux_inputs),
+        BenchModel(name="wan-like", build=_wan, inputs=_wan_inputs),
+    )
+}

@@ -1,0 +1,60 @@
+"""diffusers' own context parallelism, made to run on a CPU so that it can stand in the same table.
+
+Two calls are shimmed, nothing else is touched: on a machine without accelerators ``torch.accelerator.device_count()``
+is 0 and diffusers divides by it, and its native attention returns no log-sum-exp, which its ring needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["diffusers_ring", "diffusers_ulysses", "cpu_shims"]
+
+
+def diffusers_ulysses(module: nn.Module, degree: int) -> None:
+    """Turns on diffusers' Ulysses; it cannot be turned off again."""
+    _enable(module, ulysses_degree=degree)
+
+
+def diffusers_ring(module: nn.Module, degree: int) -> None:
+    """Turns on diffusers' ring (an all-gather of keys and values, then a loop over them)."""
+    _enable(module, ring_degree=degree)
+
+
+def _enable(module: nn.Module, **degrees: int) -> None:
+    from diffusers import ContextParallelConfig
+
+    with cpu_shims():
+        module.enable_parallelism(config=ContextParallelConfig(**degrees))  # type: ignore[operator]
+
+
+@contextmanager
+def cpu_shims() -> Iterator[None]:
+    """Shims for the time of a block."""
+    from diffusers.models import attention_dispatch
+
+    count, native = torch.accelerator.device_count, attention_dispatch._native_attention_forward_op
+    if count() == 0:
+        torch.accelerator.device_count = lambda: 1
+    attention_dispatch._native_attention_forward_op = _with_log_sum_exp(native)
+    try:
+        yield
+    finally:
+        torch.accelerator.device_count, attention_dispatch._native_attention_forward_op = count, native
+
+
+def _with_log_sum_exp(native: Any) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        wants = kwargs.pop("return_lse", False) or (len(args) > 5 and args[5])
+        if not wants:
+            return native(ctx, query, key, value, *args, **kwargs)
+        q, k, v = (x.permute(0, 2, 1, 3) for x in (query, key, value))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        return out.permute(0, 2, 1, 3), lse.permute(0, 2, 1)
+
+    return forward
