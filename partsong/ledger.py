@@ -66,11 +66,15 @@ class Ledger:
         path: file to append JSON lines to; several ranks may share it (a line is written in one call). None keeps
             the records in memory only.
         rank: number written into each record; default is the environment's ``RANK``, else 0.
+        flops: whether models under a plan count their floating-point operations, once per set of shapes.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, rank: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, rank: int | None = None, flops: bool = True
+    ) -> None:
         self.path = None if path is None else Path(path)
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self.flops = flops
         self.records: list[dict[str, Any]] = []
         self._open: dict[str, float] = dict.fromkeys(FIELDS, 0)
         self._token: Token[Ledger | None] | None = None

@@ -257,7 +257,7 @@ class _Denoiser:
             output = forward(**named)
         else:
             start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
-            output = counting_flops(forward, named, self.seen.flops)
+            output = counting_flops(forward, named, self.seen.flops) if active.flops else forward(**named)
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.sequence is not None:

@@ -1,0 +1,5 @@
+"""Loops: what turns a model and a schedule into a sample."""
+
+from partsong.samplers.generate import generate
+
+__all__ = ["generate"]
