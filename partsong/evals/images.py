@@ -23,7 +23,7 @@ from partsong.progress import progress
 from partsong.samplers import generate
 from partsong.seeds import generators
 
-__all__ = ["ImageJob", "facts_read", "load_pipeline", "run_image"]
+__all__ = ["ImageJob", "facts_read", "load_pipeline", "quiet", "run_image"]
 
 #: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
 PATIENCE = 3600.0
@@ -78,7 +78,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    _quiet()
+    quiet()
     _check_call(job)
     with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
         pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
@@ -127,7 +127,7 @@ def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Leaves standard error to partsong: this process samples one job and reports itself."""
     import diffusers
     import transformers

@@ -1,0 +1,85 @@
+"""``partsong demo``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from partsong.cli.info import env
+from partsong.cli.models import find_model
+from partsong.cli.options import Demo
+from partsong.cli.ranks import run_on_ranks, under_torchrun
+from partsong.errors import ArgumentError
+from partsong.outputs import check_writable
+from partsong.seeds import check_seed
+
+__all__ = ["demo"]
+
+
+def demo(options: Demo) -> dict[str, Any]:
+    """Samples, writes the page and returns the measured rows."""
+    _check(options)
+    source = find_model("shapes")
+    from partsong.evals.demo import DemoJob, methods_for, run_demo
+    from partsong.evals.page import render_page
+
+    job = DemoJob(
+        model=source.zoo_name or "shapes",
+        methods=methods_for(options.nproc),
+        nproc=options.nproc,
+        seed=options.seed,
+        steps=options.steps,
+        repeats=options.repeats,
+    )
+    calls = (len(job.methods) + 1) * job.repeats
+    print(
+        f"sampling {len(job.captions)} captions {calls} times on {job.nproc} ranks: {', '.join(job.methods)}",
+        flush=True,
+    )
+    start = time.perf_counter()
+    methods = run_on_ranks(run_demo, options.nproc, job)
+    seconds = time.perf_counter() - start
+    out = Path(options.out).resolve()
+    out.write_text(render_page(job, methods, _hardware()), encoding="utf-8")
+    rows = [
+        {
+            "name": method.name,
+            "class": method.kind,
+            "seconds": method.seconds,
+            "speedup": method.speedup,
+            "psnr_to_serial": method.psnr,
+            "max_abs_diff": method.max_abs_diff,
+            "facts_read": sum(sum(f.values()) for f in method.facts) / sum(len(f) for f in method.facts),
+            "bytes_sent": method.bytes_sent,
+        }
+        for method in methods
+    ]
+    return {
+        "command": "demo",
+        "strategy": list(job.methods),
+        "nproc": job.nproc,
+        "seed": job.seed,
+        "seconds": seconds,
+        "out": out,
+        "rows": rows,
+    }
+
+
+def _check(options: Demo) -> None:
+    if under_torchrun():
+        raise ArgumentError("partsong demo starts its own ranks; run it without torchrun")
+    if options.nproc < 2:
+        raise ArgumentError(f"--nproc {options.nproc}: the demo compares 2 or more ranks with one process")
+    for name in ("repeats", "steps"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ArgumentError(f"--{name} {value}: must be 1 or more")
+    check_seed(options.seed)
+    check_writable(options.out)
+
+
+def _hardware() -> str:
+    machine = env()
+    devices = ", ".join(machine["gpus"]) or "no GPU"
+    return f"{machine['system']}, {machine['cores']} cores, {devices}, torch {machine['packages']['torch']}"
