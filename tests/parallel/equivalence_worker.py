@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from diffusers.utils import logging
 
 from partsong.ledger import Ledger
 from partsong.parallel import (
@@ -23,6 +25,7 @@ from partsong.parallel.collectives import agree
 from tests.parallel.families import FAMILIES
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+SIDES = (8, 6)
 STEPS = (900, 500, 100)
 
 
@@ -48,18 +51,27 @@ def _error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got - want).double().norm() / want.double().norm()).item()
 
 
-def _case(name: str, side: int, dtype: torch.dtype, chosen: tuple[Strategy, ...], mesh: Mesh) -> dict[str, Any]:
+@functools.cache
+def _twin(name: str, side: int, dtype: torch.dtype) -> tuple[Any, list[dict[str, Any]], list[torch.Tensor]]:
+    """A model, the calls of three steps, and what it answers on one rank."""
     family = FAMILIES[name]
     model, named = family.model(side, dtype), family.call(side, 2, dtype)
-    calls = [{**named, "timestep": torch.full_like(named["timestep"], t / (1000 if name == "Flux" else 1))} for t in STEPS]
+    unit = 1000 if name == "Flux" else 1
+    calls = [{**named, "timestep": torch.full_like(named["timestep"], time / unit)} for time in STEPS]
     with torch.no_grad():
-        want = [model(**call).sample for call in calls]
+        return model, calls, [model(**call).sample for call in calls]
+
+
+def _case(name: str, side: int, dtype: torch.dtype, chosen: tuple[Strategy, ...], mesh: Mesh) -> dict[str, Any]:
+    model, calls, want = _twin(name, side, dtype)
+    with torch.no_grad():
         with parallelize(model, *chosen, mesh=mesh) as plan, Ledger(flops=False) as ledger:
             got = [model(**call).sample for call in calls]
             predicted = plan.explain().bytes_total()
         after = model(**calls[0]).sample
     errors = [_error(g, w) for g, w in zip(got, want, strict=True)]
-    everyone = agree(mesh.axis(*mesh.degrees), [max(errors), ledger.summary()["bytes_sent"], float(torch.equal(after, want[0]))])
+    mine = [max(errors), ledger.summary()["bytes_sent"], float(torch.equal(after, want[0]))]
+    everyone = agree(mesh.axis(*mesh.degrees), mine)
     return {
         "error": max(row[0] for row in everyone),
         "counted": [int(row[1]) for row in everyone],
@@ -71,12 +83,13 @@ def _case(name: str, side: int, dtype: torch.dtype, chosen: tuple[Strategy, ...]
 
 def run(nproc: int) -> dict[tuple[str, str, int, str], dict[str, Any]]:
     """All cases on the ranks of this process."""
+    logging.set_verbosity_error()
     torch.set_num_threads(1)
     results = {}
     for label, chosen in strategies(nproc).items():
         with Mesh(**mesh_for(chosen, nproc)) as mesh:
             for name in FAMILIES:
-                for side in (8, 6):
+                for side in SIDES:
                     for dtype_name, dtype in DTYPES.items():
                         results[label, name, side, dtype_name] = _case(name, side, dtype, chosen, mesh)
     return results

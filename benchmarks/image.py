@@ -1,0 +1,110 @@
+"""Times the image strategies and files the table: ``python benchmarks/image.py --out benchmarks/NAME``.
+
+With ``--link 1gbit`` everything runs in a network namespace of its own whose loopback is slowed by a token bucket, so
+two processes on one machine exchange at the speed of that link (Linux, root, iproute2). Writes NAME.json with all
+timings and NAME.md with the table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from partsong.cli.info import env
+
+NAMESPACE = "partsong-bench"
+BURST, LATENCY = "1mb", "400ms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What to time."""
+
+    out: Path
+    """Result files without suffix."""
+    nproc: int = 2
+    """Ranks, one thread each."""
+    repeats: int = 5
+    """Rounds; the median counts."""
+    models: list[str] = field(default_factory=lambda: ["flux-like", "wan-like"])
+    """Rows of partsong.evals.bench_models."""
+    tokens: list[int] = field(default_factory=lambda: [1024, 4096])
+    """Image tokens."""
+    link: list[str] = field(default_factory=list)
+    """Rates as tc writes them (2gbit, 1gbit, 500mbit); none times plain loopback."""
+
+
+def main(config: Config) -> None:
+    """Times each link and writes the files."""
+    rows: list[dict[str, Any]] = []
+    for link in config.link or [None]:
+        rows += _timed(config, link)
+    machine = env()
+    result = {
+        "command": " ".join(["python", "benchmarks/image.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "hardware": {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")},
+        "rows": rows,
+    }
+    config.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    config.out.with_suffix(".md").write_text(_markdown(result))
+    print(_markdown(result))
+
+
+def _timed(config: Config, link: str | None) -> list[dict[str, Any]]:
+    settings = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models, "tokens": config.tokens}
+    command = [sys.executable, str(Path(__file__).with_name("image_rows.py")), json.dumps(settings)]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    if link is not None:
+        command = ["ip", "netns", "exec", NAMESPACE, *command]
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        _open_namespace(link)
+    try:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    finally:
+        if link is not None:
+            subprocess.run(["ip", "netns", "delete", NAMESPACE], check=True)
+    return [{**row, "link": link or "loopback"} for row in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _open_namespace(rate: str) -> None:
+    inside = ["ip", "netns", "exec", NAMESPACE]
+    subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
+    subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+    bucket = ["tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
+    subprocess.run([*inside, "tc", "qdisc", "replace", "dev", "lo", "root", *bucket], check=True)
+
+
+def _markdown(result: dict[str, Any]) -> str:
+    lines = [
+        f"# Image strategies, {result['date']}",
+        "",
+        f"`{result['command']}`; {result['hardware']['cores']} cores, {result['hardware']['system']}; packages: "
+        + ", ".join(f"{name} {version}" for name, version in result["hardware"]["packages"].items()),
+        "",
+        "One denoiser step, float32, one thread per process, all cases interleaved in one run, median. Drift is the "
+        "relative error of the step's output against serial (random weights).",
+        "",
+        "| link | model | tokens | case | seconds | speed-up | waiting | MB sent per rank and step | drift |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        waiting = "" if row["waiting_fraction"] is None else f"{100 * row['waiting_fraction']:.1f} %"
+        sent = "" if row["bytes_sent_per_step"] is None else f"{row['bytes_sent_per_step'] / 1e6:.1f}"
+        lines.append(
+            f"| {row['link']} | {row['model']} | {row['size']} | {row['case']} | {row['seconds_median']:.3f} | "
+            f"{row['ratio_to_serial']:.2f}x | {waiting} | {sent} | {row['relative_drift']:.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,126 @@
+"""Runs on every rank: programs in which one rank fails, in one of the ways ranks fail."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from partsong.errors import ArgumentError
+from partsong.parallel import Mesh, Ring, Ulysses, health, parallelize
+from partsong.parallel.collectives import agree, broadcast, exchange, ring_exchange
+from tests.parallel.families import FAMILIES
+
+VICTIM_STEP = 3
+
+
+def rank_and_world() -> tuple[int, int, int]:
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.getpid()
+
+
+def value_of(rank_value: dict[str, Any]) -> dict[str, Any]:
+    return {**rank_value, "rank": int(os.environ["RANK"])}
+
+
+class Opaque(Exception):
+    """Cannot be sent to another process: its state holds a lock-like object."""
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError("no")
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "argument": lambda: ArgumentError("height=7 does not fit"),
+    "key": lambda: KeyError("missing"),
+    "opaque": lambda: Opaque("cannot travel"),
+}
+
+
+def raise_on(victim: int, kind: str) -> None:
+    if int(os.environ["RANK"]) == victim:
+        raise ERRORS[kind]()
+
+
+def unpicklable_result() -> Any:
+    return lambda: None
+
+
+def _loop(mesh: Mesh, at_step: Callable[[int], None]) -> None:
+    """A denoising loop that would run for hours."""
+    family = FAMILIES["DiT"]
+    model, named = family.model(8, torch.float32), family.call(8, 1, torch.float32)
+    strategy = Ring() if mesh.world_size == 2 else Ulysses()
+    with parallelize(model, strategy, mesh=mesh), torch.no_grad():
+        for step in range(100_000):
+            at_step(step)
+            model(**{**named, "timestep": torch.full((1,), 1_000_000 - step)})
+
+
+def fail_in_loop(victim: int, how: str, folder: str) -> None:
+    """Every rank samples; at step 3 the victim dies, stops, leaves or raises."""
+    torch.set_num_threads(1)
+    health.SILENCE = 3.0
+    with Mesh(**{"ring" if os.environ["WORLD_SIZE"] == "2" else "ulysses": int(os.environ["WORLD_SIZE"])}) as mesh:
+        with open(os.path.join(folder, str(mesh.rank)), "w") as file:
+            file.write(str(os.getpid()))
+
+        def at_step(step: int) -> None:
+            if mesh.rank == victim and step == VICTIM_STEP:
+                _fail(how)
+
+        try:
+            _loop(mesh, at_step)
+        except _LeftEarly:
+            return
+
+
+class _LeftEarly(Exception):
+    pass
+
+
+def _fail(how: str) -> None:
+    if how in ("SIGKILL", "SIGSTOP", "SIGSEGV"):
+        os.kill(os.getpid(), getattr(signal, how))
+    if how == "exit":
+        os._exit(7)
+    if how == "sys.exit":
+        raise SystemExit(0)
+    if how == "return":
+        raise _LeftEarly
+    raise ValueError("bad luck at step 3")
+
+
+def return_while_awaited(victim: int) -> str:
+    """The victim returns and keeps its process group open; the others wait for its message."""
+    mesh = Mesh(ring=int(os.environ["WORLD_SIZE"]))
+    axis = mesh.axis("ring")
+    agree(axis, [1.0])
+    if mesh.rank == victim:
+        mesh._heartbeat.stop()  # the goodbye of a rank that thinks it is done; its sockets stay open
+        signal.pause()
+    exchange(axis, {}, {victim: torch.empty(3)}, name="a message that never comes").wait()
+    return "unreachable"
+
+
+def disagree() -> str:
+    """Rank 0 asks for a ring exchange where rank 1 broadcasts; returns what each says."""
+    with Mesh(ring=2, timeout=4.0) as mesh:
+        axis, tensor = mesh.axis("ring"), torch.ones(4)
+        try:
+            if mesh.rank == 0:
+                ring_exchange(axis, tensor, torch.empty(4), name="ring of rank 0").wait()
+            else:
+                broadcast(axis, tensor, name="broadcast of rank 1")
+        except Exception as error:  # noqa: BLE001 - the text is what the test reads
+            return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def disagree_everywhere(folder: str) -> None:
+    text = disagree()
+    with open(os.path.join(folder, os.environ["RANK"]), "w") as file:
+        file.write(text)

@@ -1,0 +1,139 @@
+"""`launch` brings back what rank 0 returned, and ends every rank when one fails, naming the one to blame."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
+from partsong.parallel import launch
+from partsong.parallel import launch as launch_function
+from partsong.parallel.launch import _Run
+from tests.parallel import fault_worker
+
+NEVER_LONGER = 60.0  # start-up of ranks on a busy machine included; the collectives' own limit is 120 s
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Watched:
+    """One failing run: its error, how long it took from the failure on, and what it left behind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, nproc: int, fn: Any, *args: Any) -> None:
+        start, ports = _Run.start, []
+
+        def remember(run: _Run) -> None:
+            start(run)
+            ports.append(run.store.port)
+
+        monkeypatch.setattr(_Run, "start", remember)
+        with pytest.raises(PartsongError) as caught:
+            launch_function(fn, nproc, *args)
+        self.error, self.text = caught.value, str(caught.value)
+        self.everything = "\n".join([self.text, *getattr(caught.value, "__notes__", [])])
+        marks = sorted(folder.iterdir())
+        self.seconds = time.time() - max((mark.stat().st_mtime for mark in marks), default=0.0)
+        self.pids = [int(mark.read_text()) for mark in marks if mark.name.isdigit() and mark.read_text().isdigit()]
+        self.port = ports[0]
+
+    def left_nothing(self, nproc: int) -> bool:
+        with socket.socket() as probe:
+            closed = probe.connect_ex(("127.0.0.1", self.port)) != 0
+        return closed and len(self.pids) == nproc and not any(alive(pid) for pid in self.pids)
+
+
+def test_value_of_rank_zero_and_the_environment_is_left_alone() -> None:
+    before = dict(os.environ)
+    rank, world, pid = launch(fault_worker.rank_and_world, 2)
+    assert (rank, world) == (0, 2)
+    assert pid != os.getpid()
+    assert not alive(pid)
+    assert dict(os.environ) == before
+
+
+def test_arguments_travel() -> None:
+    assert launch(fault_worker.value_of, 1, {"a": [1, 2]}) == {"a": [1, 2], "rank": 0}
+
+
+def test_a_partsong_error_keeps_its_type_and_gets_the_rank_as_a_note() -> None:
+    with pytest.raises(ArgumentError, match="height=7 does not fit") as caught:
+        launch(fault_worker.raise_on, 2, 1, "argument")
+    note = "\n".join(caught.value.__notes__)
+    assert "rank 1" in note
+    assert "raise_on" in note
+
+
+@pytest.mark.parametrize(("kind", "text"), [("key", "KeyError"), ("opaque", "cannot travel")])
+def test_any_other_error_becomes_a_rank_error(kind: str, text: str) -> None:
+    with pytest.raises(RankError, match=f"rank 1.*{text}") as caught:
+        launch(fault_worker.raise_on, 2, 1, kind)
+    assert caught.value.rank == 1
+
+
+def test_a_result_that_cannot_travel_is_an_error_and_no_hang() -> None:
+    with pytest.raises(RankError, match="rank 0"):
+        launch(fault_worker.unpicklable_result, 1)
+
+
+@pytest.mark.parametrize("nproc", [0, -1, True, 2.0, "2", None])
+def test_refuses_a_number_of_ranks_that_is_none(nproc: Any) -> None:
+    with pytest.raises(ArgumentError, match="number of ranks"):
+        launch(fault_worker.rank_and_world, nproc)
+
+
+def test_refuses_what_cannot_be_sent() -> None:
+    with pytest.raises(ArgumentError, match="top level of a module"):
+        launch(lambda: 1, 1)
+    with pytest.raises(ArgumentError, match="plain values"):
+        launch(fault_worker.value_of, 1, {"handle": socket.socket()})
+
+
+FAULTS = [
+    ("SIGKILL", 2, 0, "SIGKILL"),
+    ("SIGKILL", 3, 2, "SIGKILL"),
+    ("SIGSTOP", 2, 1, "silent|dead"),
+    ("exit", 2, 1, "exited with code 7"),
+    ("return", 3, 1, "left the run"),
+    ("sys.exit", 2, 1, "SystemExit"),
+    ("raise", 3, 1, "bad luck at step 3"),
+]
+
+
+@pytest.mark.parametrize(("how", "nproc", "victim", "text"), FAULTS, ids=[f"{f[0]}-{f[1]}" for f in FAULTS])
+def test_a_rank_that_fails_in_mid_run_ends_the_run(
+    how: str, nproc: int, victim: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Watched(monkeypatch, tmp_path, nproc, fault_worker.fail_in_loop, victim, how, str(tmp_path))
+    assert any(word in run.text for word in text.split("|")), run.everything
+    assert f"rank {victim}" in run.text, run.everything
+    if isinstance(run.error, RankError):
+        assert run.error.rank == victim
+    assert run.seconds < 15.0
+    assert run.left_nothing(nproc)
+
+
+def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
+    start = time.monotonic()
+    with pytest.raises(DistributedError, match="rank 1.*left the run") as caught:
+        launch(fault_worker.return_while_awaited, 3, 1)
+    assert "a message that never comes" in str(caught.value)
+    assert time.monotonic() - start < NEVER_LONGER
+
+
+def test_ranks_that_ask_for_different_things_name_both(tmp_path: Path) -> None:
+    launch(fault_worker.disagree_everywhere, 2, str(tmp_path))
+    first, second = (tmp_path / "0").read_text(), (tmp_path / "1").read_text()
+    for text in (first, second):
+        assert text.startswith("DistributedError")
+        assert "ring of rank 0" in text
+        assert "broadcast of rank 1" in text
