@@ -1,0 +1,242 @@
+"""The command line: what it refuses and how, what it writes, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from partsong import zoo
+from partsong.cli import main
+from partsong.parallel import STRATEGIES
+
+COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
+IMAGE = {"class", "psnr_to_serial", "max_abs_diff", "facts_read", "bytes_sent"}
+COMPARED = {"seconds_serial", "speedup"}
+CAPTION = "a red circle left of a blue square"
+PROGRAM = [sys.executable, "-m", "partsong"]
+
+needs_weights = pytest.mark.skipif(
+    not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="the shapes weights are not there"
+)
+
+
+def run(*args: object) -> int:
+    """Exit code of a command run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(arg) for arg in args])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def folder(path: Path, index: object, *parts: str) -> Path:
+    """A pipeline folder with a `model_index.json` and empty part folders."""
+    path.mkdir()
+    (path / "model_index.json").write_text(index if isinstance(index, str) else json.dumps(index), encoding="utf-8")
+    for part in parts:
+        (path / part).mkdir()
+        (path / part / "diffusion_pytorch_model.safetensors").touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for each way a model folder can be wrong."""
+    root = tmp_path_factory.mktemp("models")
+    unet = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+    flux = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    folder(root / "unet", unet, "unet")
+    folder(root / "broken", "{not json")
+    folder(root / "list", [1, 2])
+    folder(root / "nameless", {"transformer": ["diffusers", "FluxTransformer2DModel"]}, "transformer")
+    folder(root / "incomplete", flux)
+    folder(root / "foreign", {**flux, "transformer": ["my_code", "MyTransformer"]}, "transformer")
+    folder(root / "pickles", flux, "transformer")
+    (root / "pickles" / "transformer" / "diffusion_pytorch_model.safetensors").rename(root / "pickles" / "weights.bin")
+    (root / "empty").mkdir()
+    return root
+
+
+REFUSED = {
+    "empty prompt": (["image", "  "], "prompt is empty"),
+    "no prompt": (["image"], "PROMPT"),
+    "no command": ([], "Expected one of"),
+    "unknown command": (["imagine", "x"], "imagine"),
+    "unknown option": (["image", CAPTION, "--ulysses"], "--ulysses"),
+    "word for a number": (["image", CAPTION, "--nproc", "two"], "--nproc"),
+    "no ranks": (["image", CAPTION, "--nproc", 0], "1 or more"),
+    "no steps": (["image", CAPTION, "--steps", 0], "--steps 0"),
+    "negative seed": (["image", CAPTION, "--seed", -1], "seed"),
+    "not a PNG": (["image", CAPTION, "--out", "x.jpg"], "PNG"),
+    "place that cannot be written": (["image", CAPTION, "--out", "/proc/x.png"], "/proc/x.png"),
+    "JSON place": (["image", CAPTION, "--json", "/proc/x.json"], "/proc/x.json"),
+    "unknown strategy": (["image", CAPTION, "--strategy", "ulises"], "displaced-patch"),
+    "unknown key": (["image", CAPTION, "--strategy", "ulysses:degre=2"], "degree"),
+    "word for a degree": (["image", CAPTION, "--strategy", "ulysses:degree=x"], "'x'"),
+    "degree and ranks": (["image", CAPTION, "--nproc", 2, "--strategy", "ulysses:degree=3"], "3"),
+    "same axis twice": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--strategy", "ring"], "ring"),
+    "ranks without strategy": (["image", CAPTION, "--nproc", 2], "--strategy"),
+    "unknown model": (["image", CAPTION, "--model", "nope"], "shapes"),
+    "missing folder": (["image", CAPTION, "--model", "./nope"], "./nope"),
+    "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
+    "unknown bench": (["bench", "sound"], "sound"),
+    "unknown list": (["list", "colours"], "colours"),
+    "demo on one rank": (["demo", "--nproc", 1], "2 or more"),
+}
+
+BAD_FOLDERS = {
+    "empty": "model_index.json",
+    "broken": "cannot be read",
+    "list": "list",
+    "nameless": "pipeline class",
+    "incomplete": "transformer",
+    "foreign": "my_code",
+    "pickles": "safetensors",
+}
+
+
+def refuses(capsys: pytest.CaptureFixture[str], args: list[object], told: str) -> None:
+    """One line on standard error, nothing on standard output, exit code 2."""
+    assert run(*args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("partsong: error: ")
+    assert err.count("\n") == 1
+    assert told in err
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args, told = REFUSED[case]
+    refuses(capsys, list(args), told)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_bad_model_folder_is_one_line(name: str, nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["image", CAPTION, "--model", folders / name, "--nproc", nproc, "--strategy", "ulysses"]
+    refuses(capsys, args, BAD_FOLDERS[name])
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_unsupported_architecture_is_one_line(nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["image", CAPTION, "--model", folders / "unet", "--nproc", nproc, "--strategy", "ring"]
+    refuses(capsys, args, "UNet2DConditionModel")
+
+
+def test_every_rank_refuses_and_one_says_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert run("image", CAPTION, "--strategy", "ulysses:degree=3") == 2
+        assert capsys.readouterr().err.count("\n") == lines
+    monkeypatch.setenv("RANK", "0")
+    refuses(capsys, ["image", CAPTION, "--nproc", 4, "--strategy", "ring"], "torchrun started 2")
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="ulises"):
+        main(["image", CAPTION, "--strategy", "ulises", "--debug"])
+
+
+@pytest.mark.parametrize("command", [(), ("image",), ("bench",), ("env",), ("list",), ("demo",)])
+def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command, "--help") == 0
+    assert "--help" in capsys.readouterr().out
+
+
+def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "strategies", "--json", tmp_path / "s.json") == 0
+    rows = read(tmp_path / "s.json")["rows"]
+    assert [row["name"] for row in rows] == list(STRATEGIES)
+    assert {row["class"] for row in rows} == {"exact", "approximate"}
+    assert run("list", "models") == 0
+    assert run("list", "suites") == 0
+    assert run("env", "--json", tmp_path / "e.json") == 0
+    machine = read(tmp_path / "e.json")
+    assert machine.keys() >= COMMON
+    assert {"naive", "cpu_flash"} <= {row["name"] for row in machine["attention"]}
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*STRATEGIES, *zoo.MODELS, "naive"))
+
+
+@needs_weights
+def test_image_on_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, result = tmp_path / "deep" / "x.png", tmp_path / "r.json"
+    assert run("image", CAPTION, "--steps", 2, "--num-images", 2, "--out", out, "--json", result) == 0
+    found = read(result)
+    assert found.keys() >= COMMON | IMAGE
+    assert not COMPARED & found.keys()
+    assert (found["command"], found["strategy"], found["nproc"], found["class"]) == ("image", "serial", 1, "exact")
+    assert [Image.open(path).size for path in found["images"]] == [(64, 64)] * 2
+    assert str(found["out"]) in capsys.readouterr().out
+
+
+@needs_weights
+def test_pipeline_refusal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, ["image", CAPTION, "--height", 61, "--out", tmp_path / "x.png"], "61")
+
+
+@needs_weights
+def test_image_with_its_serial_twin(tmp_path: Path) -> None:
+    out, result, ledger = tmp_path / "x.png", tmp_path / "r.json", tmp_path / "l.jsonl"
+    command = [*PROGRAM, "image", CAPTION, "--nproc", "2", "--strategy", "ulysses", "--compare", "--steps", "4"]
+    paths = ["--out", str(out), "--json", str(result), "--ledger", str(ledger)]
+    done = subprocess.run([*command, *paths, "--seed", "7"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = read(result)
+    assert found.keys() >= COMMON | IMAGE | COMPARED
+    assert (found["strategy"], found["nproc"], found["seed"], found["class"]) == ("ulysses", 2, 7, "exact")
+    assert found["psnr_to_serial"] > 100
+    assert found["max_abs_diff"] < 1e-4
+    assert found["facts_read"] == found["facts_read_serial"]
+    assert found["speedup"] == pytest.approx(found["seconds_serial"] / found["seconds"])
+    records = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
+    sent = [sum(record["bytes_sent"] for record in records if record["rank"] == rank) for rank in range(2)]
+    assert found["bytes_sent"] == sent
+    assert min(sent) > 0
+    assert Image.open(out).size == (64, 64)
+
+
+@needs_weights
+def test_image_under_torchrun(tmp_path: Path) -> None:
+    out, result = tmp_path / "x.png", tmp_path / "r.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    options = ["--strategy", "displaced-patch:warmup_steps=2", "--steps", "2", "--out", str(out), "--json", str(result)]
+    subprocess.run([*torchrun, "partsong", "image", CAPTION, *options], capture_output=True, check=True)
+    found = read(result)
+    assert (found["nproc"], found["class"], len(found["bytes_sent"])) == (2, "approximate", 2)
+    assert out.is_file()
+
+
+@needs_weights
+def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    command = [*PROGRAM, "demo", "--out", str(tmp_path / "page.html")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("sampling")
+        ranks: list[psutil.Process] = []
+        while len(ranks) < 2:
+            with pytest.raises(psutil.TimeoutExpired):  # anything else: it ended by itself
+                psutil.Process(process.pid).wait(timeout=0.05)
+            ranks = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "partsong: error: interrupted\n"
+    assert psutil.wait_procs(ranks, timeout=15)[1] == []
+    assert not (tmp_path / "page.html").exists()
