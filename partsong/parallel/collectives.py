@@ -8,6 +8,7 @@ A tag per call keeps messages apart when many are in flight; ranks post in the s
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -29,8 +30,16 @@ _next_tag: dict[str, int] = {}
 class Pending:
     """Messages under way. Keeps their tensors alive; `wait` must be called before a received tensor is read."""
 
-    def __init__(self, name: str, works: Sequence[dist.Work], tensors: Sequence[Tensor], finish: Sequence[Callable]):
+    def __init__(
+        self,
+        name: str,
+        works: Sequence[dist.Work] = (),
+        tensors: Sequence[Tensor] = (),
+        finish: Sequence[Callable] = (),
+        peers: Sequence[int] = (),
+    ) -> None:
         self.name, self._works, self._tensors, self._finish = name, list(works), list(tensors), list(finish)
+        self._peers = tuple(peers)
 
     @property
     def done(self) -> bool:
@@ -46,7 +55,7 @@ class Pending:
         if not self._works:
             return
         start = time.perf_counter()
-        with operation(self.name):
+        with operation(self.name, self._peers):
             for work in self._works:
                 work.wait()
         for finish in self._finish:
@@ -66,8 +75,10 @@ def exchange(
         recvs: contiguous tensor to fill from each peer index; empty ones are not received.
         name: what the ledger and errors call it.
     """
-    tag = _next_tag[axis.name] = (_next_tag.get(axis.name, -1) + 1) % _TAGS
-    ops, tensors, finish = [], [], []
+    count = _next_tag[axis.name] = (_next_tag.get(axis.name, -1) + 1) % _TAGS
+    # The name is part of the tag: ranks that ask for different things wait and are told, they never swap data.
+    tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count
+    ops, tensors, finish, peers = [], [], [], []
     for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
         for peer, tensor in parts.items():
             if tensor.numel() == 0:
@@ -76,6 +87,7 @@ def exchange(
             if wire is not tensor and kind is dist.irecv:
                 finish.append(_copier(tensor, wire))
             tensors.append(wire)
+            peers.append(axis.ranks[peer])
             ops.append(dist.P2POp(kind, wire, axis.ranks[peer], axis.group, tag))
     ledger.count(
         bytes_sent=sum(t.numel() * t.element_size() for t in sends.values()),
@@ -83,10 +95,10 @@ def exchange(
         messages=sum(t.numel() > 0 for t in sends.values()),
     )
     if not ops:
-        return Pending(name, (), (), ())
+        return Pending(name)
     label = f"{name} on axis {axis.name}"
-    with operation(label):
-        return Pending(label, dist.batch_isend_irecv(ops), tensors, finish)
+    with operation(label, peers):
+        return Pending(label, dist.batch_isend_irecv(ops), tensors, finish, peers)
 
 
 def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:
@@ -98,7 +110,10 @@ def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:
 
 
 def _copier(target: Tensor, source: Tensor) -> Callable[[], None]:
-    return lambda: target.copy_(source) and None
+    def copy() -> None:
+        target.copy_(source)
+
+    return copy
 
 
 def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring exchange") -> Pending:

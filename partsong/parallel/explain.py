@@ -17,7 +17,10 @@ from partsong.parallel.sequence import TOKEN_AXES
 if TYPE_CHECKING:
     from partsong.parallel.plan import Plan
 
-__all__ = ["Explanation", "Seen", "counting_flops", "explain"]
+__all__ = ["SHAPE_NUMBERS", "Explanation", "Seen", "counting_flops", "explain"]
+
+#: Numbers with which the ranks compare the shape of the first latents.
+SHAPE_NUMBERS = 8
 
 
 @dataclass(slots=True)
@@ -161,7 +164,9 @@ def _itemsize(module: nn.Module) -> int:
 
 
 def _once_bytes(plan: Plan, rank: int) -> int:
-    total = plan.seen.latents_bytes * (plan.mesh.world_size - 1) if rank == 0 else 0
+    peers = plan.mesh.world_size - 1
+    total = 8 * SHAPE_NUMBERS * peers if plan.seen.latents_bytes else 0
+    total += plan.seen.latents_bytes * peers if rank == 0 else 0
     size = plan.mesh.degrees["data"]
     for samples, sample_bytes in plan.seen.decoded:
         index = _place(plan, rank, ("data",))
@@ -182,7 +187,8 @@ def _split_lines(plan: Plan) -> list[str]:
 
 def _stale_lines(plan: Plan) -> list[str]:
     return [
-        f"keys and values of the other ranks are one step old after {s.warmup_steps} steps"
+        f"after {s.warmup_steps} steps, keys and values of the other ranks are "
+        + ("one step old" if s.order == 0 else "extrapolated from the last two steps")
         for s in plan.strategies
         if isinstance(s, DisplacedPatch) and plan.mesh.degrees["patch"] > 1
     ]

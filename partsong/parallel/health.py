@@ -2,8 +2,8 @@
 
 Every rank of a distributed run keeps a small thread that writes a counter and its current operation to the
 rendezvous store twice a second, and reads the others'. When an operation fails, the ranks whose counter stands still
-are the dead ones; when a peer stands still for `SILENCE` seconds while this rank waits for it, the wait can never
-end and the process is stopped, as NCCL's own watchdog would.
+are the dead ones; when a peer stands still for `SILENCE` seconds while this rank waits for it, or has left the run
+`DEPARTED` seconds ago, the wait can never end and the process is stopped, as NCCL's own watchdog would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD = 0.5
 SILENCE = 10.0
+#: Longer than a message that was sent before the goodbye can still be under way.
+DEPARTED = 4.0
 ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
 
@@ -39,6 +41,7 @@ class Heartbeat:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.doing = "computing"
         self.waiting = False
+        self.peers: tuple[int, ...] = ()
         self._stop = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
         self._users = 0
@@ -75,10 +78,20 @@ class Heartbeat:
             if not self._write(f"{beat}|{self.doing}"):
                 return
             self._look()
-            silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
-            if silent and self.waiting:
-                self._give_up(silent)
+            self._check()
             self._stop.wait(PERIOD)
+
+    def _check(self) -> None:
+        """Ends this process when what it waits for cannot come."""
+        if not self.waiting:
+            return
+        silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
+        if silent:
+            self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
+        now, peers = time.monotonic(), self.peers
+        left = [r for r, (text, when) in self._seen.items() if r in peers and text == _LEFT and now - when > DEPARTED]
+        if left:
+            self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it returned without the calls that others make)")
 
     def _write(self, text: str) -> bool:
         try:
@@ -102,20 +115,17 @@ class Heartbeat:
         text, when = self._seen.get(rank, (_LEFT, 0.0))
         return 0.0 if text == _LEFT else time.monotonic() - when
 
-    def _give_up(self, silent: list[int]) -> None:
-        ranks = ", ".join(map(str, silent))
-        message = (
-            f"rank {self.rank} waits in {self.doing} for rank {ranks}, silent for {SILENCE:.0f} s "
-            "(stopped, or its machine is gone); the run is ended"
-        )
+    def _give_up(self, ranks: list[int], why: str) -> None:
+        names = ", ".join(map(str, ranks))
+        message = f"rank {self.rank} waits in {self.doing} for rank {names}, {why}; the run is ended"
         logger.critical(message)
-        self.report(message, silent[0])
+        self.report(message, ranks[0])
         os._exit(70)
 
     def report(self, message: str, rank: int) -> None:
         """Leaves the first error of the run in the store, where the launcher finds it."""
         try:
-            self.store.compare_set(ERROR_KEY, "", f"{rank}|{message}")
+            _root(self.store).compare_set(ERROR_KEY, "", f"{rank}|{message}")
         except (RuntimeError, dist.DistStoreError):
             logger.debug("the store is gone; the error stays in this process")
 
@@ -134,8 +144,12 @@ class Heartbeat:
 
 
 @contextmanager
-def operation(name: str) -> Iterator[None]:
+def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
     """Names what this rank waits for, and turns a failure into an error that names the rank to blame.
+
+    Args:
+        name: what the rank does, for messages.
+        peers: global ranks it cannot go on without.
 
     Raises:
         DistributedError: the operation failed; the message names it, this rank and the dead or diverging ranks.
@@ -145,7 +159,7 @@ def operation(name: str) -> Iterator[None]:
         yield
         return
     outer = beat.doing
-    beat.doing, beat.waiting = name, True
+    beat.doing, beat.peers, beat.waiting = name, tuple(peers), True
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -154,7 +168,14 @@ def operation(name: str) -> Iterator[None]:
         blame = beat.blame() if beat.store is not None else ""
         raise DistributedError(f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})") from error
     finally:
-        beat.doing, beat.waiting = outer, False
+        beat.doing, beat.peers, beat.waiting = outer, (), False
+
+
+def _root(store: Any) -> Any:
+    """The store itself: torch wraps it in prefixes, and the launcher knows none of them."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from partsong.parallel.batch import BatchSplit, GuidancePair
 from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import agree, broadcast
 from partsong.parallel.displaced_patch import DisplacedPatch
-from partsong.parallel.explain import Explanation, Seen, counting_flops, explain
+from partsong.parallel.explain import SHAPE_NUMBERS, Explanation, Seen, counting_flops, explain
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES, Axis, Mesh
 from partsong.parallel.sequence import TOKEN_AXES, SequenceParallel, Stage
@@ -139,7 +139,7 @@ class Plan:
         def set_timesteps(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             self.seen.decoded.clear()
-            self.clock.begin(len(original.__self__.timesteps))  # type: ignore[attr-defined]
+            self.clock.begin(original.__self__.timesteps.tolist())  # type: ignore[attr-defined]
             return result
 
         return set_timesteps
@@ -164,8 +164,10 @@ class Plan:
             latents = result[0] if isinstance(result, tuple) else result
             if not isinstance(latents, Tensor):
                 return result
+            everyone = self.mesh.axis(*AXES)
+            _agree_on_shape(everyone, latents)
             # Without a generator every rank has drawn noise of its own; rank 0's is the picture's.
-            shared = broadcast(self.mesh.axis(*AXES), latents.clone(), name="sharing of the first latents")
+            shared = broadcast(everyone, latents.clone(), name="sharing of the first latents")
             self.seen.latents_bytes = shared.numel() * shared.element_size()
             return (shared, *result[1:]) if isinstance(result, tuple) else shared
 
@@ -285,6 +287,19 @@ class _Denoiser:
                         f"rank {rank} was given another {name} than rank {self.everyone.ranks[0]}: make the same call "
                         "on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
                     )
+
+
+def _agree_on_shape(axis: Axis, latents: Tensor) -> None:
+    """Refuses, on all ranks alike, latents of different sizes: a message longer than its buffer ends the process."""
+    padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
+    table = agree(axis, padded, name="comparison of the ranks' latents")
+    for rank, row in zip(axis.ranks, table, strict=True):
+        if row != table[0]:
+            shapes = [[int(size) for size in shape if size] for shape in (row, table[0])]
+            raise ArgumentError(
+                f"rank {rank} makes latents of shape {shapes[0]}, rank {axis.ranks[0]} of {shapes[1]}: make the same "
+                "call on every rank, with the same height, width and number of pictures"
+            )
 
 
 def _fingerprint(tensor: Tensor) -> list[float]:

@@ -1,0 +1,164 @@
+"""Real diffusers pipelines around the tiny models, built in place; prompts come as embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLWan,
+    DDIMScheduler,
+    DiTPipeline,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    PixArtAlphaPipeline,
+    StableDiffusion3Pipeline,
+    UniPCMultistepScheduler,
+    WanPipeline,
+)
+
+from tests.parallel.families import FAMILIES
+
+STEPS = 3
+
+
+def _vae(dtype: torch.dtype) -> AutoencoderKL:
+    torch.manual_seed(3)
+    blocks = 4
+    return AutoencoderKL(
+        block_out_channels=(4,) * blocks, latent_channels=4, norm_num_groups=2, layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D",) * blocks, up_block_types=("UpDecoderBlock2D",) * blocks,
+        shift_factor=0.1,
+    ).to(dtype).eval()
+
+
+def _wan_vae() -> AutoencoderKLWan:
+    return AutoencoderKLWan(base_dim=3, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+                            temperal_downsample=[False, True, True], latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+
+
+def _dit(dtype: torch.dtype) -> DiTPipeline:
+    model = FAMILIES["DiT"].build(6).eval()
+    torch.manual_seed(11)
+    model = type(model)(**{**model.config, "num_embeds_ada_norm": 1000}).eval()
+    _randomize(model)
+    return DiTPipeline(model.to(dtype), _vae(dtype), DDIMScheduler())
+
+
+def _randomize(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+
+
+def _pixart(dtype: torch.dtype) -> PixArtAlphaPipeline:
+    model = FAMILIES["PixArt"].model(6, dtype)
+    return PixArtAlphaPipeline(None, None, _vae(dtype), model, DPMSolverMultistepScheduler())
+
+
+def _sd3(dtype: torch.dtype) -> StableDiffusion3Pipeline:
+    model = FAMILIES["SD3"].model(6, dtype)
+    return StableDiffusion3Pipeline(
+        model, FlowMatchEulerDiscreteScheduler(), _vae(dtype), None, None, None, None, None, None
+    )
+
+
+def _flux(dtype: torch.dtype) -> FluxPipeline:
+    torch.manual_seed(11)
+    model = FluxTransformer2DModel(
+        patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=8, num_attention_heads=3,
+        joint_attention_dim=12, pooled_projection_dim=10, guidance_embeds=False, axes_dims_rope=(2, 2, 4),
+    ).eval()
+    _randomize(model)
+    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), _vae(dtype), None, None, None, None, model.to(dtype))
+
+
+def _wan(dtype: torch.dtype) -> WanPipeline:
+    model = FAMILIES["Wan"].model(6, dtype)
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return WanPipeline(None, None, _wan_vae(), scheduler, model)
+
+
+def _embeds(batch: int, dtype: torch.dtype, length: int = 7, seed: int = 1) -> torch.Tensor:
+    return torch.randn(batch, length, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def _pooled(batch: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(batch, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def _dit_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
+    return {"class_labels": list(range(1, batch + 1)), "output_type": "pt"}
+
+
+def _pixart_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
+    keep = torch.ones(1, 7)
+    keep[:, 5:] = 0
+    return {
+        "prompt_embeds": _embeds(1, dtype), "prompt_attention_mask": keep, "num_images_per_prompt": batch,
+        "negative_prompt_embeds": _embeds(1, dtype, seed=2), "negative_prompt_attention_mask": keep,
+        "negative_prompt": None, "use_resolution_binning": False, "output_type": "latent", **_size(size),
+    }
+
+
+def _sd3_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
+    return {**_pooled_call(batch, dtype), "output_type": "pt", **_size(size)}
+
+
+def _flux_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
+    return {**_pooled_call(batch, dtype), "true_cfg_scale": 3.0, "output_type": "latent", **_size(size)}
+
+
+def _pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "prompt_embeds": _embeds(batch, dtype), "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "pooled_prompt_embeds": _pooled(batch, dtype, 3), "negative_pooled_prompt_embeds": _pooled(batch, dtype, 4),
+    }
+
+
+def _wan_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": _embeds(batch, dtype), "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "num_frames": 9, "output_type": "latent", **_size(size),
+    }
+
+
+def _size(size: tuple[int, int]) -> dict[str, int]:
+    return {"height": size[0], "width": size[1]}
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """How to build a pipeline and what to call it with; `calls` is how often it calls the model in a step."""
+
+    build: Callable[[torch.dtype], Any]
+    arguments: Callable[[int, torch.dtype, tuple[int, int]], dict[str, Any]]
+    calls: int = 1
+
+    def make(self, dtype: torch.dtype = torch.float64) -> Any:
+        pipe = self.build(dtype)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def call(
+        self, pipe: Any, batch: int = 1, size: tuple[int, int] = (48, 80), seed: int | None = 9, **more: Any
+    ) -> torch.Tensor:
+        """One generation, with ``return_dict`` left at its default."""
+        named = self.arguments(batch, pipe.transformer.dtype, size) | {"num_inference_steps": STEPS, **more}
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        output = pipe(**named, generator=generator)
+        return torch.as_tensor(next(iter(output.values())))
+
+
+PIPES = {
+    "DiT": Pipe(_dit, _dit_call),
+    "PixArt": Pipe(_pixart, _pixart_call),
+    "SD3": Pipe(_sd3, _sd3_call),
+    "Flux": Pipe(_flux, _flux_call, calls=2),
+    "Wan": Pipe(_wan, _wan_call, calls=2),
+}
