@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import Any
 
@@ -20,11 +21,22 @@ def bench(options: Bench) -> dict[str, Any]:
             raise ArgumentError(f"--{name} {getattr(options, name)}: must be 1 or more")
     if under_torchrun():
         raise ArgumentError("partsong bench starts its own ranks; run it without torchrun")
+    if not options.tokens or min(options.tokens) < 1:
+        raise ArgumentError(f"--tokens {' '.join(map(str, options.tokens))}: give one or more positive numbers")
+    from partsong.evals.bench_models import BENCH_MODELS
+
+    for model in options.models:
+        if model not in BENCH_MODELS:
+            raise ArgumentError(f"no benchmark model {model!r}; there are {', '.join(BENCH_MODELS)}")
+    start = time.perf_counter()
     module = import_module(f"partsong.evals.bench_{options.name}")
-    rows = module.run(nproc=options.nproc, repeats=options.repeats)
+    models = options.models or tuple(BENCH_MODELS)
+    rows = module.run(nproc=options.nproc, repeats=options.repeats, models=models, tokens=options.tokens)
+    seconds = time.perf_counter() - start
     machine = env()
     hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
-    return {"command": "bench", "nproc": options.nproc, "name": options.name, "rows": rows, "hardware": hardware}
+    what = {"command": "bench", "name": options.name, "nproc": options.nproc, "repeats": options.repeats}
+    return {**what, "seconds": seconds, "rows": rows, "hardware": hardware}
 
 
 def summary(result: dict[str, Any]) -> str:

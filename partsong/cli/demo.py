@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partsong.cli.info import env
 from partsong.cli.models import find_model
@@ -13,6 +13,9 @@ from partsong.cli.ranks import run_on_ranks, under_torchrun
 from partsong.errors import ArgumentError
 from partsong.outputs import check_writable
 from partsong.seeds import check_seed
+
+if TYPE_CHECKING:
+    from partsong.evals.demo import Method
 
 __all__ = ["demo"]
 
@@ -42,19 +45,6 @@ def demo(options: Demo) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     out = Path(options.out).resolve()
     out.write_text(render_page(job, methods, _hardware()), encoding="utf-8")
-    rows = [
-        {
-            "name": method.name,
-            "class": method.kind,
-            "seconds": method.seconds,
-            "speedup": method.speedup,
-            "psnr_to_serial": method.psnr,
-            "max_abs_diff": method.max_abs_diff,
-            "facts_read": sum(sum(f.values()) for f in method.facts) / sum(len(f) for f in method.facts),
-            "bytes_sent": method.bytes_sent,
-        }
-        for method in methods
-    ]
     return {
         "command": "demo",
         "strategy": list(job.methods),
@@ -62,7 +52,20 @@ def demo(options: Demo) -> dict[str, Any]:
         "seed": job.seed,
         "seconds": seconds,
         "out": out,
-        "rows": rows,
+        "rows": [_row(method) for method in methods],
+    }
+
+
+def _row(method: Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "class": method.kind,
+        "seconds": method.seconds,
+        "speedup": method.speedup,
+        "psnr_to_serial": method.psnr,
+        "max_abs_diff": method.max_abs_diff,
+        "facts_read": sum(sum(f.values()) for f in method.facts) / sum(len(f) for f in method.facts),
+        "bytes_sent": method.bytes_sent,
     }
 
 

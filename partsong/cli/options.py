@@ -71,6 +71,10 @@ class Bench(_Common):
     """Ranks, one thread each."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
     """Timed runs of each case; the median counts."""
+    tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1024, 4096)
+    """Image tokens, one table section each."""
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Models to measure; all if not given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class ImageJob:
     arguments: Mapping[str, Any]
     num_images: int = 1
     strategies: tuple[Strategy, ...] = ()
-    degrees: Mapping[str, int]
+    degrees: Mapping[str, Any]
     seed: int = 0
     dtype: str = "float32"
     threads: int | None = None
