@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,21 +23,30 @@ class StepClock:
         num_steps: steps of this generation where known.
     """
 
+    #: Farthest a forecast may reach, in units of the last step: beyond it a straight line is a bad guess.
+    MAX_RATIO = 2.0
+
     def __init__(self) -> None:
-        self.step, self.branch, self.num_steps = 0, 0, None
+        self.step, self.branch = 0, 0
+        self.num_steps: int | None = None
         self.driven = False
         self._calls = 0
-        self._timestep: float | None = None
+        self._times: list[float] = []
         self._on_begin: list[Callable[[], None]] = []
 
     def on_begin(self, callback: Callable[[], None]) -> None:
         """Calls `callback` whenever a generation begins."""
         self._on_begin.append(callback)
 
-    def begin(self, num_steps: int | None = None) -> None:
-        """Starts a generation."""
-        self.step, self.branch, self._calls, self.num_steps = 0, 0, 0, num_steps
-        self._timestep = None
+    def begin(self, times: Sequence[float] | None = None) -> None:
+        """Starts a generation.
+
+        Args:
+            times: the timestep of every step where known beforehand.
+        """
+        self.step, self.branch, self._calls = 0, 0, 0
+        self.num_steps = None if times is None else len(times)
+        self._times = list(times or ())
         for callback in self._on_begin:
             callback()
 
@@ -54,11 +63,20 @@ class StepClock:
 
     def _follow(self, timestep: Any) -> None:
         now = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
-        if self._timestep is None or now > self._timestep:
+        if not self._times or now > self._times[-1]:
             self.begin()
-        elif now < self._timestep:
+            self._times = [now]
+        elif now < self._times[-1]:
             self.advance()
-        self._timestep = now
+            self._times.append(now)
+
+    @property
+    def step_ratio(self) -> float | None:
+        """Length of the way from the last step to this one over that of the one before; None where unknown."""
+        if not 2 <= self.step < len(self._times):
+            return None
+        before, last, now = self._times[self.step - 2 : self.step + 1]
+        return None if before == last else min((now - last) / (last - before), self.MAX_RATIO)
 
     @property
     def is_last_step(self) -> bool:
