@@ -82,9 +82,8 @@ def load(name: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
     folder = MODELS[name].folder
     if not (folder / "model_index.json").is_file():
         raise FileNotFoundError(f"no weights in {folder}; make them with recipes/train_{name}.py")
-    import torch
     from diffusers import DiffusionPipeline
 
-    return DiffusionPipeline.from_pretrained(
-        folder, torch_dtype=torch.float32 if dtype is None else dtype, local_files_only=True, use_safetensors=True
-    )
+    # The folder's own configuration says float32, so only another type needs a conversion.
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return pipeline if dtype is None else pipeline.to(dtype=dtype)
