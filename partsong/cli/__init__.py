@@ -19,7 +19,7 @@ from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, PartsongError
 from partsong.outputs import check_writable, write_json
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 #: Keys every JSON result has, whatever the command; null where they mean nothing.
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
@@ -31,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: the arguments; None takes those of the process.
     """
-    options = _parse(sys.argv[1:] if args is None else args)
+    options = parse(sys.argv[1:] if args is None else args)
     try:
         result = _run(options)
         if result and is_main():
@@ -111,7 +111,11 @@ def _list(options: List) -> dict[str, Any]:
     return {"command": "list", "what": options.what, "rows": rows}
 
 
-def _parse(args: Sequence[str]) -> Any:
+def parse(args: Sequence[str]) -> Any:
+    """The options of a command, one of the classes in `partsong.cli.options`.
+
+    Exits with code 2 and one line on standard error when the arguments cannot be read, with 0 after ``--help``.
+    """
     complaints = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaints):
