@@ -150,7 +150,7 @@ _ROWS = (
         attention=_row(
             **{"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)},
         ),
-        splits=_row(pos_embed={0: Split(dim=1, output=True)}, context_embedder={0: Split(dim=1, stream=TEXT, output=True)}),
+        splits=MappingProxyType({**_EMBEDDED, "context_embedder": {0: Split(dim=1, stream=TEXT, output=True)}}),
         gather=("proj_out", 1),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         refused=_row(block_controlnet_hidden_states=_CONTROL),

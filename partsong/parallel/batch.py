@@ -37,9 +37,7 @@ class BatchSplit:
         start, size = offsets(sizes)[self.axis.index], sizes[self.axis.index]
         # A rank without a sample computes the first one too: its result is dropped, its shape is needed.
         rows = slice(start, start + size) if size else slice(0, 1)
-        local = {
-            name: _rows(value, rows, total) if name in self.batched else value for name, value in named.items()
-        }
+        local = {name: _rows(value, rows, total) if name in self.batched else value for name, value in named.items()}
         output = forward(**local)
         return map_sample(output, lambda x: gather_tokens(self.axis, x[:size], sizes, 0, name="gather of samples"))
 
@@ -111,15 +109,13 @@ class GuidancePair:
     def _expect(self, last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a branch: what it shared with the first branch last time moves on, the rest stays."""
         before = self._last[0]
-        return {
-            name: first.get(name) if _equal(value, before.get(name)) else value for name, value in last.items()
-        }
+        return {name: first.get(name) if _equal(value, before.get(name)) else value for name, value in last.items()}
 
     def _swap(self, samples: dict[int, Tensor], mine: list[int]) -> None:
         peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
         for b in sorted(samples):
             owner = b % self.axis.size
-            sends = {peer: samples[b] for peer in peers} if b in mine else {}
+            sends = dict.fromkeys(peers, samples[b]) if b in mine else {}
             recvs = {} if b in mine else {owner: samples[b]}
             exchange(self.axis, sends, recvs, name="exchange of guidance branches").wait()
 

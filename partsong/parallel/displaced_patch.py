@@ -166,4 +166,3 @@ class DisplacedStage:
         """Bytes this rank sends in a step: its keys and values to every other rank (none in the last step)."""
         unit = shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return shape.sizes[shape.index] * unit * (self.axis.size - 1), shape
-

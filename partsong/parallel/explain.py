@@ -82,7 +82,8 @@ class Explanation:
 
     def bytes_total(self) -> list[int]:
         """Bytes each rank sends in the whole generation."""
-        return [once + sum(step) for once, step in zip(self.bytes_once, zip(*self.bytes_by_step), strict=True)]
+        in_steps = map(sum, zip(*self.bytes_by_step, strict=True))
+        return [once + steps for once, steps in zip(self.bytes_once, in_steps, strict=True)]
 
     def __str__(self) -> str:
         lines = [f"{self.kind}; {len(self.bytes_by_step)} steps", *(f"  split: {line}" for line in self.split)]
@@ -194,9 +195,7 @@ def _stale_lines(plan: Plan) -> list[str]:
     ]
 
 
-def counting_flops(
-    forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int]
-) -> Any:
+def counting_flops(forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int]) -> Any:
     """Calls `forward`, counting its floating-point operations once per set of shapes into the active ledger."""
     from partsong import ledger
 

@@ -87,7 +87,7 @@ class AroundHook(ModelHook):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Binds the arguments to their names and hands the call over."""
         bound = self.signature.bind(*args, **kwargs)
-        return self.run(self.fn_ref.original_forward, bound.arguments)
+        return self.run(_inner(self), bound.arguments)
 
 
 class AttentionHook(ModelHook):
@@ -105,7 +105,7 @@ class AttentionHook(ModelHook):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
         with _Redirect(self.attend) as redirect:
-            output = self.fn_ref.original_forward(*args, **kwargs)
+            output = _inner(self)(*args, **kwargs)
         if redirect.calls != 1:
             processor = type(getattr(module, "processor", module)).__name__
             raise UnsupportedError(
@@ -113,6 +113,11 @@ class AttentionHook(ModelHook):
                 "expected; use the model's default processor and the native attention backend"
             )
         return output
+
+
+def _inner(hook: ModelHook) -> Callable[..., Any]:
+    forward: Any = hook.fn_ref.original_forward
+    return forward
 
 
 class _Redirect(TorchFunctionMode):

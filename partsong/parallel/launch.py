@@ -92,7 +92,7 @@ class _Run:
             child = context.Process(
                 target=_child, args=(self.payload, environment, theirs, os.getpid()), name=f"rank {rank}", daemon=True
             )
-            with _environment(environment):  # OpenMP reads its variable while the child imports torch
+            with _Environment(environment):  # OpenMP reads its variable while the child imports torch
                 child.start()
             theirs.close()
             self.children.append(child)
@@ -117,7 +117,7 @@ class _Run:
         return self.reports[0][1]
 
     def _receive(self, running: set[int], timeout: float | None) -> None:
-        sources = {self.pipes[r]: r for r in running if r not in self.reports}
+        sources: dict[Any, int] = {self.pipes[r]: r for r in running if r not in self.reports}
         sentinels = [self.children[r].sentinel for r in running]
         for ready in wait([*sources, *sentinels], timeout):
             if ready in sources:
@@ -179,7 +179,7 @@ class _Run:
         self.store = None
 
 
-class _environment:
+class _Environment:
     """Sets environment variables for the length of a block."""
 
     def __init__(self, values: dict[str, str]) -> None:

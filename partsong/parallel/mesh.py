@@ -213,4 +213,3 @@ def _start_group(device: torch.device, world_size: int, timeout: float) -> bool:
     store = dist.PrefixStore(f"partsong/{next(_OPENED)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit, **extra)
     return True
-

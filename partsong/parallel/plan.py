@@ -61,8 +61,8 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
     modules = _denoisers(pipe_or_module)
     if mesh is None:
         world = dist.get_world_size() if dist.is_initialized() else _world_size()
-        mesh = Mesh(**mesh_for(strategies, world))
-        owned = True
+        degrees: dict[str, Any] = mesh_for(strategies, world)
+        mesh, owned = Mesh(**degrees), True
     else:
         owned = False
         _check_against(mesh, strategies)
@@ -311,7 +311,9 @@ def _fingerprint(tensor: Tensor) -> list[float]:
 def _alike(one: list[float], other: list[float]) -> bool:
     # Room for the rounding of a GPU's reductions, far below what another prompt or seed changes.
     slack = 1e-4 * (one[2] + 1e-12)
-    return one[0] == other[0] and all(abs(a - b) <= slack * w for a, b, w in zip(one[1:], other[1:], (1, 1, 97)))
+    return one[0] == other[0] and all(
+        abs(a - b) <= slack * w for a, b, w in zip(one[1:], other[1:], (1, 1, 97), strict=True)
+    )
 
 
 def _decoder_hook(axis: Axis, decoder: nn.Module, seen: Seen) -> AroundHook:

@@ -48,6 +48,8 @@ def parse_strategy(text: str) -> Strategy:
         key, _, value = option.partition("=")
         if key not in knobs:
             raise ArgumentError(f"strategy {name} has no option {key!r}; its options are {', '.join(knobs)}")
+        if key in values:
+            raise ArgumentError(f"strategy {name}: {key} is given twice")
         if not re.fullmatch(r"-?\d+", value):
             raise ArgumentError(f"strategy {name}: {key}={value!r} is no whole number")
         values[key] = int(value)

@@ -159,7 +159,7 @@ class SequenceParallel:
         if cut.ndim is not None and tensor.ndim != cut.ndim:
             if cut.optional and tensor.ndim < cut.ndim:
                 return tensor  # nothing per token in it, such as one timestep for the whole sample
-            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, {cut.ndim} are expected")
+            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
         total, parts = tensor.shape[cut.dim], self.axis.size
         sizes = split_sizes(total, parts)
         if total < parts:
@@ -239,7 +239,7 @@ class SequenceParallel:
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int) -> dict[str, int]:
         """Bytes the rank at `index` of the token axes sends in one forward, by purpose (axis names, masks, gather)."""
         cut = {stream: split_sizes(total, self.axis.size) for stream, total in tokens.items()}
-        moved = dict.fromkeys((*TOKEN_AXES, "masks", "gather"), 0)
+        moved: dict[str, int] = {**dict.fromkeys(TOKEN_AXES, 0), "masks": 0, "gather": 0}
         for _, streams, module in self.layers:
             sizes = tuple(sum(cut[stream][i] for stream in streams) for i in range(self.axis.size))
             shape = AttentionShape(batch, *head_counts(module), itemsize, sizes, index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -107,5 +107,5 @@ def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -
 
 def combined_kind(strategies: Sequence[Strategy]) -> Kind:
     """The class of a composition: as weak as its weakest part."""
-    order: Mapping[Kind, int] = {"exact": 0, "bounded": 1, "approximate": 2}
-    return max((strategy.kind for strategy in strategies), key=lambda kind: order[kind], default="exact")
+    kinds = {strategy.kind for strategy in strategies}
+    return "approximate" if "approximate" in kinds else "bounded" if "bounded" in kinds else "exact"

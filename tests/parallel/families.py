@@ -18,8 +18,15 @@ from diffusers import (
 
 def _dit(side: int) -> Any:
     return DiTTransformer2DModel(
-        num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2, sample_size=side,
-        patch_size=2, num_embeds_ada_norm=10, norm_num_groups=4,
+        num_attention_heads=3,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        sample_size=side,
+        patch_size=2,
+        num_embeds_ada_norm=10,
+        norm_num_groups=4,
     )
 
 
@@ -33,8 +40,16 @@ def _dit_inputs(side: int, batch: int) -> dict[str, Any]:
 
 def _pixart(side: int) -> Any:
     return PixArtTransformer2DModel(
-        num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2, sample_size=side,
-        patch_size=2, cross_attention_dim=24, caption_channels=12, use_additional_conditions=False,
+        num_attention_heads=3,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=8,
+        num_layers=2,
+        sample_size=side,
+        patch_size=2,
+        cross_attention_dim=24,
+        caption_channels=12,
+        use_additional_conditions=False,
     )
 
 
@@ -60,9 +75,19 @@ def _masked_pixart_inputs(side: int, batch: int) -> dict[str, Any]:
 
 def _sd3(side: int) -> Any:
     return SD3Transformer2DModel(
-        sample_size=side, patch_size=2, in_channels=4, out_channels=4, num_layers=3, attention_head_dim=8,
-        num_attention_heads=3, joint_attention_dim=12, caption_projection_dim=24, pooled_projection_dim=10,
-        pos_embed_max_size=32, dual_attention_layers=(0,), qk_norm="rms_norm",
+        sample_size=side,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        joint_attention_dim=12,
+        caption_projection_dim=24,
+        pooled_projection_dim=10,
+        pos_embed_max_size=32,
+        dual_attention_layers=(0,),
+        qk_norm="rms_norm",
     )
 
 
@@ -77,8 +102,16 @@ def _sd3_inputs(side: int, batch: int) -> dict[str, Any]:
 
 def _flux(side: int) -> Any:
     return FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=1, num_single_layers=2, attention_head_dim=8, num_attention_heads=3,
-        joint_attention_dim=12, pooled_projection_dim=10, guidance_embeds=False, axes_dims_rope=(2, 2, 4),
+        patch_size=1,
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        joint_attention_dim=12,
+        pooled_projection_dim=10,
+        guidance_embeds=False,
+        axes_dims_rope=(2, 2, 4),
     )
 
 
@@ -99,8 +132,18 @@ def _flux_inputs(side: int, batch: int) -> dict[str, Any]:
 
 def _wan(side: int) -> Any:
     return WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=4, text_dim=12,
-        freq_dim=8, ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+        patch_size=(1, 2, 2),
+        num_attention_heads=3,
+        attention_head_dim=8,
+        in_channels=4,
+        out_channels=4,
+        text_dim=12,
+        freq_dim=8,
+        ffn_dim=32,
+        num_layers=2,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+        rope_max_seq_len=32,
     )
 
 

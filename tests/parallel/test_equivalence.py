@@ -37,6 +37,8 @@ def test_equals_serial(nproc: int, label: str, family: str, side: int, dtype: st
 
 
 def test_matrix_holds_odd_token_counts() -> None:
-    tokens = {FAMILIES[name].call(side, 1, DTYPES["float32"])["hidden_states"].shape for name in FAMILIES for side in SIDES}
+    tokens = {
+        FAMILIES[name].call(side, 1, DTYPES["float32"])["hidden_states"].shape for name in FAMILIES for side in SIDES
+    }
     assert any(shape[1] % 2 for shape in tokens if len(shape) == 3), "Flux with an odd number of tokens"
     assert {side // 2 for side in SIDES} >= {3, 4}, "patched families with 9 and 16 tokens"
