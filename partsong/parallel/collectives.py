@@ -159,6 +159,7 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
             At the outer ends the halo is left as it is (zero it for zero padding).
         halo: width of the border; 0 < halo <= own.
         dim: the split dimension.
+        name: what errors call it.
 
     Raises:
         ArgumentError: the own part is narrower than the halo.

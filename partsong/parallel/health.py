@@ -91,7 +91,7 @@ class Heartbeat:
         now, peers = time.monotonic(), self.peers
         left = [r for r, (text, when) in self._seen.items() if r in peers and text == _LEFT and now - when > DEPARTED]
         if left:
-            self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it returned without the calls that others make)")
+            self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
 
     def _write(self, text: str) -> bool:
         try:

@@ -1,0 +1,20 @@
+"""What the workers share: values of all ranks, and distances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gathered(value: Any) -> list[Any]:
+    """The value of every rank."""
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, value)
+    return rows
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative distance; infinite for another shape."""
+    return ((got - want).double().norm() / want.double().norm()).item() if got.shape == want.shape else float("inf")

@@ -1,0 +1,111 @@
+"""Unmodified diffusers pipelines under every strategy give the serial picture on every rank, or refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from partsong.parallel import launch
+from tests.parallel import pipeline_worker
+from tests.parallel.pipelines import PIPES, STEPS
+
+RANKS = (2, 3, 4)
+TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
+Key = tuple[int, str, str, str]
+KEYS: list[Key] = [
+    (nproc, label, name, dtype)
+    for nproc in RANKS
+    for label in pipeline_worker.strategies(nproc)
+    for name, dtype in [*((name, "float64") for name in PIPES), ("SD3", "float32")]
+]
+
+
+@pytest.fixture(scope="module")
+def matrix() -> dict[Key, dict[str, Any]]:
+    return {
+        (nproc, *key): case
+        for nproc in RANKS
+        for key, case in launch(pipeline_worker.matrix, nproc, nproc).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, list[Any]]:
+    return launch(pipeline_worker.scenarios, 2)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
+def test_every_rank_returns_the_serial_picture(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
+    rows = matrix[key]["rows"]
+    assert len(rows) == key[0]
+    assert max(row["error"] for row in rows) <= TOLERANCE[key[3]]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
+def test_counted_bytes_are_the_predicted_ones_step_by_step(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
+    rows = matrix[key]["rows"]
+    assert [row["sent"] for row in rows] == matrix[key]["predicted"]
+    assert sum(row["sent"] for row in rows) > 0
+    assert [row["records"] for row in rows] == [STEPS] * key[0]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
+def test_undo_leaves_no_trace(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
+    for row in matrix[key]["rows"]:
+        assert row["restored"], "the pipeline's output changed"
+        assert row["left"], "the scheduler or the pipeline carries something new"
+        assert row["clean"], "a module still carries a hook"
+
+
+REFUSED = {
+    "other prompt": ("ArgumentError", "rank 1 was given another encoder_hidden_states"),
+    "other length": ("ArgumentError", "another encoder_hidden_states"),
+    "other size": ("ArgumentError", "rank 1 makes latents of shape"),
+    "larger size": ("ArgumentError", "rank 1 makes latents of shape"),
+    "other guidance": ("ArgumentError", "another hidden_states"),
+    "same noise DiT": ("ArgumentError", "another hidden_states"),
+    "two plans": ("UnsupportedError", "already parallelized"),
+    "UNet": ("UnsupportedError", "unet"),
+    "ControlNet": ("UnsupportedError", "block_controlnet_hidden_states"),
+    "einsum processor": ("UnsupportedError", "Einsum"),
+    "causal processor": ("UnsupportedError", "causal"),
+    "few tokens": ("UnsupportedError", "1 image tokens cannot be cut over 2 ranks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_on_all_ranks_alike(scenarios: dict[str, list[Any]], name: str) -> None:
+    kind, text = REFUSED[name]
+    first, second = scenarios[name]
+    assert first == second
+    assert first.startswith(kind)
+    assert text in first
+
+
+@pytest.mark.parametrize("name", ["SD3", "Wan"])
+def test_without_a_generator_the_ranks_share_one_noise(scenarios: dict[str, list[Any]], name: str) -> None:
+    first, second = scenarios[f"same noise {name}"]
+    assert isinstance(first, list)
+    assert first == second
+
+
+def test_a_refused_second_plan_leaves_the_first_one_working(scenarios: dict[str, list[Any]]) -> None:
+    for error, moved, clean in scenarios["two plans, first survives"]:
+        assert error <= 1e-10
+        assert moved
+        assert clean
+
+
+@pytest.mark.parametrize("name", ["changed prompt Flux cfg", "changed prompt Wan cfg"])
+def test_a_prompt_changed_in_mid_generation_is_honoured(scenarios: dict[str, list[Any]], name: str) -> None:
+    for error, effect in scenarios[name]:
+        assert effect > 1e-3, "the change must change the picture"
+        assert error <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["Heun cfg", "Heun displaced"])
+def test_a_second_order_sampler(scenarios: dict[str, list[Any]], name: str) -> None:
+    for error, calls in scenarios[name]:
+        assert error <= 1e-10
+        assert calls == 2 * STEPS - 1
