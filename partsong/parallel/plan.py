@@ -61,8 +61,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
     modules = _denoisers(pipe_or_module)
     if mesh is None:
         world = dist.get_world_size() if dist.is_initialized() else _world_size()
-        degrees: dict[str, Any] = mesh_for(strategies, world)
-        mesh, owned = Mesh(**degrees), True
+        mesh, owned = Mesh(**mesh_for(strategies, world)), True
     else:
         owned = False
         _check_against(mesh, strategies)

@@ -53,7 +53,7 @@ def knobs(strategy: type[Strategy]) -> dict[str, Any]:
     return {knob.name: knob.default for knob in fields(strategy)}
 
 
-def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, int]:
+def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
     """The mesh degrees that give each strategy its ranks.
 
     At most one strategy may leave its degree open, and it takes the ranks the others leave; `CfgParallel` leaves all

@@ -1,0 +1,30 @@
+"""The benchmark's rows are complete and its drift column can be trusted."""
+
+from __future__ import annotations
+
+import functools
+
+from partsong.evals.bench_image import run
+
+
+@functools.cache
+def rows() -> list[dict]:
+    return run(nproc=2, repeats=1, models=("wan-like",), tokens=(64,))
+
+
+def test_every_case_has_a_row() -> None:
+    cases = [row["case"] for row in rows()]
+    assert cases == ["serial", "Ulysses", "Ring", "DisplacedPatch", "diffusers Ulysses", "diffusers ring"]
+    assert all(row["seconds_median"] > 0 for row in rows())
+
+
+def test_exact_cases_match_serial_and_displaced_does_not() -> None:
+    drift = {row["case"]: row["relative_drift"] for row in rows()}
+    assert max(drift[case] for case in ("Ulysses", "Ring", "diffusers Ulysses", "diffusers ring")) < 5e-6
+    assert 5e-6 < drift["DisplacedPatch"] < 0.1
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    row = next(row for row in rows() if row["case"] == "Ring")
+    layers, width, tokens, gathered = 9, 768, 64, 16 * 4
+    assert row["bytes_sent_per_step"] == tokens // 2 * (layers * 2 * width + gathered) * 4
