@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from partsong.parallel.mesh import Axis
 from partsong.parallel.shards import offsets, split_sizes
 
 __all__ = ["BatchSplit", "GuidancePair"]
+
+logger = logging.getLogger(__name__)
 
 Forward = Callable[..., Any]
 
@@ -72,6 +75,7 @@ class GuidancePair:
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
         self._ready: dict[int, tuple[dict[str, Any], Any]] = {}
+        self._warned = False
         clock.on_begin(self.reset)
 
     def reset(self) -> None:
@@ -85,6 +89,14 @@ class GuidancePair:
             self._last, self._now, self._ready = self._now, [], {}
             if len(self._last) > 1:
                 self._compute_all(forward, current)
+            elif self._last and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "guidance is off: one call per step with one sample, so the %d ranks of axis %s all compute the "
+                    "same; set the guidance scale or drop CfgParallel",
+                    self.axis.size,
+                    self.axis.name,
+                )
         self._now.append(current)
         expected = self._ready.pop(branch, None)
         if expected is not None and _same(expected[0], current):
