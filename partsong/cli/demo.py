@@ -25,7 +25,7 @@ def demo(options: Demo) -> dict[str, Any]:
     _check(options)
     source = find_model("shapes")
     from partsong.evals.demo import DemoJob, methods_for, run_demo
-    from partsong.evals.page import render_page
+    from partsong.evals.page import render_page, render_sheet
 
     job = DemoJob(
         model=source.zoo_name or "shapes",
@@ -45,6 +45,8 @@ def demo(options: Demo) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     out = Path(options.out).resolve()
     out.write_text(render_page(job, methods, _hardware()), encoding="utf-8")
+    if options.picture is not None:
+        render_sheet(job, methods).save(options.picture, format="PNG", optimize=True)
     return {
         "command": "demo",
         "strategy": list(job.methods),
@@ -63,6 +65,7 @@ def _row(method: Method) -> dict[str, Any]:
         "seconds": method.seconds,
         "speedup": method.speedup,
         "psnr_to_serial": method.psnr,
+        "psnr_to_serial_worst": method.psnr_worst,
         "max_abs_diff": method.max_abs_diff,
         "facts_read": sum(sum(f.values()) for f in method.facts) / sum(len(f) for f in method.facts),
         "bytes_sent": method.bytes_sent,
@@ -79,7 +82,9 @@ def _check(options: Demo) -> None:
         if value is not None and value < 1:
             raise ArgumentError(f"--{name} {value}: must be 1 or more")
     check_seed(options.seed)
-    check_writable(options.out)
+    for path in (options.out, options.picture):
+        if path is not None:
+            check_writable(path)
 
 
 def _hardware() -> str:

@@ -104,6 +104,8 @@ class Demo(_Common):
     """Timed runs of each method; the median counts."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong-demo.html"
     """HTML page to write."""
+    picture: Path = None
+    """Also write the pictures side by side as one PNG."""
 
 
 Command = (

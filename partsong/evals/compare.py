@@ -40,10 +40,12 @@ class Drift:
 
     Attributes:
         psnr: in dB, the median over the images; infinite when they are equal.
+        psnr_worst: in dB, of the image that is furthest away.
         max_abs_diff: largest difference of any value, on images in [0, 1] before rounding to 8 bits.
     """
 
     psnr: float
+    psnr_worst: float
     max_abs_diff: float
 
 
@@ -71,7 +73,8 @@ class Run:
 def drift(images: Images, reference: Images) -> Drift:
     """Compares images with their serial twins, one by one."""
     each = [psnr(one, other) for one, other in zip(images, reference, strict=True)]
-    return Drift(psnr=statistics.median(each) if each else math.inf, max_abs_diff=max_abs_diff(images, reference))
+    each = each or [math.inf]
+    return Drift(psnr=statistics.median(each), psnr_worst=min(each), max_abs_diff=max_abs_diff(images, reference))
 
 
 def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:

@@ -70,6 +70,7 @@ class Method:
         images: `[N, H, W, 3]`, 8 bits.
         facts: for each image, the facts of its caption and whether the reader found them.
         psnr: to the serial images in dB, median over images; infinite when equal.
+        psnr_worst: the same for the image that is furthest away.
         max_abs_diff: to the serial images, in [0, 1].
         seconds: of one call for all captions, median over repeats.
         speedup: the serial seconds over these.
@@ -82,6 +83,7 @@ class Method:
     images: NDArray[np.uint8]
     facts: tuple[dict[str, bool], ...]
     psnr: float
+    psnr_worst: float
     max_abs_diff: float
     seconds: float
     speedup: float
@@ -158,6 +160,7 @@ def _method(job: DemoJob, name: str, runs: Sequence[Run], serial: Sequence[Run])
         images=np.rint(images.clip(0.0, 1.0) * 255.0).astype(np.uint8),
         facts=tuple(task.facts(caption, image) for caption, image in zip(job.captions, images, strict=True)),
         psnr=apart.psnr,
+        psnr_worst=apart.psnr_worst,
         max_abs_diff=apart.max_abs_diff,
         seconds=seconds,
         speedup=statistics.median(run.seconds for run in serial) / seconds,

@@ -205,6 +205,7 @@ def _report(job: ImageJob, run: Run, serial: Run | None) -> dict[str, Any]:
             "seconds_serial": serial.seconds,
             "speedup": serial.seconds / run.seconds,
             "psnr_to_serial": apart.psnr,
+            "psnr_to_serial_worst": apart.psnr_worst,
             "max_abs_diff": apart.max_abs_diff,
             "facts_read_serial": facts_read(job.zoo_name, str(job.prompt), serial.images),
         }

@@ -5,17 +5,21 @@ from __future__ import annotations
 import base64
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partsong.evals.demo import DemoJob, Method
 
-__all__ = ["Bar", "bars", "picture", "render_page"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["Bar", "bars", "picture", "render_page", "render_sheet"]
 
 TILE = 148
 #: Where a bar for images that are equal, or nearly, ends: rounding of 32-bit floats is about 120 dB.
@@ -63,6 +67,33 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
     )
 
 
+def render_sheet(job: DemoJob, methods: Sequence[Method], tile: int = 128) -> Image.Image:
+    """The pictures alone, one row for each caption and one column for each method, as one image on white.
+
+    Args:
+        job: what was sampled.
+        methods: what `run_demo` measured.
+        tile: edge of one picture in pixels.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    gap, left, top = 10, 176, 40
+    size = (left + len(methods) * (tile + gap), top + len(job.captions) * (tile + gap))
+    sheet = Image.new("RGB", size, "white")
+    draw, ink = ImageDraw.Draw(sheet), "#1d1c1a"
+    for column, method in enumerate(methods):
+        x = left + column * (tile + gap)
+        draw.text((x + tile / 2, top / 2), method.name, ink, ImageFont.load_default(15), anchor="mm")
+        for row, pixels in enumerate(method.images):
+            enlarged = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.LANCZOS)
+            sheet.paste(enlarged, (x, top + row * (tile + gap)))
+    for row, caption in enumerate(job.captions):
+        told = "\n".join(textwrap.wrap(caption, 22))
+        middle = top + row * (tile + gap) + tile / 2
+        draw.multiline_text((gap, middle), told, ink, ImageFont.load_default(14), anchor="lm", spacing=5)
+    return sheet
+
+
 def bars(values: Sequence[tuple[str, str, float, str]], full: float | None = None) -> list[Bar]:
     """Bars for (label, kind, value, text); `full` is the value of the whole width, the largest value if None."""
     whole = full or max((value for _, _, value, _ in values), default=1.0)
@@ -103,6 +134,7 @@ def _row(method: Method) -> dict[str, str]:
         "seconds": f"{method.seconds:.2f}",
         "speedup": f"{method.speedup:.2f}x",
         "psnr": "" if serial else _psnr(method.psnr),
+        "worst": "" if serial else _psnr(method.psnr_worst),
         "difference": "" if serial else f"{method.max_abs_diff:.1g}",
         "facts": f"{held} of {known}",
         "sent": "" if serial else " to ".join(f"{count:.2f}" for count in (sent[0], sent[-1])[: len(sent)]),

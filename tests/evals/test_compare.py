@@ -17,6 +17,7 @@ def test_drift_is_the_median_psnr_and_the_largest_difference() -> None:
     moved = serial + np.array([0.1, 0.01, 0.001], np.float32)[:, None, None, None]
     found = drift(moved, serial)
     assert found.psnr == pytest.approx(40.0, abs=1e-4)
+    assert found.psnr_worst == pytest.approx(20.0, abs=1e-4)
     assert found.max_abs_diff == pytest.approx(0.1)
 
 

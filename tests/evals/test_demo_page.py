@@ -29,6 +29,7 @@ def method(name: str, kind: str, psnr: float) -> Method:
         images=np.zeros((1, 64, 64, 3), np.uint8),
         facts=(facts,),
         psnr=psnr,
+        psnr_worst=psnr - 20,
         max_abs_diff=0.25,
         seconds=2.0,
         speedup=1.5,
@@ -72,7 +73,16 @@ def test_page_needs_no_other_file() -> None:
 
 def test_page_says_what_was_measured() -> None:
     text = page()
-    for told in ("41.0 dB", "equal", "1.50x", "1.00 to 3.00", "12%", "1 of 2 facts", "NO  shape: red circle"):
+    for told in (
+        "41.0 dB",
+        "21.0 dB",
+        "equal",
+        "1.50x",
+        "1.00 to 3.00",
+        "12%",
+        "1 of 2 facts",
+        "NO  shape: red circle",
+    ):
         assert told in text
     assert "correctness" in text
 
@@ -107,9 +117,10 @@ def test_every_method_fits_its_ranks(nproc: int) -> None:
     not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="the shapes weights are not there"
 )
 def test_demo_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, result = tmp_path / "page.html", tmp_path / "r.json"
+    out, result, sheet = tmp_path / "page.html", tmp_path / "r.json", tmp_path / "sheet.png"
+    options = ["demo", "--steps", "2", "--repeats", "1"]
     with pytest.raises(SystemExit) as caught:
-        main(["demo", "--steps", "2", "--repeats", "1", "--out", str(out), "--json", str(result)])
+        main([*options, "--out", str(out), "--json", str(result), "--picture", str(sheet)])
     assert caught.value.code == 0
     assert str(out) in capsys.readouterr().out
     rows = {row["name"]: row for row in json.loads(result.read_text(encoding="utf-8"))["rows"]}
@@ -119,4 +130,5 @@ def test_demo_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         # Two steps are all warm-up, so here the approximate method is exact too.
         assert row["psnr_to_serial"] > 90
         assert row["facts_read"] == rows["serial"]["facts_read"]
+    assert Image.open(sheet).width > 6 * 128
     assert out.read_text(encoding="utf-8").count("data:image/png") == 6 * len(rows)
