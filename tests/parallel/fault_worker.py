@@ -18,16 +18,12 @@ from tests.parallel.families import FAMILIES
 VICTIM_STEP = 3
 
 
-def rank_and_world() -> tuple[int, int, int]:
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.getpid()
-
-
-def value_of(rank_value: dict[str, Any]) -> dict[str, Any]:
-    return {**rank_value, "rank": int(os.environ["RANK"])}
+def value_of(value: dict[str, Any]) -> dict[str, Any]:
+    return {**value, "rank": int(os.environ["RANK"]), "world": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
 
 
 class Opaque(Exception):
-    """Cannot be sent to another process: its state holds a lock-like object."""
+    """Cannot be sent to another process."""
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError("no")
@@ -35,7 +31,6 @@ class Opaque(Exception):
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "argument": lambda: ArgumentError("height=7 does not fit"),
-    "key": lambda: KeyError("missing"),
     "opaque": lambda: Opaque("cannot travel"),
 }
 
@@ -87,8 +82,6 @@ def _fail(how: str) -> None:
         os.kill(os.getpid(), getattr(signal, how))
     if how == "exit":
         os._exit(7)
-    if how == "sys.exit":
-        raise SystemExit(0)
     if how == "return":
         raise _LeftEarly
     raise ValueError("bad luck at step 3")

@@ -1,0 +1,50 @@
+"""Runs on two ranks: blocks compiled before or after parallelize(), against the serial model as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partsong.parallel import Mesh, Ring, Strategy, Ulysses, parallelize
+from tests.parallel.families import FAMILIES
+from tests.parallel.ranks import error, gathered
+
+CASES: dict[str, tuple[str, Strategy, bool]] = {
+    "Ulysses, compiled before": ("DiT", Ulysses(), True),
+    "Ring, compiled after": ("Flux", Ring(), False),
+}
+
+
+def _compile(model: Any) -> None:
+    # What strategies can disturb is the capture of graphs and its guards; generating C++ for them takes minutes.
+    if model._repeated_blocks:
+        model.compile_repeated_blocks(backend="eager")
+        return
+    for block in model.transformer_blocks:
+        block.compile(backend="eager")
+
+
+def _case(mesh: Mesh, family: str, strategy: Strategy, before: bool) -> dict[str, float]:
+    model, named = FAMILIES[family].model(8, torch.float32), FAMILIES[family].call(8, 1, torch.float32)
+    with torch.no_grad():
+        want = model(**named).sample
+        if before:
+            _compile(model)
+            model(**named)  # compiled code for the unsplit model is in the cache
+        with parallelize(model, strategy, mesh=mesh):
+            if not before:
+                _compile(model)
+            inside = [error(model(**named).sample, want) for _ in range(2)]
+        after = error(model(**named).sample, want)
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    return {"inside": max(inside), "after": after, "compiled": float(compiled)}
+
+
+def run() -> dict[str, list[dict[str, float]]]:
+    torch.set_num_threads(1)
+    results = {}
+    for label, (family, strategy, before) in CASES.items():
+        with Mesh(**{strategy.axes[0]: 2}) as mesh:
+            results[label] = gathered(_case(mesh, family, strategy, before))
+    return results

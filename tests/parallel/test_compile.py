@@ -1,0 +1,24 @@
+"""torch.compile of a model's blocks and the exact strategies do not disturb each other, in either order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from partsong.parallel import launch
+from tests.parallel import compile_worker
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[dict[str, Any]]]:
+    return launch(compile_worker.run, 2)
+
+
+@pytest.mark.parametrize("name", compile_worker.CASES)
+def test_compiled_blocks_give_the_serial_output(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    assert len(results[name]) == 2
+    for row in results[name]:
+        assert row["compiled"], "nothing was compiled"
+        assert row["inside"] <= 1e-5
+        assert row["after"] <= 1e-5, "after undo()"
