@@ -77,6 +77,7 @@ class _Case:
     everyone: bool = True
     seconds: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     sent: int = 0
     first: Tensor | None = None
 
@@ -126,28 +127,28 @@ def _rounds(
     for step in range(STEPS_BEFORE + repeats):
         named = inputs(count, 0.6 - 0.02 * step)
         for case in cases:
-            seconds, waited = _step(case, named, mesh)
+            seconds, waited, cpu = _step(case, named, mesh)
             if step >= STEPS_BEFORE:
                 case.seconds.append(seconds)
                 case.waiting.append(waited)
+                case.cpu.append(cpu)
 
 
-def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float]:
-    """One step of a case on all ranks; the slowest rank counts."""
+def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float]:
+    """One step of a case on all ranks: wall time of the slowest, its longest wait, and processor time of them all."""
     everyone = mesh.axis(*AXES)
     agree(everyone, [0.0])
-    start, waited = time.perf_counter(), 0.0
+    start, spent, waited = time.perf_counter(), time.process_time(), 0.0
     if case.everyone or mesh.is_main:
         with Ledger(flops=False) as ledger:
             output = case.module(**named, return_dict=False)[0]
             waited, case.sent = ledger.summary()["seconds_waiting"], int(ledger.summary()["bytes_sent"])
         if not case.seconds:
             case.first = output
-    mine = time.perf_counter() - start
-    table = agree(everyone, [mine, waited])
-    if not case.everyone:
-        return table[0][0], table[0][1]
-    return max(row[0] for row in table), max(row[1] for row in table)
+    mine, spent = time.perf_counter() - start, time.process_time() - spent
+    table = agree(everyone, [mine, waited, spent])
+    used = table if case.everyone else table[:1]
+    return max(row[0] for row in used), max(row[1] for row in used), sum(row[2] for row in used)
 
 
 def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict[str, Any]:
@@ -164,6 +165,7 @@ def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict
         "size": count,
         "seconds_median": seconds,
         "ratio_to_serial": reference / seconds,
+        "processor_seconds": statistics.median(case.cpu),
         "relative_drift": error,
         "waiting_fraction": statistics.median(case.waiting) / seconds if ours else None,
         "bytes_sent_per_step": case.sent if ours else None,
