@@ -13,6 +13,9 @@ from partsong.errors import ArgumentError
 
 __all__ = ["bench", "summary"]
 
+#: Columns that repeat what `name` says.
+HIDDEN = ("model", "case")
+
 
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
@@ -41,7 +44,10 @@ def bench(options: Bench) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """The rows as a table with a header."""
-    rows = [{name: _short(value) for name, value in row.items()} for row in result["rows"]]
+    rows = [
+        {name: _short(value) for name, value in row.items() if name not in HIDDEN and not isinstance(value, list)}
+        for row in result["rows"]
+    ]
     return table([{name: name for name in rows[0]}, *rows]) if rows else "no rows"
 
 
