@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,18 +12,17 @@ from tests.parallel import displaced_worker
 from tests.parallel.displaced_worker import CASES
 
 RANKS = (2, 3, 4)
-Results = dict[int, dict[tuple[int, int, int], list[Any]]]
 
 
-@pytest.fixture(scope="module")
-def results() -> Results:
-    return {nproc: launch(displaced_worker.run, nproc, nproc) for nproc in RANKS}
+@functools.cache  # one launch per number of ranks, each within a test's time limit
+def results(nproc: int) -> dict[tuple[int, int, int], list[Any]]:
+    return launch(displaced_worker.run, nproc, nproc)
 
 
 @pytest.mark.parametrize("nproc", RANKS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "warm-up {}, {} calls, order {}".format(*case))
-def test_equals_its_definition_in_every_step_on_every_rank(results: Results, nproc: int, case: Any) -> None:
-    ranks = results[nproc][case]
+def test_equals_its_definition_in_every_step_on_every_rank(nproc: int, case: Any) -> None:
+    ranks = results(nproc)[case]
     assert len(ranks) == nproc
     for generations in ranks:
         assert len(generations) == 2, "the second one begins anew"
@@ -32,8 +32,8 @@ def test_equals_its_definition_in_every_step_on_every_rank(results: Results, npr
 
 @pytest.mark.parametrize("nproc", RANKS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "warm-up {}, {} calls, order {}".format(*case))
-def test_drifts_from_serial_only_after_the_warm_up(results: Results, nproc: int, case: Any) -> None:
+def test_drifts_from_serial_only_after_the_warm_up(nproc: int, case: Any) -> None:
     warmup = case[0]
-    for generation in results[nproc][case][0]:
+    for generation in results(nproc)[case][0]:
         assert max(generation["drift"][:warmup]) <= 1e-10
         assert all(drift > 1e-6 for drift in generation["drift"][warmup:]), "stale keys must show"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -21,13 +22,9 @@ KEYS: list[Key] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def matrix() -> dict[Key, dict[str, Any]]:
-    return {
-        (nproc, *key): case
-        for nproc in RANKS
-        for key, case in launch(pipeline_worker.matrix, nproc, nproc).items()
-    }
+@functools.cache  # one launch per number of ranks, each within a test's time limit
+def matrix(nproc: int) -> dict[tuple[str, ...], dict[str, Any]]:
+    return launch(pipeline_worker.matrix, nproc, nproc)
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +33,23 @@ def scenarios() -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
-def test_every_rank_returns_the_serial_picture(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
-    rows = matrix[key]["rows"]
+def test_every_rank_returns_the_serial_picture(key: Key) -> None:
+    rows = matrix(key[0])[key[1:]]["rows"]
     assert len(rows) == key[0]
     assert max(row["error"] for row in rows) <= TOLERANCE[key[3]]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
-def test_counted_bytes_are_the_predicted_ones_step_by_step(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
-    rows = matrix[key]["rows"]
-    assert [row["sent"] for row in rows] == matrix[key]["predicted"]
+def test_counted_bytes_are_the_predicted_ones_step_by_step(key: Key) -> None:
+    rows = matrix(key[0])[key[1:]]["rows"]
+    assert [row["sent"] for row in rows] == matrix(key[0])[key[1:]]["predicted"]
     assert sum(row["sent"] for row in rows) > 0
     assert [row["records"] for row in rows] == [STEPS] * key[0]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key)))
-def test_undo_leaves_no_trace(matrix: dict[Key, dict[str, Any]], key: Key) -> None:
-    for row in matrix[key]["rows"]:
+def test_undo_leaves_no_trace(key: Key) -> None:
+    for row in matrix(key[0])[key[1:]]["rows"]:
         assert row["restored"], "the pipeline's output changed"
         assert row["left"], "the scheduler or the pipeline carries something new"
         assert row["clean"], "a module still carries a hook"
