@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -201,8 +202,11 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection, parent
     _die_with(parent)
     os.environ.update(environment)
     import torch
+    from tqdm import tqdm
 
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    # tqdm's own lock is a semaphore shared between processes, which a rank that ends in a hurry would leak.
+    tqdm.set_lock(threading.RLock())
     try:
         fn, args = pickle.loads(payload)  # made by our own parent
         value = fn(*args)

@@ -29,7 +29,7 @@ class Axis:
     """One named axis as one rank sees it.
 
     Attributes:
-        name: the axis' name, or several joined by ``*`` for a flattened axis.
+        name: the axis' name, several joined by ``*`` for a flattened axis, ``alone`` where there is one rank.
         ranks: global ranks along the axis, in order.
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
@@ -135,17 +135,17 @@ class Mesh:
                 raise ArgumentError(f"no mesh axis {name!r}; the axes are {', '.join(AXES)}")
         wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
         if wanted not in self._axes:
-            self._axes[wanted] = self._make_axis(wanted, "*".join(names))
+            self._axes[wanted] = self._make_axis(wanted)
         return self._axes[wanted]
 
-    def _make_axis(self, wanted: tuple[str, ...], label: str) -> Axis:
+    def _make_axis(self, wanted: tuple[str, ...]) -> Axis:
         if self._device_mesh is None or not wanted:
-            return Axis(label, (self.rank,), 0)
+            return Axis("alone", (self.rank,), 0)
         sub = self._device_mesh[wanted]
         if len(wanted) > 1:
             sub = sub._flatten("_".join(wanted))
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
-        return Axis(label, ranks, ranks.index(self.rank), sub.get_group())
+        return Axis("*".join(wanted), ranks, ranks.index(self.rank), sub.get_group())
 
     def __enter__(self) -> Mesh:
         return self
