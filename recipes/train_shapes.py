@@ -13,8 +13,8 @@ Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_shapes.py
 Measure an exported folder:  python recipes/train_shapes.py --stages evaluate --out runs/shapes --captions 200
 
 One thread per process and several processes (gradients averaged over gloo) beat many threads on a busy CPU. Data,
-weights and noise follow `--seed`; the learning-rate schedule ends at `flow_steps` or after `flow_minutes`, whichever
-comes first, so give a generous `--flow-minutes` when a run must be repeated step for step.
+weights and noise follow `--seed` and the number of processes. Every stage ends at its number of steps or minutes,
+whichever comes first, and its learning rate falls to zero by then; the minutes only matter when they are made short.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Config:
     stages: str = ",".join(STAGES[:4])
     seed: int = 0
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    vae_steps: int = 3000
-    vae_minutes: float = 8.0
+    vae_steps: int = 1050
+    vae_minutes: float = 60.0
     vae_batch: int = 16
     vae_channels: int = 16
     pool_size: int = 60_000
-    text_steps: int = 1500
-    text_minutes: float = 3.0
+    text_steps: int = 570
+    text_minutes: float = 60.0
     text_batch: int = 128
-    flow_steps: int = 5000
-    flow_minutes: float = 75.0
+    flow_steps: int = 2410
+    flow_minutes: float = 600.0
     flow_batch: int = 96
     heads: int = 6
     depth: int = 6
@@ -86,7 +86,7 @@ class Config:
     export_minutes: float = 10.0
     captions: int = 60
     steps: int = 28
-    guidance: float = 4.0
+    guidance: float = 5.0
     nulls: int = 1
 
 

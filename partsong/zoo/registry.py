@@ -49,11 +49,11 @@ _ROWS = (
         folder=WEIGHTS / "shapes",
         description=(
             "Text to image, 64 x 64: one to three coloured shapes, their sizes, places and relations "
-            '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 10 M parameters.'
+            '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 9 M parameters.'
         ),
         license="Apache-2.0",
         defaults=MappingProxyType(
-            {"num_inference_steps": 28, "guidance_scale": 4.0, "height": 64, "width": 64, "max_sequence_length": 1}
+            {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64, "max_sequence_length": 1}
         ),
         task=shapes,
     ),
