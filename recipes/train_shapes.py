@@ -336,8 +336,11 @@ def export(config: Config, model: nn.Module) -> None:
     folder = Path(config.out) / "export"
     pipeline.to(dtype=torch.float16).save_pretrained(folder)
     # Transformers loads the type its configuration names, diffusers loads float32; a plain call must get one type.
-    for path in folder.glob("text_encoder*/config.json"):
-        settings = json.loads(path.read_text()) | {"dtype": "float32"}
+    # Where a part was loaded from is this machine's business.
+    for path in folder.glob("*/config.json"):
+        settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
+        if path.parent.name.startswith("text_encoder"):
+            settings["dtype"] = "float32"
         path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 

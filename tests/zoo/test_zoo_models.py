@@ -93,3 +93,8 @@ def test_unknown_model() -> None:
 def test_load_in_half_precision() -> None:
     loaded = zoo.load("shapes", dtype=torch.bfloat16)
     assert {loaded.transformer.dtype, loaded.vae.dtype, loaded.text_encoder.dtype} == {torch.bfloat16}
+
+
+def test_folder_names_no_path_of_the_machine_that_made_it() -> None:
+    for path in FOLDER.rglob("*.json"):
+        assert "_name_or_path" not in path.read_text(), path
