@@ -106,8 +106,8 @@ def train_vae(config: Config, world: World) -> None:
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.vae_channels).to(world.device, memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    start, progress = time.time(), 0.0
     torch.manual_seed(1000 * config.seed + world.rank)
+    start, progress = time.time(), 0.0
     for step in range(config.vae_steps):
         if step % 10 == 0:
             progress = max(step / config.vae_steps, world.minutes(start) / config.vae_minutes)
@@ -290,8 +290,7 @@ def train_flow(config: Config, world: World) -> None:
     scenes = pool_scenes(config, world)
     batch = config.flow_batch // world.size
     torch.manual_seed(1000 * config.seed + 10 * flow.step + world.rank)
-    start, before, exported, losses = time.time(), flow.spent, flow.spent, []
-    progress = 0.0
+    start, before, exported, losses, progress = time.time(), flow.spent, flow.spent, [], 0.0
     while True:
         if flow.step % 10 == 0:
             flow.spent = before + world.minutes(start)
@@ -335,8 +334,7 @@ def export(config: Config, model: nn.Module) -> None:
     )
     folder = Path(config.out) / "export"
     pipeline.to(dtype=torch.float16).save_pretrained(folder)
-    # Transformers loads the type its configuration names, diffusers loads float32; a plain call must get one type.
-    # Where a part was loaded from is this machine's business.
+    # Transformers loads the type its configuration names, diffusers float32; a plain call must get one type.
     for path in folder.glob("*/config.json"):
         settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
         if path.parent.name.startswith("text_encoder"):
