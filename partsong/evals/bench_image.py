@@ -2,7 +2,8 @@
 
 Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine
 touches all cases alike. Serial is one process with one thread while the others wait idle; parallel is `nproc`
-processes with one thread each. ``DisplacedPatch`` is timed after its warm-up.
+processes with one thread each. ``DisplacedPatch`` is timed after its warm-up. The case `LIMIT` runs the serial step in
+all processes at once: `nproc` steps in that time are what the shared caches and memory of the machine allow.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ PEERS: dict[str, Callable[[nn.Module, int], None]] = {
 }
 #: Steps before the timed ones: the first waits for fresh keys, from the second on exchanges are asynchronous.
 STEPS_BEFORE = 2
+#: What the machine allows: every process computes the whole serial step at the same time, nothing is exchanged.
+LIMIT = "serial on every process"
 
 
 def run(
@@ -103,7 +106,7 @@ def _on_rank(
 
 
 def _cases(module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
-    cases = [_Case("serial", module, everyone=False)]
+    cases = [_Case("serial", module, everyone=False), _Case(LIMIT, module)]
     for name, strategy in STRATEGIES.items():
         twin = _twin(module)
         parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
@@ -158,13 +161,14 @@ def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict
         assert case.first is not None and serial.first is not None
         error = ((case.first - serial.first).norm() / serial.first.norm()).item()
     ours = case.name in STRATEGIES
+    steps = mesh.world_size if case.name == LIMIT else 1
     return {
         "name": f"{model} {case.name}",
         "model": model,
         "case": case.name,
         "size": count,
         "seconds_median": seconds,
-        "ratio_to_serial": reference / seconds,
+        "ratio_to_serial": steps * reference / seconds,
         "processor_seconds": statistics.median(case.cpu),
         "relative_drift": error,
         "waiting_fraction": statistics.median(case.waiting) / seconds if ours else None,

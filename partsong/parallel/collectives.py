@@ -122,9 +122,7 @@ def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring e
     return exchange(axis, {after: send}, {before: recv}, name=name)
 
 
-def all_to_all(
-    axis: Axis, sends: Sequence[Tensor], recvs: Sequence[Tensor], *, name: str = "all-to-all"
-) -> Pending:
+def all_to_all(axis: Axis, sends: Sequence[Tensor], recvs: Sequence[Tensor], *, name: str = "all-to-all") -> Pending:
     """Sends one tensor to every peer and receives one from each, of any sizes.
 
     Args:

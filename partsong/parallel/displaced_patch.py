@@ -95,7 +95,9 @@ class _Slots:
             whole = self.held[-1]
         else:
             # The older step is not needed any more: last + ratio * (last - older) is written over it.
-            whole = self.held.pop(0).lerp_(self.held[-1], 1.0 + ratio)
+            whole, last = self.held.pop(0), self.held[-1]
+            for others in (slice(0, self.own.start), slice(self.own.stop, None)):
+                whole[others].lerp_(last[others], 1.0 + ratio)
             self._free.append(whole)
         write_keys_values(whole[self.own], call.k, call.v)
         return whole

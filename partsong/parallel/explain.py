@@ -22,6 +22,9 @@ __all__ = ["SHAPE_NUMBERS", "Explanation", "Seen", "counting_flops", "explain"]
 #: Numbers with which the ranks compare the shape of the first latents.
 SHAPE_NUMBERS = 8
 
+#: First steps of a generation in which ranks compare what they were given.
+AGREED_STEPS = 2
+
 
 @dataclass(slots=True)
 class Seen:
@@ -32,6 +35,7 @@ class Seen:
         sample_bytes: bytes of one output sample.
         branches: calls of the denoiser per step.
         tokens: tokens per stream.
+        steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
         latents_bytes: size of the first latents where they were shared.
         decoded: samples and bytes per sample of each decoder call that was split.
         flops: floating-point operations per input shape.
@@ -41,6 +45,7 @@ class Seen:
     sample_bytes: int = 0
     branches: int = 1
     tokens: dict[str, int] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
     latents_bytes: int = 0
     decoded: list[tuple[int, int]] = field(default_factory=list)
     flops: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -125,12 +130,23 @@ def _step_bytes(plan: Plan, step: int, rank: int) -> int:
     for denoiser in plan.denoisers:
         if not denoiser.seen.known:
             continue
-        total += _denoiser_bytes(plan, denoiser, step, rank)
-        total += agreement * len(denoiser.adapter.batched) if step < 2 else 0
+        called = _called_in(plan, denoiser)
+        if step in called:
+            position = called.index(step)
+            total += _denoiser_bytes(plan, denoiser, step, position, rank)
+            total += agreement * len(denoiser.adapter.batched) if position < AGREED_STEPS else 0
     return total
 
 
-def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, rank: int) -> int:
+def _called_in(plan: Plan, denoiser: Any) -> list[int]:
+    """The steps a denoiser is called in; those still to come fall to the one that was called last."""
+    last = {id(d): max(d.seen.steps, default=-1) for d in plan.denoisers}
+    done = max(last.values())
+    ahead = range(done + 1, plan.clock.num_steps or 0) if last[id(denoiser)] == done else ()
+    return sorted({*denoiser.seen.steps, *ahead})
+
+
+def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: int) -> int:
     seen = denoiser.seen
     if denoiser.batch.axis.size > 1 and seen.batch > 1:
         index = _place(plan, rank, ("data", "cfg"))
@@ -138,7 +154,7 @@ def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, rank: int) -> int:
         local = max(1, gathered // (seen.sample_bytes * (denoiser.batch.axis.size - 1)))
         return seen.branches * (gathered + _sequence_bytes(plan, denoiser, step, rank, local))
     forwards, swapped = seen.branches, 0
-    if denoiser.guidance.axis.size > 1 and step > 0 and seen.branches > 1:
+    if denoiser.guidance.axis.size > 1 and position > 0 and seen.branches > 1:
         index = _place(plan, rank, ("cfg",))
         forwards = max(1, len(range(index, seen.branches, denoiser.guidance.axis.size)))
         swapped = denoiser.guidance.predict(seen.sample_bytes, seen.branches, index)

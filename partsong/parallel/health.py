@@ -28,6 +28,8 @@ PERIOD = 0.5
 SILENCE = 10.0
 #: Longer than a message that was sent before the goodbye can still be under way.
 DEPARTED = 4.0
+#: Both waiting this long in operations of different names, with nothing done in between, is no slow link any more.
+DIVERGED = 20.0
 ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
 
@@ -42,8 +44,11 @@ class Heartbeat:
         self.doing = "computing"
         self.waiting = False
         self.peers: tuple[int, ...] = ()
+        self.operations = 0
+        self.since = 0.0
         self._stop = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
+        self._states: dict[int, tuple[str, float]] = {}
         self._users = 0
         self._thread = threading.Thread(target=self._run, name="partsong-heartbeat", daemon=True)
 
@@ -75,7 +80,7 @@ class Heartbeat:
         beat = 0
         while not self._stop.is_set():
             beat += 1
-            if not self._write(f"{beat}|{self.doing}"):
+            if not self._write(f"{beat}|{self.operations} {self.waiting:d}|{self.doing}"):
                 return
             self._look()
             self._check()
@@ -92,6 +97,16 @@ class Heartbeat:
         left = [r for r, (text, when) in self._seen.items() if r in peers and text == _LEFT and now - when > DEPARTED]
         if left:
             self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
+        elsewhere = [r for r in peers if self._waits_elsewhere(r, now)] if now - self.since > DIVERGED else []
+        if elsewhere:
+            doing = "; ".join(f"rank {r} waits in {_doing(self._states[r][0])}" for r in elsewhere)
+            self._give_up(elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
+
+    def _waits_elsewhere(self, rank: int, now: float) -> bool:
+        """Whether a peer has long been waiting too, and in an operation of another name."""
+        state, since = self._states.get(rank, ("", now))
+        waits = state.partition("|")[0].endswith(" 1")
+        return waits and now - since > DIVERGED and _doing(state) != self.doing
 
     def _write(self, text: str) -> bool:
         try:
@@ -109,6 +124,9 @@ class Heartbeat:
                 return
             if text and self._seen.get(rank, ("", 0.0))[0] != text:
                 self._seen[rank] = (text, time.monotonic())
+                state = text.partition("|")[2]
+                if self._states.get(rank, ("", 0.0))[0] != state:
+                    self._states[rank] = (state, time.monotonic())
 
     def silence(self, rank: int) -> float:
         """Seconds since `rank` was last seen alive; 0 for one that has said goodbye."""
@@ -139,7 +157,7 @@ class Heartbeat:
             if dead or gone:
                 names = [f"rank {r} is dead" for r in dead] + [f"rank {r} has left the run" for r in gone]
                 return "; ".join(names)
-        doing = [f"rank {r} is in {text.partition('|')[2]}" for r, (text, _) in sorted(self._seen.items())]
+        doing = [f"rank {r} is in {_doing(state)}" for r, (state, _) in sorted(self._states.items())]
         return "; ".join(doing) or "no other rank has been seen"
 
 
@@ -159,7 +177,8 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
         yield
         return
     outer = beat.doing
-    beat.doing, beat.peers, beat.waiting = name, tuple(peers), True
+    beat.operations += 1
+    beat.doing, beat.peers, beat.since, beat.waiting = name, tuple(peers), time.monotonic(), True
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -169,6 +188,10 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
         raise DistributedError(f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})") from error
     finally:
         beat.doing, beat.peers, beat.waiting = outer, (), False
+
+
+def _doing(state: str) -> str:
+    return state.rpartition("|")[2]
 
 
 def _root(store: Any) -> Any:

@@ -21,7 +21,7 @@ from partsong.parallel.batch import BatchSplit, GuidancePair
 from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import agree, broadcast
 from partsong.parallel.displaced_patch import DisplacedPatch
-from partsong.parallel.explain import SHAPE_NUMBERS, Explanation, Seen, counting_flops, explain
+from partsong.parallel.explain import AGREED_STEPS, SHAPE_NUMBERS, Explanation, Seen, counting_flops, explain
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES, Axis, Mesh
 from partsong.parallel.sequence import TOKEN_AXES, SequenceParallel, Stage
@@ -228,6 +228,7 @@ class _Denoiser:
         self.everyone = mesh.axis(*AXES)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched)
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
+        plan.clock.on_begin(self.seen.steps.clear)
         hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -235,8 +236,9 @@ class _Denoiser:
         self._refuse(named)
         clock = self.plan.clock
         clock.enter(named.get("timestep"))
-        if clock.step < 2 and clock.branch == 0 and self.everyone.size > 1:
+        if clock.step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.everyone.size > 1:
             self._agree(named)
+        self.seen.steps.add(clock.step)
         output = self._share(functools.partial(self._compute, forward), named)
         self.seen.note_call(named["hidden_states"], sample_of(output), clock.branch)
         if not clock.driven:

@@ -104,12 +104,14 @@ class UlyssesStage:
         whole = call.q.new_empty((sum(group), batch, mine.rows, dim))
         recvs = whole.split(list(group))
         sends = [
-            recvs[me] if peer == me else call.q.new_empty((group[me], batch, share.rows, dim))
+            recvs[peer] if peer == me else call.q.new_empty((group[me], batch, share.rows, dim))
             for peer, share in enumerate(shares)
         ]
-        for share, target in zip(shares, sends, strict=True):
-            _pack(target, call, share)
-        all_to_all(self.axis, sends, recvs, name="Ulysses: tokens to heads").wait()
+        for peer in (p for p in range(self.axis.size) if p != me):
+            _pack(sends[peer], call, shares[peer])
+        pending = all_to_all(self.axis, sends, recvs, name="Ulysses: tokens to heads")
+        _pack(recvs[me], call, mine)  # own rows while the others' are under way
+        pending.wait()
         counts = [mine.q1 - mine.q0, mine.k1 - mine.k0, mine.k1 - mine.k0]
         return [part.permute(1, 2, 0, 3) for part in whole.split(counts, dim=2)]
 
@@ -120,8 +122,14 @@ class UlyssesStage:
             sends[me] if peer == me else out.new_empty((group[me], batch, share.q1 - share.q0, dim))
             for peer, share in enumerate(shares)
         ]
-        all_to_all(self.axis, sends, recvs, name="Ulysses: heads to tokens").wait()
-        return torch.cat(recvs, dim=2).permute(1, 2, 0, 3)
+        pending = all_to_all(self.axis, sends, recvs, name="Ulysses: heads to tokens")
+        whole = out.new_empty((group[me], batch, shares[-1].q1, dim))
+        whole[:, :, shares[me].q0 : shares[me].q1] = sends[me]
+        pending.wait()
+        for peer, share in enumerate(shares):
+            if peer != me:
+                whole[:, :, share.q0 : share.q1] = recvs[peer]
+        return whole.permute(1, 2, 0, 3)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
         """Bytes this rank sends: q, k, v of the others' heads, then outputs of the others' tokens."""

@@ -52,8 +52,10 @@ def uneven_all_to_all(axis: Axis) -> Outcome:
     all_to_all(axis, sends, recvs).wait()
     right = all(torch.equal(recvs[p], message(p, me)) for p in range(n) if p != me)
     right &= bool((recvs[me] == 9.0).all())  # the own part is the caller's business
-    sent, received = (sum(12 * message(*pair).shape[0] for pair in pairs) for pairs in (
-        [(me, p) for p in range(n) if p != me], [(p, me) for p in range(n) if p != me]))
+    sent, received = (
+        sum(12 * message(*pair).shape[0] for pair in pairs)
+        for pairs in ([(me, p) for p in range(n) if p != me], [(p, me) for p in range(n) if p != me])
+    )
     return right, sent, received
 
 

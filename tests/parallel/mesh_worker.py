@@ -63,5 +63,3 @@ def own_mesh() -> tuple[bool, bool, str]:
             inside = dist.is_initialized()
     right = torch.allclose(got, want, rtol=1e-10, atol=1e-12)
     return right and inside, not dist.is_initialized(), repr(plan.mesh).split(";")[0]
-
-

@@ -46,8 +46,11 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
 
 def footprint(pipe: Any) -> dict[str, Any]:
     """What hooks could leave behind: the names on every module, and what the scheduler and the pipeline carry."""
-    modules = {f"{part}.{name}": sorted(vars(child)) for part in ("transformer", "vae")
-               for name, child in getattr(pipe, part).named_modules()}
+    modules = {
+        f"{part}.{name}": sorted(vars(child))
+        for part in ("transformer", "vae")
+        for name, child in getattr(pipe, part).named_modules()
+    }
     return {"modules": modules, "scheduler": sorted(vars(pipe.scheduler)), "pipe": sorted(vars(pipe))}
 
 
@@ -66,14 +69,16 @@ def case(pipe_of: Pipe, batch: int, dtype: torch.dtype, chosen: tuple[Strategy, 
         got.append(pipe_of.call(pipe, batch, ODD))
         predicted = plan.explain().bytes_total()
     plan.undo()
-    rows = gathered({
-        "error": max(error(g, w) for g, w in zip(got, want, strict=True)),
-        "sent": int(ledger.summary()["bytes_sent"]),
-        "records": sum("note" not in record for record in ledger.records),
-        "restored": torch.equal(pipe_of.call(pipe, batch, ODD), want[1]),
-        "left": footprint(pipe)["scheduler"] == before["scheduler"] and footprint(pipe)["pipe"] == before["pipe"],
-        "clean": clean(pipe.transformer) and clean(pipe.vae) if pipe_of.calls == 1 else not _forwards(pipe),
-    })
+    rows = gathered(
+        {
+            "error": max(error(g, w) for g, w in zip(got, want, strict=True)),
+            "sent": int(ledger.summary()["bytes_sent"]),
+            "records": sum("note" not in record for record in ledger.records),
+            "restored": torch.equal(pipe_of.call(pipe, batch, ODD), want[1]),
+            "left": footprint(pipe)["scheduler"] == before["scheduler"] and footprint(pipe)["pipe"] == before["pipe"],
+            "clean": clean(pipe.transformer) and clean(pipe.vae) if pipe_of.calls == 1 else not _forwards(pipe),
+        }
+    )
     return {"rows": rows, "predicted": predicted}
 
 
@@ -156,12 +161,18 @@ def two_plans_first_survives(mesh: Mesh) -> Any:
 
 def unet(mesh: Mesh) -> Any:
     model = UNet2DConditionModel(
-        sample_size=8, block_out_channels=(4, 8), layers_per_block=1, norm_num_groups=2, cross_attention_dim=8,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        sample_size=8,
+        block_out_channels=(4, 8),
+        layers_per_block=1,
+        norm_num_groups=2,
+        cross_attention_dim=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=2,
     )
-    pipe = StableDiffusionPipeline(PIPES["SD3"].make().vae, None, None, model, DDPMScheduler(), None, None,
-                                   requires_safety_checker=False)
+    pipe = StableDiffusionPipeline(
+        PIPES["SD3"].make().vae, None, None, model, DDPMScheduler(), None, None, requires_safety_checker=False
+    )
     return parallelize(pipe, Ulysses(), mesh=mesh)
 
 
@@ -184,8 +195,9 @@ class Causal:
     """An attention processor that looks back only."""
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        q, k, v = (f(hidden_states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-                   for f in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = (
+            f(hidden_states).unflatten(2, (attn.heads, -1)).transpose(1, 2) for f in (attn.to_q, attn.to_k, attn.to_v)
+        )
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return attn.to_out[0](out.transpose(1, 2).flatten(2))
 
@@ -212,8 +224,11 @@ def changed_prompt(mesh: Mesh, name: str, strategy: Strategy) -> Any:
     def change(_: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         return {changed: tensors[changed] * 0.5, "latents": tensors["latents"] * 1.1} if step == 1 else tensors
 
-    more = {"num_inference_steps": 4, "callback_on_step_end": change,
-            "callback_on_step_end_tensor_inputs": [changed, "latents"]}
+    more = {
+        "num_inference_steps": 4,
+        "callback_on_step_end": change,
+        "callback_on_step_end_tensor_inputs": [changed, "latents"],
+    }
     want = pipe_of.call(pipe, **more)
     plain = pipe_of.call(pipe, num_inference_steps=4)
     with parallelize(pipe, strategy, mesh=mesh):
@@ -253,8 +268,13 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     "Heun cfg": lambda mesh: second_order(mesh, "Wan", CfgParallel()),
     "Heun displaced": lambda mesh: second_order(mesh, "SD3", DisplacedPatch(warmup_steps=99)),
 }
-AXIS = {"changed prompt Flux cfg": "cfg", "changed prompt Wan cfg": "cfg", "Heun cfg": "cfg", "few tokens": "ring",
-        "Heun displaced": "patch"}
+AXIS = {
+    "changed prompt Flux cfg": "cfg",
+    "changed prompt Wan cfg": "cfg",
+    "Heun cfg": "cfg",
+    "few tokens": "ring",
+    "Heun displaced": "patch",
+}
 
 
 def scenarios() -> dict[str, list[Any]]:

@@ -30,16 +30,31 @@ STEPS = 3
 def _vae(dtype: torch.dtype) -> AutoencoderKL:
     torch.manual_seed(3)
     blocks = 4
-    return AutoencoderKL(
-        block_out_channels=(4,) * blocks, latent_channels=4, norm_num_groups=2, layers_per_block=1,
-        down_block_types=("DownEncoderBlock2D",) * blocks, up_block_types=("UpDecoderBlock2D",) * blocks,
-        shift_factor=0.1,
-    ).to(dtype).eval()
+    return (
+        AutoencoderKL(
+            block_out_channels=(4,) * blocks,
+            latent_channels=4,
+            norm_num_groups=2,
+            layers_per_block=1,
+            down_block_types=("DownEncoderBlock2D",) * blocks,
+            up_block_types=("UpDecoderBlock2D",) * blocks,
+            shift_factor=0.1,
+        )
+        .to(dtype)
+        .eval()
+    )
 
 
 def _wan_vae() -> AutoencoderKLWan:
-    return AutoencoderKLWan(base_dim=3, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
-                            temperal_downsample=[False, True, True], latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+    return AutoencoderKLWan(
+        base_dim=3,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
 
 
 def _dit(dtype: torch.dtype) -> DiTPipeline:
@@ -71,8 +86,16 @@ def _sd3(dtype: torch.dtype) -> StableDiffusion3Pipeline:
 def _flux(dtype: torch.dtype) -> FluxPipeline:
     torch.manual_seed(11)
     model = FluxTransformer2DModel(
-        patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=8, num_attention_heads=3,
-        joint_attention_dim=12, pooled_projection_dim=10, guidance_embeds=False, axes_dims_rope=(2, 2, 4),
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        joint_attention_dim=12,
+        pooled_projection_dim=10,
+        guidance_embeds=False,
+        axes_dims_rope=(2, 2, 4),
     ).eval()
     _randomize(model)
     return FluxPipeline(FlowMatchEulerDiscreteScheduler(), _vae(dtype), None, None, None, None, model.to(dtype))
@@ -100,9 +123,15 @@ def _pixart_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[
     keep = torch.ones(1, 7)
     keep[:, 5:] = 0
     return {
-        "prompt_embeds": _embeds(1, dtype), "prompt_attention_mask": keep, "num_images_per_prompt": batch,
-        "negative_prompt_embeds": _embeds(1, dtype, seed=2), "negative_prompt_attention_mask": keep,
-        "negative_prompt": None, "use_resolution_binning": False, "output_type": "latent", **_size(size),
+        "prompt_embeds": _embeds(1, dtype),
+        "prompt_attention_mask": keep,
+        "num_images_per_prompt": batch,
+        "negative_prompt_embeds": _embeds(1, dtype, seed=2),
+        "negative_prompt_attention_mask": keep,
+        "negative_prompt": None,
+        "use_resolution_binning": False,
+        "output_type": "latent",
+        **_size(size),
     }
 
 
@@ -116,15 +145,20 @@ def _flux_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[st
 
 def _pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        "prompt_embeds": _embeds(batch, dtype), "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
-        "pooled_prompt_embeds": _pooled(batch, dtype, 3), "negative_pooled_prompt_embeds": _pooled(batch, dtype, 4),
+        "prompt_embeds": _embeds(batch, dtype),
+        "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "pooled_prompt_embeds": _pooled(batch, dtype, 3),
+        "negative_pooled_prompt_embeds": _pooled(batch, dtype, 4),
     }
 
 
 def _wan_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
     return {
-        "prompt_embeds": _embeds(batch, dtype), "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
-        "num_frames": 9, "output_type": "latent", **_size(size),
+        "prompt_embeds": _embeds(batch, dtype),
+        "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "num_frames": 9,
+        "output_type": "latent",
+        **_size(size),
     }
 
 

@@ -126,9 +126,7 @@ UNSHARED: list[tuple[list[Any], int, type[PartsongError], str]] = [
 
 
 @pytest.mark.parametrize(("chosen", "world", "kind", "text"), UNSHARED)
-def test_what_cannot_be_shared_is_refused(
-    chosen: list[Any], world: int, kind: type[PartsongError], text: str
-) -> None:
+def test_what_cannot_be_shared_is_refused(chosen: list[Any], world: int, kind: type[PartsongError], text: str) -> None:
     with pytest.raises(kind, match=text):
         mesh_for(chosen, world)
 
