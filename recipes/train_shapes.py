@@ -27,7 +27,7 @@ import math
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.training import Average, World, mixed_precision, schedule
 
-STAGES = ("vae", "pool", "text", "flow", "evaluate")
+STAGES: tuple[str, ...] = ("vae", "pool", "text", "flow", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def build_pool(config: Config, world: World) -> None:
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
     if path.exists():
         return
-    vae: Any = AutoencoderKL.from_pretrained(Path(config.out) / "vae").to(world.device)
+    vae = cast("Any", AutoencoderKL.from_pretrained(Path(config.out) / "vae")).to(world.device)
     scenes, parts = pool_scenes(config, world), []
     for first in range(0, len(scenes), 64):
         images = pictures(scenes[first : first + 64]).to(world.device)
@@ -319,16 +319,16 @@ def train_flow(config: Config, world: World) -> None:
 
 def export(config: Config, model: nn.Module) -> None:
     """Saves the stock pipeline folder `export/`, float16 safetensors."""
-    model = copy.deepcopy(model)
-    model.transformer.set_attn_processor(JointAttnProcessor2_0())
+    copied: Any = copy.deepcopy(model)
+    copied.transformer.set_attn_processor(JointAttnProcessor2_0())
     pipeline = StableDiffusion3Pipeline(
-        transformer=model.transformer,
+        transformer=copied.transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=config.shift),
         vae=AutoencoderKL.from_pretrained(Path(config.out) / "vae"),
-        text_encoder=model.text.first,
-        tokenizer=build_tokenizer(),
-        text_encoder_2=model.text.second,
-        tokenizer_2=build_tokenizer(),
+        text_encoder=copied.text.first,
+        tokenizer=cast("Any", build_tokenizer()),
+        text_encoder_2=copied.text.second,
+        tokenizer_2=cast("Any", build_tokenizer()),
         text_encoder_3=build_silent_encoder(),
         tokenizer_3=build_silent_tokenizer(),
     )
@@ -376,7 +376,7 @@ def evaluate(config: Config, world: World) -> None:
 
 def parse_arguments() -> Config:
     """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
     for field in fields(Config):
         parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
     return Config(**vars(parser.parse_args()))

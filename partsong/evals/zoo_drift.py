@@ -57,7 +57,7 @@ def _on_rank(
     world = int(os.environ["WORLD_SIZE"])
     rows, serial = [], None
     for chosen in ((), *strategies):
-        degrees = mesh_for(chosen, world) if chosen else {"data": world}
+        degrees: dict[str, Any] = mesh_for(chosen, world) if chosen else {"data": world}
         with Mesh(**degrees, timeout=1800.0) as mesh:
             images = None
             if chosen:

@@ -11,7 +11,7 @@ from partsong.zoo.shapes.scenes import COLOURS, EXTENT, GROUND, Scene, Thing, la
 FloatArray = NDArray[np.float32]
 
 
-def distance(shape: str, dx: FloatArray, dy: FloatArray, radius: float | FloatArray) -> FloatArray:
+def distance(shape: str, dx: FloatArray, dy: FloatArray, radius: float | FloatArray) -> NDArray[np.floating]:
     """Signed distance (negative inside, pixels) to a shape whose centre is the origin.
 
     Args:

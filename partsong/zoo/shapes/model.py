@@ -29,11 +29,14 @@ TEXT_WIDTH = 192
 
 def build_vae(channels: int = 16) -> Any:
     """An AutoencoderKL that halves the picture twice: 4 latent channels of 16 x 16."""
-    widths = tuple(channels * m for m in (1, 2, 4))
+    # The signature says tuples of one; any length is meant.
+    widths: Any = tuple(channels * m for m in (1, 2, 4))
+    down: Any = ("DownEncoderBlock2D",) * 3
+    up: Any = ("UpDecoderBlock2D",) * 3
     return AutoencoderKL(
         block_out_channels=widths,
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
+        down_block_types=down,
+        up_block_types=up,
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=8,

@@ -73,11 +73,12 @@ def score(pipeline: DiffusionPipeline, num: int = 200, *, seed: int = 0, batch: 
     """
     import torch
 
+    call: Any = pipeline  # the base class has no call; every text-to-image pipeline does
     texts, images = captions(num, seed), []
     for first in range(0, num, batch):
         part = texts[first : first + batch]
         noise = [torch.Generator().manual_seed(seed + first + index) for index in range(len(part))]
-        images.append(pipeline(part, generator=noise, output_type="np", **arguments).images)
+        images.append(call(part, generator=noise, output_type="np", **arguments).images)
     stacked = np.concatenate(images)
     held = [facts(text, image) for text, image in zip(texts, stacked, strict=True)]
     return Score(captions=texts, images=stacked, facts=held)
