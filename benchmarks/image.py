@@ -93,15 +93,18 @@ def _markdown(result: dict[str, Any]) -> str:
         "One denoiser step, float32, one thread per process, all cases interleaved in one run, median. Drift is the "
         "relative error of the step's output against serial (random weights).",
         "",
-        "| link | model | tokens | case | seconds | speed-up | waiting | MB sent per rank and step | drift |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| link | model | tokens | case | seconds | speed-up | waiting, most | least | MB sent per rank | drift |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        waiting = "" if row["waiting_fraction"] is None else f"{100 * row['waiting_fraction']:.1f} %"
+        waiting, least = (
+            "" if row[key] is None else f"{100 * row[key]:.1f} %"
+            for key in ("waiting_fraction", "waiting_least_fraction")
+        )
         sent = "" if row["bytes_sent_per_step"] is None else f"{row['bytes_sent_per_step'] / 1e6:.1f}"
         lines.append(
             f"| {row['link']} | {row['model']} | {row['size']} | {row['case']} | {row['seconds_median']:.3f} | "
-            f"{row['ratio_to_serial']:.2f}x | {waiting} | {sent} | {row['relative_drift']:.1e} |"
+            f"{row['ratio_to_serial']:.2f}x | {waiting} | {least} | {sent} | {row['relative_drift']:.1e} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -80,6 +80,7 @@ class _Case:
     everyone: bool = True
     seconds: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     sent: int = 0
     first: Tensor | None = None
@@ -130,15 +131,19 @@ def _rounds(
     for step in range(STEPS_BEFORE + repeats):
         named = inputs(count, 0.6 - 0.02 * step)
         for case in cases:
-            seconds, waited, cpu = _step(case, named, mesh)
+            seconds, waited, exposed, cpu = _step(case, named, mesh)
             if step >= STEPS_BEFORE:
                 case.seconds.append(seconds)
                 case.waiting.append(waited)
+                case.exposed.append(exposed)
                 case.cpu.append(cpu)
 
 
-def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float]:
-    """One step of a case on all ranks: wall time of the slowest, its longest wait, and processor time of them all."""
+def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float, float]:
+    """One step of a case: wall time of the slowest rank, the longest and the least wait, processor time of them all.
+
+    The rank that waits most is the one that was given the faster core; what even the other waits is the exchange's.
+    """
     everyone = mesh.axis(*AXES)
     agree(everyone, [0.0])
     start, spent, waited = time.perf_counter(), time.process_time(), 0.0
@@ -151,7 +156,8 @@ def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float,
     mine, spent = time.perf_counter() - start, time.process_time() - spent
     table = agree(everyone, [mine, waited, spent])
     used = table if case.everyone else table[:1]
-    return max(row[0] for row in used), max(row[1] for row in used), sum(row[2] for row in used)
+    waits = [row[1] for row in used]
+    return max(row[0] for row in used), max(waits), min(waits), sum(row[2] for row in used)
 
 
 def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict[str, Any]:
@@ -172,6 +178,7 @@ def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict
         "processor_seconds": statistics.median(case.cpu),
         "relative_drift": error,
         "waiting_fraction": statistics.median(case.waiting) / seconds if ours else None,
+        "waiting_least_fraction": statistics.median(case.exposed) / seconds if ours else None,
         "bytes_sent_per_step": case.sent if ours else None,
         "seconds_all": case.seconds,
     }

@@ -90,6 +90,9 @@ class _Run:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
             }
+            if sys.platform == "linux":
+                # All ranks are on this machine: no port on an outer interface, and no look-up of the host's name.
+                environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
             child = context.Process(
                 target=_child, args=(self.payload, environment, theirs, os.getpid()), name=f"rank {rank}", daemon=True
             )

@@ -9,7 +9,7 @@ import pytest
 
 from partsong.parallel import launch
 from tests.parallel import pipeline_worker
-from tests.parallel.pipelines import PIPES, STEPS
+from tests.parallel.pipelines import STEPS
 
 RANKS = (2, 3, 4)
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
@@ -18,7 +18,7 @@ KEYS: list[Key] = [
     (nproc, label, name, dtype)
     for nproc in RANKS
     for label in pipeline_worker.strategies(nproc)
-    for name, dtype in [*((name, "float64") for name in PIPES), ("SD3", "float32")]
+    for name, dtype in [*((name, "float64") for name in pipeline_worker.names(nproc)), ("SD3", "float32")]
 ]
 
 
