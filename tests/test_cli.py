@@ -224,9 +224,15 @@ def test_image_under_torchrun(tmp_path: Path) -> None:
 
 
 @needs_weights
+def _heed_interrupts() -> None:
+    """A test run started in the background ignores interrupts, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
     command = [*PROGRAM, "demo", "--out", str(tmp_path / "page.html")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=_heed_interrupts, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("sampling")
         ranks: list[psutil.Process] = []
