@@ -24,7 +24,6 @@ from partsong.parallel.shards import offsets
 __all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
 
 _TAGS = 1 << 16
-_next_tag: dict[str, int] = {}
 
 
 class Pending:
@@ -75,9 +74,9 @@ def exchange(
         recvs: contiguous tensor to fill from each peer index; empty ones are not received.
         name: what the ledger and errors call it.
     """
-    count = _next_tag[axis.name] = (_next_tag.get(axis.name, -1) + 1) % _TAGS
+    count = next(axis.calls)
     # The name is part of the tag: ranks that ask for different things wait and are told, they never swap data.
-    tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count
+    tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
     ops, tensors, finish, peers = [], [], [], []
     for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
         for peer, tensor in parts.items():
@@ -96,7 +95,7 @@ def exchange(
     )
     if not ops:
         return Pending(name)
-    label = f"{name} on axis {axis.name}"
+    label = f"{name} on axis {axis.name} (exchange {count})"
     with operation(label, peers):
         return Pending(label, dist.batch_isend_irecv(ops), tensors, finish, peers)
 

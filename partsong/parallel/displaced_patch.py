@@ -133,7 +133,7 @@ class DisplacedStage:
 
     def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
-        self._slots: dict[tuple[int, int], _Slots] = {}
+        self._slots: dict[tuple[int, int, int], _Slots] = {}
         clock.on_begin(self.reset)
 
     def reset(self) -> None:
@@ -148,7 +148,7 @@ class DisplacedStage:
 
     def run(self, call: AttentionCall, inner: Any) -> Tensor:
         """Attention of the local queries to all slots; `inner` computes it."""
-        key, sizes = (call.layer, self.clock.branch), call.sizes
+        key, sizes = (call.layer, call.wave, self.clock.branch), call.sizes
         slots = self._slots.get(key)
         if slots is None:
             start = offsets(sizes)[self.axis.index]

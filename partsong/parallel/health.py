@@ -28,7 +28,7 @@ PERIOD = 0.5
 SILENCE = 10.0
 #: Longer than a message that was sent before the goodbye can still be under way.
 DEPARTED = 4.0
-#: Both waiting this long in operations of different names, with nothing done in between, is no slow link any more.
+#: All waiting this long, in different operations and with nothing done in between, is no slow link any more.
 DIVERGED = 20.0
 ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
@@ -80,7 +80,9 @@ class Heartbeat:
         beat = 0
         while not self._stop.is_set():
             beat += 1
-            if not self._write(f"{beat}|{self.operations} {self.waiting:d}|{self.doing}"):
+            if not self._write(
+                f"{beat}|{self.operations} {self.waiting:d} {','.join(map(str, self.peers))}|{self.doing}"
+            ):
                 return
             self._look()
             self._check()
@@ -97,16 +99,28 @@ class Heartbeat:
         left = [r for r, (text, when) in self._seen.items() if r in peers and text == _LEFT and now - when > DEPARTED]
         if left:
             self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
-        elsewhere = [r for r in peers if self._waits_elsewhere(r, now)] if now - self.since > DIVERGED else []
+        elsewhere = self._deadlocked_with(now) if now - self.since > DIVERGED else []
         if elsewhere:
             doing = "; ".join(f"rank {r} waits in {_doing(self._states[r][0])}" for r in elsewhere)
             self._give_up(elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
 
-    def _waits_elsewhere(self, rank: int, now: float) -> bool:
-        """Whether a peer has long been waiting too, and in an operation of another name."""
-        state, since = self._states.get(rank, ("", now))
-        waits = state.partition("|")[0].endswith(" 1")
-        return waits and now - since > DIVERGED and _doing(state) != self.doing
+    def _deadlocked_with(self, now: float) -> list[int]:
+        """Ranks that wait in another operation, where nobody this rank depends on does anything but wait.
+
+        A peer that waits in turn for a rank still computing is no deadlock, only late.
+        """
+        reached, open_ends = {self.rank}, list(self.peers)
+        while open_ends:
+            rank = open_ends.pop()
+            if rank in reached:
+                continue
+            reached.add(rank)
+            state, since = self._states.get(rank, ("", now))
+            _, waits, peers = (state.partition("|")[0] + "  ").split(" ")[:3]
+            if waits != "1" or now - since <= DIVERGED:
+                return []
+            open_ends += [int(peer) for peer in peers.split(",") if peer]
+        return sorted(r for r in reached - {self.rank} if _doing(self._states[r][0]) != self.doing)
 
     def _write(self, text: str) -> bool:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -33,12 +34,14 @@ class Axis:
         ranks: global ranks along the axis, in order.
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
+        calls: numbers the exchanges on this axis; all its ranks make the same ones, other groups of the mesh need not.
     """
 
     name: str
     ranks: tuple[int, ...]
     index: int
     group: Any = None
+    calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def size(self) -> int:

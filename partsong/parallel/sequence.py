@@ -43,6 +43,7 @@ class AttentionCall:
         index: which of them this rank holds.
         masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
         scale: logit scale; None is ``D ** -0.5``.
+        wave: which part of the layer's heads this is, where a stage deals them out.
     """
 
     layer: int
@@ -53,6 +54,7 @@ class AttentionCall:
     index: int
     masks: tuple[Tensor, ...] | None = None
     scale: float | None = None
+    wave: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "Usp": (Usp(),),
         "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)),),
     }
+    if nproc == 3:
+        cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)
+        cases["Ulysses x 3 waves"] = (Ulysses(waves=3),)
     if nproc == 4:
         cases["CfgParallel x Ulysses"] = (CfgParallel(), Ulysses())
         cases["CfgParallel x DataParallel"] = (CfgParallel(degree=2), DataParallel(degree=2))

@@ -121,6 +121,7 @@ UNSHARED: list[tuple[list[Any], int, type[PartsongError], str]] = [
     ([Ulysses(degree=0)], 1, ArgumentError, "Ulysses.*0.*1 or more"),
     ([Ulysses(degree=True)], 1, ArgumentError, "Ulysses"),
     ([DisplacedPatch(warmup_steps=0)], 1, ArgumentError, "warmup_steps=0"),
+    ([Ulysses(waves=0)], 1, ArgumentError, "waves=0.*1 or more"),
     (["ulysses"], 1, ArgumentError, r"'ulysses'.*Ulysses\(\)"),
 ]
 

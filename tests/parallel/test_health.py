@@ -1,0 +1,38 @@
+"""When everybody waits: a deadlock is told from a rank that is only late."""
+
+from __future__ import annotations
+
+import pytest
+
+from partsong.parallel.health import DIVERGED, Heartbeat
+
+NOW = 1000.0
+
+
+def waiting(rank: int, peers: tuple[int, ...], doing: str, others: dict[int, str], age: float = 2 * DIVERGED):
+    """A heartbeat as it stands after the others' states have not changed for `age` seconds."""
+    beat = Heartbeat(None, rank, 1 + len(others))
+    beat.waiting, beat.peers, beat.doing = True, peers, doing
+    beat._states = {other: (state, NOW - age) for other, state in others.items()}
+    return beat
+
+
+@pytest.mark.parametrize(
+    ("others", "blamed"),
+    [
+        ({1: "4 1 0|broadcast"}, [1]),
+        ({1: "4 1 0|ring (exchange 7)"}, []),
+        ({1: "4 1 0|ring (exchange 8)"}, [1]),
+        ({1: "4 0 |computing"}, []),
+        ({1: "4 1 2|gather", 2: "9 0 |computing"}, []),
+        ({1: "4 1 2|gather", 2: "9 1 0,1|broadcast"}, [1, 2]),
+        ({1: "4 1 2|ring (exchange 7)", 2: "9 1 1|broadcast"}, [2]),
+    ],
+    ids=["other call", "same call", "other turn", "late", "late at two removes", "cycle", "two removes away"],
+)
+def test_only_a_closed_circle_of_waiting_ranks_is_a_deadlock(others: dict[int, str], blamed: list[int]) -> None:
+    assert waiting(0, (1,), "ring (exchange 7)", others)._deadlocked_with(NOW) == blamed
+
+
+def test_a_wait_that_has_just_begun_is_no_deadlock() -> None:
+    assert waiting(0, (1,), "ring", {1: "4 1 0|broadcast"}, age=DIVERGED / 2)._deadlocked_with(NOW) == []
