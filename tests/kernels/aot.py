@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90, 100)
-MODULES = ("tests.kernels.aot_attention", "tests.kernels.aot_gluon", "partsong.kernels.token_head_triton", "partsong.kernels.norms_triton")
+MODULES = (
+    "tests.kernels.aot_attention",
+    "tests.kernels.aot_gluon",
+    "partsong.kernels.token_head_triton",
+    "partsong.kernels.norms_triton",
+)
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
 
 

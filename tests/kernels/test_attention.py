@@ -13,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, available, dispatch, force_backend, merge
+from partsong.kernels import (
+    BlockCausal,
+    Causal,
+    Segment,
+    Streams,
+    Tree,
+    attention,
+    available,
+    dispatch,
+    force_backend,
+    merge,
+)
 from partsong.kernels.backends import naive
 from partsong.kernels.call import Call
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
@@ -331,7 +342,13 @@ def test_refused_segments(segment, options, message) -> None:
 
 def test_refused_types() -> None:
     q, k, v = inputs(1, 1, 1, 2, 3, 4)
-    for bad in ({"mask": torch.ones(2, 3)}, {"bias": torch.ones(2, 3).bool()}, {"mask": True}, {"init": [q]}, {"mask": Causal}):
+    for bad in (
+        {"mask": torch.ones(2, 3)},
+        {"bias": torch.ones(2, 3).bool()},
+        {"mask": True},
+        {"init": [q]},
+        {"mask": Causal},
+    ):
         with pytest.raises(ArgumentTypeError):
             attention(q, k, v, **bad)
     with pytest.raises(ArgumentTypeError, match="number 0 is int"):

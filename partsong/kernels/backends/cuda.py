@@ -87,7 +87,9 @@ class CudaKernel:
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         q_in, k_in, v_in = (_padded(x) for x in (q, k, v))
-        out, lse = self.call(q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale)
+        out, lse = self.call(
+            q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
+        )
         return normalise(out[..., :width], lse, q.shape[2], bias)
 
 

@@ -108,7 +108,12 @@ def config_for(call: Call) -> Config:
         return Config(**found)
     wide, full = q.shape[3] > 128, q.dtype is torch.float32
     if rows <= 16:
-        return Config(block_m=16, block_n=64 if wide or full else 128, num_warps=8 if full else 4, num_stages=2)
+        return Config(
+            block_m=16,
+            block_n=(32 if wide else 64) if full else 64 if wide else 128,
+            num_warps=8 if full else 4,
+            num_stages=2,
+        )
     if full:  # three products for one, and their operands, in registers
         return Config(block_m=16 if wide else 32, block_n=32, num_warps=8, num_stages=1 if wide else 2)
     if wide:
