@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from partsong.cli.info import env, table
 from partsong.cli.options import Bench
 from partsong.cli.ranks import under_torchrun
 from partsong.errors import ArgumentError
+
+#: Named here, not imported: this module is read before torch is needed.
+TUNED = "PARTSONG_TUNED"
 
 __all__ = ["bench", "summary"]
 
@@ -19,37 +23,59 @@ HIDDEN = ("model", "case")
 
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
-    for name in ("nproc", "repeats"):
-        if getattr(options, name) < 1:
-            raise ArgumentError(f"--{name} {getattr(options, name)}: must be 1 or more")
+    if options.repeats < 1:
+        raise ArgumentError(f"--repeats {options.repeats}: must be 1 or more")
     if under_torchrun():
         raise ArgumentError("partsong bench starts its own ranks; run it without torchrun")
-    if not options.tokens or min(options.tokens) < 1:
-        raise ArgumentError(f"--tokens {' '.join(map(str, options.tokens))}: give one or more positive numbers")
-    from partsong.evals.bench_models import BENCH_MODELS
-
-    for model in options.models:
-        if model not in BENCH_MODELS:
-            raise ArgumentError(f"no benchmark model {model!r}; there are {', '.join(BENCH_MODELS)}")
+    if options.tokens and min(options.tokens) < 1:
+        raise ArgumentError(f"--tokens {' '.join(map(str, options.tokens))}: give positive numbers")
     start = time.perf_counter()
-    module = import_module(f"partsong.evals.bench_{options.name}")
-    models = options.models or tuple(BENCH_MODELS)
-    rows = module.run(nproc=options.nproc, repeats=options.repeats, models=models, tokens=options.tokens)
+    rows = _kernels(options) if options.name == "kernels" else _image(options)
     seconds = time.perf_counter() - start
     machine = env()
     hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
-    what = {"command": "bench", "name": options.name, "nproc": options.nproc, "repeats": options.repeats}
+    nproc = 1 if options.name == "kernels" else options.nproc or 2
+    what = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
     return {**what, "seconds": seconds, "rows": rows, "hardware": hardware}
+
+
+def _image(options: Bench) -> list[dict[str, Any]]:
+    from partsong.evals import bench_image
+    from partsong.evals.bench_models import BENCH_MODELS
+
+    if options.tune is not None:
+        raise ArgumentError("--tune belongs to partsong bench kernels")
+    if options.nproc is not None and options.nproc < 1:
+        raise ArgumentError(f"--nproc {options.nproc}: must be 1 or more")
+    for model in options.models:
+        if model not in BENCH_MODELS:
+            raise ArgumentError(f"no benchmark model {model!r}; there are {', '.join(BENCH_MODELS)}")
+    models, tokens = options.models or tuple(BENCH_MODELS), options.tokens or (1024, 4096)
+    return bench_image.run(nproc=options.nproc or 2, repeats=options.repeats, models=models, tokens=tokens)
+
+
+def _kernels(options: Bench) -> list[dict[str, Any]]:
+    from partsong.evals import bench_kernels
+
+    if options.nproc is not None or options.models:
+        raise ArgumentError("--nproc and --models belong to partsong bench image")
+    if options.tune is not None:
+        from partsong.evals.tune_kernels import tune
+
+        tune(Path(options.tune), options.tokens or bench_kernels.GPU_LENGTHS)
+        os.environ[TUNED] = options.tune  # the table shows what was just found
+    return bench_kernels.run(repeats=options.repeats, tokens=options.tokens)
 
 
 def summary(result: dict[str, Any]) -> str:
     """The rows as a table with a header."""
-    rows = [
-        {name: _short(value) for name, value in row.items() if name not in HIDDEN and not isinstance(value, list)}
-        for row in result["rows"]
-    ]
+    columns = dict.fromkeys(name for row in result["rows"] for name in row if name not in HIDDEN)
+    shown = [name for name in columns if not any(isinstance(row.get(name), list) for row in result["rows"])]
+    rows = [{name: _short(row.get(name)) for name in shown} for row in result["rows"]]
     return table([{name: name for name in rows[0]}, *rows]) if rows else "no rows"
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

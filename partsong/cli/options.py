@@ -63,18 +63,20 @@ class Image(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(_Common):
-    """Measure strategies against one process, interleaved in one run."""
+    """Measure strategies against one process, or kernels against each other, interleaved in one run."""
 
-    name: Annotated[Literal["image"], tyro.conf.Positional]
+    name: Annotated[Literal["image", "kernels"], tyro.conf.Positional]
     """What to measure."""
-    nproc: Annotated[int, tyro.conf.arg(metavar="N")] = 2
-    """Ranks, one thread each."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
     """Timed runs of each case; the median counts."""
-    tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1024, 4096)
-    """Image tokens, one table section each."""
+    tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = ()
+    """Tokens, one table section each; default 1024 and 4096 for image, 1k to 64k for kernels (1k on a CPU)."""
+    nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """image: ranks, one thread each; default 2."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Models to measure; all if not given."""
+    """image: models to measure; all if not given."""
+    tune: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """kernels: also find the best tile sizes and backends for this GPU and merge them into FILE."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Checks `attention`'s arguments and folds mask, bias and segments into one additive tensor.
+"""Checks `attention`'s arguments, and folds bool mask and bias into one additive tensor.
 
 The aten operators below these checks read out of bounds, return garbage or kill the process on shapes they do not
 expect, so nothing reaches them unchecked. The common case has to cost about a microsecond: one combined test passes,
@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.kernels.call import Segment, compute_dtype
+from partsong.kernels.masks import KINDS, SHARED, BlockCausal, Mask, Streams
 
-__all__ = ["Run", "additive", "check_qkv", "check_runs", "compute_dtype"]
-
-#: One run of neighbouring keys: (how many, what is added to each key's logit).
-Run = tuple[int, float]
+__all__ = ["additive", "check_init", "check_mask", "check_qkv", "check_segments"]
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype logits, log-sum-exp and accumulators have: float64 for float64 inputs, else float32."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -72,33 +67,78 @@ def _qkv_error(q: Tensor, k: Tensor, v: Tensor) -> Exception:
     )
 
 
-def check_runs(segments: Iterable[tuple[int, float]], num_keys: int) -> list[Run]:
-    """Checks `segments` and drops the empty runs.
+def check_segments(q: Tensor, segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Checks `segments`, gives each its position and drops those that are empty or left out.
 
     Raises:
-        ArgumentError: a length is negative, a bias is NaN or +inf, or the lengths do not add up to `num_keys`.
-        ArgumentTypeError: a run is not a (length, bias) pair of numbers.
+        ArgumentError: shapes, dtypes or devices that do not fit q's, a bias that is NaN or +inf, a bad stream.
+        ArgumentTypeError: something other than `Segment`.
     """
-    runs: list[Run] = []
-    for run in segments:
+    kept, position = [], 0
+    for index, segment in enumerate(segments):
+        if not isinstance(segment, Segment):
+            raise ArgumentTypeError(f"segments are partsong.kernels.Segment, number {index} is {_describe(segment)}")
         try:
-            length, bias = run
-            whole, logit = int(length), float(bias)
-        except (TypeError, ValueError) as error:
-            raise ArgumentTypeError(f"a segment is a pair (length, logit bias), found {run!r}") from error
-        if whole != length or whole < 0 or math.isnan(logit) or logit == math.inf:
-            raise ArgumentError(f"a segment needs a length >= 0 and a bias that is finite or -inf, found {run!r}")
-        if whole:
-            runs.append((whole, logit))
-    total = sum(length for length, _ in runs)
-    if total != num_keys:
-        raise ArgumentError(f"the segments cover {total} keys but k has {num_keys}; make the lengths add up to it")
-    return runs
+            check_qkv(q, segment.k, segment.v)
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"segment {index}: {error}") from None
+        bias, stream = float(segment.bias), segment.stream
+        if math.isnan(bias) or bias == math.inf:
+            raise ArgumentError(f"segment {index} needs a bias that is finite or -inf, found {bias}")
+        if isinstance(stream, bool) or not isinstance(stream, int) or stream < SHARED:
+            raise ArgumentError(f"segment {index} needs a stream >= 0, or -1 for all of them, found {stream!r}")
+        position = position if segment.position is None else segment.position
+        kept.append(replace(segment, bias=bias, position=position))
+        position += segment.length
+    return tuple(kept)
 
 
-def additive(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, runs: Sequence[Run] | None
-) -> Tensor | None:
+def check_mask(
+    q: Tensor, segments: Sequence[Segment], mask: object, segmented: bool
+) -> tuple[Mask | None, Tensor | None]:
+    """Tells a mask kind from a bool tensor; a pair of both means that both must allow a key.
+
+    Raises:
+        ArgumentError: the kind does not fit the sizes, or both it and the segments say which stream a key belongs to.
+        ArgumentTypeError: neither a kind, a bool tensor, nor a pair of them.
+    """
+    kind, keep = mask if isinstance(mask, tuple) and len(mask) == 2 else (mask, None)
+    if isinstance(kind, Tensor) and keep is None:
+        kind, keep = None, kind
+    if not (kind is None or isinstance(kind, KINDS)) or not (keep is None or isinstance(keep, Tensor)):
+        raise ArgumentTypeError(
+            "mask is a bool tensor (True = attend), one of Causal, BlockCausal, Streams and Tree, or a pair "
+            f"(kind, bool tensor); found {_describe(mask)}"
+        )
+    streamed = any(segment.stream != SHARED for segment in segments)
+    if streamed and not isinstance(kind, Streams):
+        raise ArgumentError("segments have a stream, which only a Streams mask looks at")
+    if kind is None:
+        return None, keep
+    kind.check(q.shape[0], q.shape[2], sum(segment.length for segment in segments))
+    if isinstance(kind, BlockCausal) and any((segment.position or 0) < 0 for segment in segments):
+        raise ArgumentError("BlockCausal needs segments at positions of at least 0")
+    if isinstance(kind, Streams):
+        if kind.key is None and not segmented:
+            raise ArgumentError("Streams needs key ids (key=) where the keys do not come as segments with a stream")
+        if kind.key is not None and streamed:
+            raise ArgumentError("Streams has key ids and the segments have a stream: give one of the two")
+    return kind, keep
+
+
+def check_init(q: Tensor, init: object) -> None:
+    """Raises unless `init` is (out, lse) of q's shape."""
+    if not (isinstance(init, tuple | list) and len(init) == 2 and all(isinstance(x, Tensor) for x in init)):
+        raise ArgumentTypeError(f"init is a pair (out, lse) of an earlier attention, found {_describe(init)}")
+    out, lse = init
+    if out.shape != q.shape or lse.shape != q.shape[:3] or not (out.is_floating_point() and lse.is_floating_point()):
+        raise ArgumentError(
+            f"init needs out {tuple(q.shape)} and lse {tuple(q.shape[:3])}, found {tuple(out.shape)} of {out.dtype} "
+            f"and {tuple(lse.shape)} of {lse.dtype}"
+        )
+
+
+def additive(q: Tensor, num_keys: int, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """One tensor to add to the logits, or None.
 
     Returns:
@@ -109,18 +149,14 @@ def additive(
         ArgumentError: mask or bias does not broadcast to `[B, Hq, Lq, Lk]` or is on another device.
         ArgumentTypeError: mask is not bool or bias is not floating point.
     """
-    full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    full = (q.shape[0], q.shape[1], q.shape[2], num_keys)
     total: Tensor | None = None
     if bias is not None:
         if not isinstance(bias, Tensor) or not bias.is_floating_point():
             raise ArgumentTypeError(f"bias is a float tensor added to the logits, found {_describe(bias)}")
         total = _four_dims("bias", bias, full, q.device).to(compute_dtype(q.dtype))
-    if runs is not None and any(logit for _, logit in runs):
-        row = torch.tensor([logit for _, logit in runs], dtype=compute_dtype(q.dtype))
-        row = row.repeat_interleave(torch.tensor([length for length, _ in runs])).to(q.device).view(1, 1, 1, -1)
-        total = row if total is None else total + row
     if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        if mask.dtype is not torch.bool:
             raise ArgumentTypeError(f"mask is a bool tensor, True = attend, found {_describe(mask)}; floats go to bias")
         mask = _four_dims("mask", mask, full, q.device)
         zero = torch.zeros((), dtype=compute_dtype(q.dtype), device=q.device)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.kernels.arguments import Run, additive, check_qkv, check_runs, compute_dtype
-from partsong.kernels.backends import choose
+from partsong.kernels.arguments import additive, check_init, check_mask, check_qkv, check_segments
+from partsong.kernels.call import Call, Segment, compute_dtype
+from partsong.kernels.dispatch import compute
+from partsong.kernels.masks import Mask
 from partsong.kernels.merge import merge
 
 __all__ = ["attention"]
@@ -18,13 +20,13 @@ __all__ = ["attention"]
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Mask | tuple[Mask, Tensor] | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
-    segments: Sequence[tuple[int, float]] | None = None,
+    segments: Sequence[Segment] | None = None,
     init: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention together with the log-sum-exp of its logits, so that partial results can be merged exactly.
@@ -33,12 +35,13 @@ def attention(
         q: queries `[B, Hq, Lq, D]`; any strides (only a last dim that is not contiguous is copied).
         k: keys `[B, Hkv, Lk, D]`; Hkv divides Hq, and query head h reads key head `h // (Hq // Hkv)`.
         v: values `[B, Hkv, Lk, D]`.
-        mask: bool, True = attend; two to four dims that broadcast, aligned on the right, to `[B, Hq, Lq, Lk]`.
+        mask: bool, True = attend, two to four dims that broadcast, aligned on the right, to `[B, Hq, Lq, Lk]`; or a
+            kind (`Causal`, `BlockCausal`, `Streams`, `Tree`), which needs no such tensor; or a pair (kind, bool
+            tensor), where both must allow a key (causal with key padding).
         bias: float, added to the scaled logits; broadcasts as `mask` does.
         scale: factor on q.k; default `D ** -0.5`.
-        segments: runs of neighbouring keys as (length, logit bias), the lengths adding up to Lk; the bias is added to
-            every key of its run. A key that stands for r keys gets `math.log(r)` (dual-scope attention); `-inf`
-            leaves a run out.
+        segments: the keys and values as a table of `Segment`, instead of k and v: stale and fresh ones, ring blocks,
+            a shared prefix and each stream's own. They are read where they lie; mask and bias run over them in order.
         init: an earlier (out, lse) over other keys, merged into the result: a ring step. out then has init's dtype,
             so a float32 init keeps float32 over the whole ring. The tensors of init are not changed.
 
@@ -48,51 +51,49 @@ def attention(
         lse -inf.
 
     Raises:
-        ArgumentError: shapes, dtypes, devices, scale or segments that do not fit.
+        ArgumentError: shapes, dtypes, devices, scale, masks or segments that do not fit.
         ArgumentTypeError: an argument of the wrong type.
         UnsupportedError: `force_backend` names a kernel that cannot do this.
 
     Source: FlashAttention-2, Dao, arXiv 2307.08691, for the log-sum-exp; its merge is `partsong.kernels.merge`.
+
+    Example:
+        >>> x = torch.ones(1, 2, 4, 8)
+        >>> out, lse = attention(x, segments=[Segment(x, x), Segment(x, x, bias=math.log(3))])
+        >>> bool(torch.allclose(lse, torch.tensor(8**0.5 + math.log(4 + 12))))
+        True
     """
-    check_qkv(q, k, v)
-    if scale is None:
-        scale = 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
-    elif not math.isfinite(scale):
-        raise ArgumentError(f"attention needs a finite scale, found {scale}")
     if segments is None:
-        if mask is None and bias is None:
-            result = _compute(q, k, v, None, scale)
-        else:
-            result = _compute(q, k, v, additive(q, k, mask, bias, None), scale)
+        if k is None or v is None:
+            raise ArgumentError("attention needs k and v, or segments")
+        check_qkv(q, k, v)
+        table = (Segment(k, v, position=0),)
     else:
-        runs = check_runs(segments, k.shape[2])
-        if q.is_cuda:
-            result = _by_run(q, k, v, additive(q, k, mask, bias, None), scale, runs)
-        else:
-            result = _compute(q, k, v, additive(q, k, mask, bias, runs), scale)
-    return result if init is None else merge([init, result])
+        if k is not None or v is not None:
+            raise ArgumentError("attention takes the keys either as k, v or as segments, found both")
+        table = check_segments(q, segments)
+    segmented = segments is not None
+    kind, keep = check_mask(q, table, mask, segmented) if segmented or mask is not None else (None, None)
+    if init is not None:
+        check_init(q, init)
+    whole = sum(segment.length for segment in table)
+    added = None if keep is None and bias is None else additive(q, whole, keep, bias)
+    return _compute(Call(q, table, kind, added, _scale(q, scale), init))
 
 
-def _compute(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    if not (k.shape[2] and q.shape[2] and q.shape[1] and q.shape[0]):
-        return torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=compute_dtype(q.dtype), device=q.device)
-    return choose(q, k, v, bias).run(q, k, v, bias, scale)
+def _scale(q: Tensor, scale: float | None) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
+    if not math.isfinite(scale):
+        raise ArgumentError(f"attention needs a finite scale, found {scale}")
+    return scale
 
 
-def _by_run(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, runs: Sequence[Run]
-) -> tuple[Tensor, Tensor]:
-    """Runs computed apart, their bias added to their log-sum-exp, then merged.
-
-    The CUDA kernels take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32, a run
-    needs no bias tensor, and k and v are read as views.
-    """
-    parts, start = [], 0
-    for length, logit in runs:
-        here = slice(start, start + length)
-        start += length
-        if logit != -math.inf:
-            local = bias if bias is None or bias.shape[3] == 1 else bias[..., here]
-            out, lse = _compute(q, k[:, :, here], v[:, :, here], local, scale)
-            parts.append((out, lse + logit))
-    return merge(parts) if parts else _compute(q, k[:, :, :0], v[:, :, :0], None, scale)
+def _compute(call: Call) -> tuple[Tensor, Tensor]:
+    """Answers what is empty, where kernels would read out of bounds or die, and hands on the rest."""
+    q, used = call.q, call.used()
+    if used is not None and all(q.shape[:3]):
+        return compute(used)
+    lse = torch.full(q.shape[:3], -math.inf, dtype=compute_dtype(q.dtype), device=q.device)
+    nothing = (torch.zeros_like(q), lse)
+    return nothing if call.init is None else merge([call.init, nothing])

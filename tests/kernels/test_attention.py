@@ -13,7 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels import attention, available, backends, force_backend, merge, naive
+from partsong.kernels import (
+    BlockCausal,
+    Causal,
+    Segment,
+    Streams,
+    Tree,
+    attention,
+    available,
+    dispatch,
+    force_backend,
+    merge,
+)
+from partsong.kernels.backends import naive
+from partsong.kernels.call import Call
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 
 DTYPES = list(TOLERANCE)
@@ -24,12 +37,12 @@ USABLE = {name for name, ok, _ in available() if ok}
 def device_of(backend: str) -> str:
     if backend in ("naive", "cpu_flash"):
         return "cpu"
-    if backend not in USABLE:
+    if backend not in USABLE or not torch.cuda.is_available():
         pytest.skip(f"{backend}: {REASONS[backend]}")
     return "cuda"
 
 
-@pytest.fixture(params=["naive", "cpu_flash", "cudnn", "flash", "efficient"])
+@pytest.fixture(params=["naive", "cpu_flash", "gluon", "cudnn", "triton", "flash", "efficient"])
 def backend(request: pytest.FixtureRequest) -> str:
     device_of(request.param)
     return request.param
@@ -177,40 +190,52 @@ def test_bshd_storage_costs_no_copy_and_is_kept() -> None:
     assert out.transpose(1, 2).flatten(2).data_ptr() == out.data_ptr()
 
 
-@pytest.mark.parametrize("path", ["additive", "by run"])
+def parts_of(k, v, cuts, biases):
+    edges = [0, *cuts, k.shape[2]]
+    pairs = zip(itertools.pairwise(edges), biases, strict=True)
+    return [Segment(k[:, :, low:high], v[:, :, low:high], bias=bias) for (low, high), bias in pairs]
+
+
+@pytest.mark.parametrize("path", ["together", "apart"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_segments_add_their_bias_to_every_key(path, masked) -> None:
-    from partsong.kernels import attend
-
     q, k, v = inputs(2, 4, 2, 7, 12, 8)
-    runs = [(5, 0.0), (0, 3.0), (4, math.log(8)), (3, -math.inf)]
+    segments = parts_of(k, v, [5, 5, 9], [0.0, 3.0, math.log(8), -math.inf])
     row = torch.tensor([0.0] * 5 + [math.log(8)] * 4 + [-math.inf] * 3, dtype=torch.float64)
     mask = torch.rand(7, 12, generator=torch.Generator().manual_seed(5)) < 0.4 if masked else None
     wanted = oracle(q, k, v, mask=mask, bias=row)
-    if path == "additive":
-        found = attention(q, k, v, mask=mask, segments=runs)
+    if path == "together":
+        found = attention(q, mask=mask, segments=segments)
     else:
         additive = None if mask is None else torch.zeros(1, 1, 7, 12).masked_fill(~mask, -math.inf).double()
-        found = attend._by_run(q, k, v, additive, 8**-0.5, [run for run in runs if run[0]])
+        placed = tuple(Segment(s.k, s.v, s.bias, position=0) for s in segments)
+        used = Call(q, placed, None, additive, 8**-0.5).used()
+        assert used is not None and len(used.segments) == 2
+        found = dispatch._in_parts(used)
     assert difference(found, wanted) <= 1e-12
 
 
-def test_segments_that_are_all_left_out() -> None:
-    from partsong.kernels import attend
-
+@pytest.mark.parametrize("cuts", [[4], []])
+def test_segments_that_are_all_left_out(cuts) -> None:
     q, k, v = inputs(1, 2, 2, 3, 4, 8)
-    for out, lse in (
-        attention(q, k, v, segments=[(4, -math.inf)]),
-        attend._by_run(q, k, v, None, 1.0, [(4, -math.inf)]),
-    ):
-        assert not out.any()
-        assert (lse == -math.inf).all()
+    segments = parts_of(k, v, cuts, [-math.inf] * (1 + len(cuts)))
+    for found in (attention(q, segments=segments), attention(q, segments=[])):
+        assert not found[0].any()
+        assert (found[1] == -math.inf).all()
+    start = attention(q, k, v)
+    assert difference(attention(q, segments=segments, init=start), start) == 0.0
+
+
+def chosen(q, k, v) -> str:
+    choice = dispatch.choose(Call(q, (Segment(k, v, position=0),), None, None, 1.0))
+    assert choice is not None
+    return choice[0].name
 
 
 def test_a_pooled_key_with_log_r_stands_for_r_keys() -> None:
     q, k, v = inputs(1, 2, 2, 5, 6, 8)
     repeated = [torch.cat([x[:, :, :3], x[:, :, 3:].repeat_interleave(4, dim=2)], dim=2) for x in (k, v)]
-    found = attention(q, k, v, segments=[(3, 0), (3, math.log(4))])
+    found = attention(q, segments=parts_of(k, v, [3], [0.0, math.log(4)]))
     assert difference(found, oracle(q, *repeated)) <= 1e-12
 
 
@@ -280,10 +305,14 @@ def test_meta_tensors_give_shapes() -> None:
         ({"mask": torch.ones(2, 3, 5).bool()}, r"\[B, 1, Lq, Lk\]"),
         ({"bias": torch.ones(5)}, "broadcast"),
         ({"scale": math.nan}, "finite scale"),
-        ({"segments": [(4, 0.0)]}, "cover 4 keys but k has 5"),
-        ({"segments": [(6, 0.0), (-1, 0.0)]}, "length >= 0"),
-        ({"segments": [(5, math.nan)]}, "finite"),
-        ({"init": (torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2))}, "one shape"),
+        ({"segments": []}, "either as k, v or as segments"),
+        ({"init": (torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2))}, r"init needs out \(2, 4, 3, 8\)"),
+        ({"mask": BlockCausal(0)}, "block.*at least 1, found 0"),
+        ({"mask": BlockCausal(2, offset=-1)}, "offset.*at least 0"),
+        ({"mask": Causal(offset=True)}, "offset"),
+        ({"mask": Streams(torch.zeros(4).long(), torch.zeros(5).long())}, r"query \(4,\) is neither \[3\] nor"),
+        ({"mask": Streams(torch.zeros(3).long())}, "key ids"),
+        ({"mask": Tree(torch.zeros(3).long(), torch.zeros(5).long(), torch.zeros(4).long())}, "leave"),
     ],
 )
 def test_refusals(change, message) -> None:
@@ -294,11 +323,38 @@ def test_refusals(change, message) -> None:
         attention(**tensors, **options)
 
 
+@pytest.mark.parametrize(
+    ("segment", "options", "message"),
+    [
+        ({"bias": math.nan}, {}, "finite or -inf, found nan"),
+        ({"stream": -2}, {}, "stream >= 0"),
+        ({"stream": 1}, {}, "Streams mask"),
+        ({"stream": 1}, {"mask": Streams(torch.zeros(3).long(), torch.zeros(5).long())}, "one of the two"),
+        ({"position": -3}, {"mask": BlockCausal(2)}, "at least 0"),
+        ({"k": torch.zeros(2, 3, 5, 8), "v": torch.zeros(2, 3, 5, 8)}, {}, "segment 0: .*4 query heads and 3"),
+    ],
+)
+def test_refused_segments(segment, options, message) -> None:
+    x = torch.zeros(2, 4, 5, 8)
+    with pytest.raises(ArgumentError, match=message):
+        attention(torch.zeros(2, 4, 3, 8), segments=[Segment(**{"k": x, "v": x, **segment})], **options)
+
+
 def test_refused_types() -> None:
     q, k, v = inputs(1, 1, 1, 2, 3, 4)
-    for bad in ({"mask": torch.ones(2, 3)}, {"bias": torch.ones(2, 3).bool()}, {"segments": [3]}, {"mask": True}):
+    for bad in (
+        {"mask": torch.ones(2, 3)},
+        {"bias": torch.ones(2, 3).bool()},
+        {"mask": True},
+        {"init": [q]},
+        {"mask": Causal},
+    ):
         with pytest.raises(ArgumentTypeError):
             attention(q, k, v, **bad)
+    with pytest.raises(ArgumentTypeError, match="number 0 is int"):
+        attention(q, segments=[3])
+    with pytest.raises(ArgumentTypeError, match="int32 or int64"):
+        attention(q, k, v, mask=Streams(torch.zeros(2), torch.zeros(3).long()))
     with pytest.raises(ArgumentTypeError, match="tensor"):
         attention([1], k, v)
     with pytest.raises(ArgumentError, match="one dtype"):
@@ -315,33 +371,33 @@ def test_forcing(monkeypatch) -> None:
         attention(q, k, v)
     with pytest.raises(ArgumentError, match="cpu_flash"), force_backend("fast"):
         pass
-    monkeypatch.setenv(backends.ENV, "flash")
+    monkeypatch.setenv(dispatch.ENV, "flash")
     with pytest.raises(UnsupportedError):
         attention(q, k, v)
     with force_backend("naive"):
-        assert backends.choose(q, k, v, None).name == "naive"
+        assert chosen(q, k, v) == "naive"
     with force_backend("auto"):
-        assert backends.choose(q, k, v, None).name == "cpu_flash"
-    monkeypatch.setenv(backends.ENV, "nonsense")
+        assert chosen(q, k, v) == "cpu_flash"
+    monkeypatch.setenv(dispatch.ENV, "nonsense")
     with pytest.raises(ArgumentError, match="nonsense"):
         attention(q, k, v)
-    monkeypatch.setenv(backends.ENV, "naive")
-    assert backends.choose(q, k, v, None).name == "naive"
+    monkeypatch.setenv(dispatch.ENV, "naive")
+    assert chosen(q, k, v) == "naive"
 
 
 def test_forcing_ends_with_the_block_and_stays_in_its_thread() -> None:
     q, k, v = inputs(1, 1, 1, 2, 3, 4)
     seen = []
     with force_backend("naive"):
-        thread = threading.Thread(target=lambda: seen.append(backends.choose(q, k, v, None).name))
+        thread = threading.Thread(target=lambda: seen.append(chosen(q, k, v)))
         thread.start()
         thread.join()
     assert seen == ["cpu_flash"]
-    assert backends.choose(q, k, v, None).name == "cpu_flash"
+    assert chosen(q, k, v) == "cpu_flash"
 
 
 def test_choice_is_logged_once(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(backends, "_logged", set())
+    monkeypatch.setattr(dispatch, "_logged", set())
     q, k, v = inputs(1, 1, 1, 2, 3, 4)
     q.requires_grad_()
     with caplog.at_level(logging.DEBUG, logger="partsong.kernels"):
@@ -355,6 +411,6 @@ def test_choice_is_logged_once(monkeypatch, caplog) -> None:
 
 def test_available() -> None:
     rows = available()
-    assert [name for name, _, _ in rows] == ["cudnn", "flash", "efficient", "cpu_flash", "naive"]
+    assert [name for name, _, _ in rows] == ["gluon", "cudnn", "triton", "flash", "efficient", "cpu_flash", "naive"]
     assert all(reason for _, _, reason in rows)
     assert {"cpu_flash", "naive"} <= USABLE

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from partsong.kernels import cuda
+from partsong.kernels import Causal, Segment
+from partsong.kernels.backends import cuda
+from partsong.kernels.call import Call
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 
 KERNELS = [cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT]
@@ -18,7 +20,7 @@ KERNELS = [cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT]
 def stand_in(shape: str):
     """An operator that checks what the real one demands and returns its kind of log-sum-exp."""
 
-    def call(q, k, v, bias, scale):
+    def call(q, k, v, bias, causal, scale):
         assert q.shape[3] % 8 == 0
         for x in (q, k, v):
             assert x.stride(3) == 1
@@ -30,7 +32,8 @@ def stand_in(shape: str):
             assert bias.stride(3) == 1
         if shape == "padded":
             assert q.shape[1] == k.shape[1]
-        out, lse = oracle(q, k, v, bias=bias, scale=scale)
+        mask = torch.ones(q.shape[2], k.shape[2]).tril().bool()[None, None] if causal else None
+        out, lse = oracle(q, k, v, mask=mask, bias=bias, scale=scale)
         empty = lse.isinf()
         out, lse = out.masked_fill(empty[..., None], math.nan), lse.masked_fill(empty, math.inf)
         lse = {"plain": lse, "trailing": lse[..., None], "padded": pad(lse, (0, -lse.shape[2] % 32), value=math.inf)}[
@@ -39,6 +42,20 @@ def stand_in(shape: str):
         return out.to(q.dtype), lse.float()
 
     return call
+
+
+def call_of(q, k, v, bias, scale, mask=None):
+    return Call(q, (Segment(k, v, position=0),), mask, bias, scale)
+
+
+def test_square_causal_is_the_operators_own() -> None:
+    kernel = dataclasses.replace(cuda.FLASH, call=stand_in("plain"))
+    q, k, v = inputs(1, 4, 2, 21, 21, 16, dtype=torch.float16)
+    call = call_of(q, k, v, None, 0.25, Causal()).plain()
+    assert call.bias is None
+    mask = torch.ones(21, 21).tril().bool()[None, None]
+    assert difference(kernel.run(call), oracle(q, k, v, mask=mask, scale=0.25)) <= TOLERANCE[torch.float16]
+    assert call_of(q[:, :, 1:], k, v, None, 0.25, Causal(offset=1)).plain().bias is not None
 
 
 @pytest.mark.parametrize("shape", ["plain", "trailing", "padded"])
@@ -51,7 +68,7 @@ def test_adapter(shape, width, masked) -> None:
     if masked:
         bias = torch.zeros(2, 1, 9, 21).masked_fill(torch.rand(2, 1, 9, 21) < 0.5, -math.inf)
         bias[0, 0, 3] = -math.inf
-    found = kernel.run(q, k, v, bias, width**-0.5)
+    found = kernel.run(call_of(q, k, v, bias, width**-0.5))
     assert difference(found, oracle(q, k, v, bias=bias)) <= TOLERANCE[torch.float32]
     assert found[1].is_contiguous()
 
@@ -59,14 +76,14 @@ def test_adapter(shape, width, masked) -> None:
 def test_strided_and_unaligned_inputs_are_copied() -> None:
     kernel = dataclasses.replace(cuda.FLASH, call=stand_in("plain"))
     q, k, v = inputs(1, 2, 2, 9, 21, 16, dtype=torch.float16)
-    found = kernel.run(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25)
+    found = kernel.run(call_of(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25))
     assert difference(found, oracle(q, k, v, scale=0.25)) <= TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_refuses_the_cpu_with_a_reason(kernel) -> None:
     q, k, v = inputs(1, 1, 1, 2, 3, 8)
-    assert kernel.supports(q, k, v, None) == (False, "the tensors are on cpu, not cuda")
+    assert kernel.supports(call_of(q, k, v, None, 1.0)) == (False, "the tensors are on cpu, not cuda")
     if not torch.cuda.is_available():
         assert kernel.usable() == (False, "no CUDA device")
 

@@ -20,6 +20,8 @@ import math
 import torch
 from torch import Tensor
 
+from partsong.kernels.call import Call
+
 __all__ = ["run", "supports", "usable"]
 
 _OP = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -32,24 +34,23 @@ def usable() -> tuple[bool, str]:
     return True, "PyTorch's tiled CPU kernel"
 
 
-def supports(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+def supports(call: Call) -> tuple[bool, str]:
     """Whether these inputs can be computed correctly, and why (not)."""
     if _OP is None:
         return usable()
-    if not q.is_cpu:
-        return False, f"the tensors are on {q.device.type}, not cpu"
-    if not q.shape[3]:
+    if not call.q.is_cpu:
+        return False, f"the tensors are on {call.q.device.type}, not cpu"
+    if not call.q.shape[3]:
         return False, "the head size is 0"
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if call.needs_gradient:
         return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
     return True, "PyTorch's tiled CPU kernel"
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """Attention of a plain call that is not empty."""
     assert _OP is not None
+    q, k, v, bias, scale = call.q, call.k, call.v, call.bias, call.scale
     if q.stride(3) != 1:
         q = q.contiguous()
     if k.stride(3) != 1:
@@ -57,7 +58,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> t
     if v.stride(3) != 1:
         v = v.contiguous()
     if bias is None:
-        out, lse = _OP.default(q, k, v, scale=scale)
+        out, lse = _OP.default(q, k, v, is_causal=call.mask is not None, scale=scale)
         return out, lse.contiguous()
     out, lse = _OP.default(q, k, v, attn_mask=bias, scale=scale)
     lse = lse.contiguous()

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from partsong.kernels.arguments import compute_dtype
+from partsong.kernels.call import Call, compute_dtype
 
 __all__ = ["run", "supports", "usable"]
 
@@ -24,13 +24,14 @@ def usable() -> tuple[bool, str]:
     return True, "plain torch, runs everywhere"
 
 
-def supports(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+def supports(call: Call) -> tuple[bool, str]:
     """Whether these inputs can be computed: always."""
     return True, "plain torch"
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """Attention of a plain call that is not empty."""
+    q, k, v = call.q, call.k, call.v
     batch, heads, length, _ = q.shape
     rows = max(1, MAX_LOGITS // (batch * heads * k.shape[2]))
     # Autocast would turn the matmuls below into bfloat16 ones; meta tensors have no autocast to switch off.
@@ -40,10 +41,21 @@ def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> t
         parts = []
         for start in range(0, length, rows):
             here = slice(start, start + rows)
-            local = bias if bias is None or bias.shape[2] == 1 else bias[:, :, here]
-            parts.append(_softmax(q[:, :, here].to(dtype), k, v, local, scale))
+            local = _rows(call, here)
+            parts.append(_softmax(q[:, :, here].to(dtype), k, v, local, call.scale))
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(column, dim=2) for column in zip(*parts, strict=True))
         return out.to(q.dtype), lse
+
+
+def _rows(call: Call, here: slice) -> Tensor | None:
+    """What is added to the logits of some of the queries."""
+    if call.mask is not None:  # the square causal one
+        keys = torch.arange(call.num_keys, device=call.q.device)
+        hidden = keys[None, :] > keys[here][:, None]
+        return torch.zeros(hidden.shape, dtype=compute_dtype(call.q.dtype), device=hidden.device).masked_fill(
+            hidden, -math.inf
+        )
+    return call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, here]
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from partsong.kernels.call import Call
+
 __all__ = ["CUDNN", "EFFICIENT", "FLASH", "CudaKernel"]
 
+Result = tuple[Tensor, Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 _GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
 
@@ -28,7 +31,7 @@ class CudaKernel:
     Attributes:
         name: backend name.
         operator: name in `torch.ops.aten`.
-        call: (q, k, v, bias, scale) -> (out, lse) with the operator's own lse shape.
+        call: (q, k, v, bias, causal, scale) -> (out, lse) with the operator's own lse shape.
         dtypes: input dtypes it computes.
         max_head_size: largest D after padding to a multiple of 8.
         takes_bias: whether an additive mask can be given.
@@ -38,7 +41,7 @@ class CudaKernel:
 
     name: str
     operator: str
-    call: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
+    call: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
     dtypes: tuple[torch.dtype, ...]
     max_head_size: int
     takes_bias: bool
@@ -55,8 +58,9 @@ class CudaKernel:
             return False, "cuDNN is missing or switched off"
         return True, f"aten::{self.operator}"
 
-    def supports(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[bool, str]:
+    def supports(self, call: Call) -> tuple[bool, str]:
         """Whether these inputs can be computed correctly, and why (not)."""
+        q, k, bias = call.q, call.k, call.bias
         if not q.is_cuda:
             return False, f"the tensors are on {q.device.type}, not cuda"
         refusal = _operator_refusal(self.name, self.operator, q.device.index or 0)
@@ -72,18 +76,20 @@ class CudaKernel:
             return False, f"it is not trusted with fewer than {self.min_length} queries or keys"
         if self.name == "cudnn" and q.shape[1] != k.shape[1]:
             return False, "grouped key heads would have to be expanded"
-        inputs = (q, k, v) if bias is None else (q, k, v, bias)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        if call.needs_gradient:
             return False, _GRADIENT
         return True, f"aten::{self.operator}"
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        """Attention of non-empty inputs; shapes as in `partsong.kernels.attention`, `bias` as `additive` returns it."""
+    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Attention of a plain call that is not empty."""
+        q, k, v, bias = call.q, call.k, call.v, call.bias
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         q_in, k_in, v_in = (_padded(x) for x in (q, k, v))
-        out, lse = self.call(q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), scale)
+        out, lse = self.call(
+            q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
+        )
         return normalise(out[..., :width], lse, q.shape[2], bias)
 
 
@@ -148,16 +154,16 @@ def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return view.expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False, False, scale=scale)[:2]
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, causal, False, scale=scale)[:2]
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
+def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)[:2]
+def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
 
 
 CUDNN = CudaKernel(

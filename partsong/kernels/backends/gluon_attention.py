@@ -1,0 +1,110 @@
+"""The Hopper backend: a warp-specialised kernel in Gluon, behind a version gate.
+
+Gluon lives inside triton and renames its functions between minor versions, so only the versions this kernel was
+compiled with are taken. It has been compiled for sm_90 but not yet run on one: it is used where a tuned table or
+`force_backend` names it, never by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+
+import torch
+from torch import Tensor
+
+from partsong.kernels.call import Call
+
+__all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
+
+#: Minor versions of triton whose Gluon has the functions used.
+VERSIONS = ("3.6", "3.7")
+WIDTHS = (64, 128)
+BLOCK_N, STAGES = 128, 2
+
+
+@functools.cache
+def _triton_version() -> str | None:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def known_gluon() -> tuple[bool, str]:
+    """Whether the installed triton has the Gluon this kernel is written in, and why (not)."""
+    version = _triton_version()
+    if version is None:
+        return False, "triton is not installed (it comes with the CUDA build of torch)"
+    if ".".join(version.split(".")[:2]) not in VERSIONS:
+        return False, f"triton {version} has another Gluon; it needs {' or '.join(VERSIONS)}"
+    return True, f"triton {version}"
+
+
+def usable() -> tuple[bool, str]:
+    """Whether this backend can run on this machine, and why (not)."""
+    ok, reason = known_gluon()
+    if not ok:
+        return False, reason
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return False, "no CUDA device"
+    if torch.cuda.get_device_capability()[0] != 9:
+        return False, "it needs a Hopper GPU (compute capability 9.0)"
+    return True, "partsong's warp-specialised kernel; compiled but never run, so only by name or tuned table"
+
+
+def supports(call: Call) -> tuple[bool, str]:
+    """Whether this plain call can be computed, and why (not)."""
+    q, k, v = call.q, call.k, call.v
+    if not q.is_cuda:
+        return False, f"the tensors are on {q.device.type}, not cuda"
+    ok, reason = usable()
+    if not ok:
+        return False, reason
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in WIDTHS:
+        return False, f"it computes float16 and bfloat16 with head sizes 64 and 128, not {q.dtype} with {q.shape[3]}"
+    if call.bias is not None:
+        return False, "it takes no mask or bias but the square causal one"
+    if call.needs_gradient:
+        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+    if not all(_readable(x) for x in (q, k, v)):
+        return False, "the copy engine needs 16-byte aligned rows and a contiguous last dim"
+    if q.shape[0] * q.shape[1] > 65535:
+        return False, f"batch x heads = {q.shape[0] * q.shape[1]} is more than a CUDA grid takes (65535)"
+    return True, "partsong's warp-specialised kernel"
+
+
+def _readable(x: Tensor) -> bool:
+    return (
+        x.stride(3) == 1
+        and x.data_ptr() % 16 == 0
+        and all(step > 0 and step * x.element_size() % 16 == 0 for step in x.stride()[:3])
+    )
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """Attention of a plain call that is not empty."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from partsong.kernels.backends import gluon_attention_kernel as kernel
+
+    q, k, v = call.q, call.k, call.v
+    batch, heads, length, width = q.shape
+    out = torch.empty_like(q)
+    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+
+    def tiles(x: Tensor, rows: int) -> TensorDescriptor:
+        block = [1, 1, rows, width]
+        element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
+        layout = gl.NVMMASharedLayout.get_default_for(block, element)
+        return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+
+    grid = (-(-length // (kernel.ROWS * kernel.CONSUMERS)), batch * heads)
+    kernel.hopper_attention_kernel[grid](
+        tiles(q, kernel.ROWS), tiles(k, BLOCK_N), tiles(v, BLOCK_N), out, lse, *out.stride()[:3],
+        heads, heads // k.shape[1], length, call.num_keys, call.scale * 1.4426950408889634,
+        WIDTH=width, BLOCK_N=BLOCK_N, STAGES=STAGES, CAUSAL=call.mask is not None, CONSUMERS=kernel.CONSUMERS,
+        num_warps=4,
+    )  # fmt: skip
+    return out, lse

@@ -1,0 +1,157 @@
+"""One attention call as the kernels see it: queries, segments of keys, a mask kind, an additive bias, a start."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.kernels.masks import SHARED, Causal, Mask, Streams
+
+__all__ = ["Call", "Segment", "compute_dtype"]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype logits, log-sum-exp and accumulators have: float64 for float64 inputs, else float32."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Keys and values that lie in memory of their own; a call takes any number of them and copies none.
+
+    Args:
+        k: keys `[B, Hkv, L, D]`, any strides (an expanded batch is read in place); L may be 0.
+        v: values of the same shape.
+        bias: added to every logit of the segment: ``math.log(r)`` where one key stands for r of them, -inf leaves the
+            segment out.
+        position: where its first key stands, for causal masks; None is right behind the segment before.
+        stream: which stream of a `Streams` mask sees it; `SHARED` (-1) is all of them.
+    """
+
+    k: Tensor
+    v: Tensor
+    bias: float = 0.0
+    position: int | None = None
+    stream: int = SHARED
+
+    @property
+    def length(self) -> int:
+        """Number of keys."""
+        return self.k.shape[2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A checked call.
+
+    Attributes:
+        q: `[B, Hq, Lq, D]`.
+        segments: at least one, none empty, every position given.
+        mask: mask kind or None; ids and additive bias run over the keys of all segments in order.
+        bias: four dims, each 1 or the full size of `[B, Hq, Lq, Lk]`, in `compute_dtype`; -inf masks.
+        scale: factor on q.k.
+        init: an earlier (out, lse) over other keys, or None.
+    """
+
+    q: Tensor
+    segments: tuple[Segment, ...]
+    mask: Mask | None
+    bias: Tensor | None
+    scale: float
+    init: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def k(self) -> Tensor:
+        """The keys of a call with one segment."""
+        return self.segments[0].k
+
+    @property
+    def v(self) -> Tensor:
+        """The values of a call with one segment."""
+        return self.segments[0].v
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of all segments."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether autograd would have to follow this call."""
+        tensors = [self.q, *(x for s in self.segments for x in (s.k, s.v)), *([] if self.bias is None else [self.bias])]
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def is_square_causal(self) -> bool:
+        """Whether the mask is the plain causal one of as many queries as keys."""
+        first = self.segments[0]
+        return (
+            isinstance(self.mask, Causal)
+            and len(self.segments) == 1
+            and self.mask.offset == first.position
+            and self.q.shape[2] == first.length
+        )
+
+    def plain(self) -> Call:
+        """The same call for kernels that know one tensor of keys, an additive bias and the square causal mask.
+
+        Segments are put together, all other masks are written out; `init` is left to a merge.
+        """
+        if self.mask is None and len(self.segments) == 1 and not self.segments[0].bias:
+            return self if self.init is None else replace(self, init=None)
+        causal = self.is_square_causal and self.bias is None and not self.segments[0].bias
+        bias = self.bias if causal else self._written_out()
+        k, v = self.k, self.v
+        if len(self.segments) > 1:
+            k, v = (torch.cat(x, dim=2) for x in zip(*((s.k, s.v) for s in self.segments), strict=True))
+        one = Segment(k, v, position=self.segments[0].position if causal else 0)
+        return Call(self.q, (one,), self.mask if causal else None, bias, self.scale)
+
+    def by_segment(self) -> list[Call]:
+        """One call per segment, without the segments' bias: it can be added to their log-sum-exp."""
+        calls, start = [], 0
+        for segment in self.segments:
+            part = self._narrowed((segment,), slice(start, start + segment.length))
+            calls.append(replace(part, segments=(replace(segment, bias=0.0),), init=None))
+            start += segment.length
+        return calls
+
+    def used(self) -> Call | None:
+        """The call without segments that are empty or left out; None where no key is left."""
+        kept = [segment.length > 0 and segment.bias != -math.inf for segment in self.segments]
+        if all(kept):
+            return self if kept else None
+        if not any(kept):
+            return None
+        lengths = torch.tensor([segment.length for segment in self.segments])
+        where = torch.tensor(kept).repeat_interleave(lengths).nonzero()[:, 0].to(self.q.device)
+        return self._narrowed(tuple(s for s, keep in zip(self.segments, kept, strict=True) if keep), where)
+
+    def _narrowed(self, segments: tuple[Segment, ...], where: Any) -> Call:
+        mask = self.mask if self.mask is None else self.mask.keys(where)
+        bias = self.bias if self.bias is None or self.bias.shape[3] == 1 else self.bias[..., where]
+        return replace(self, segments=segments, mask=mask, bias=bias)
+
+    def _written_out(self) -> Tensor | None:
+        """Bias, segment biases and mask as one additive tensor."""
+        device, dtype = self.q.device, compute_dtype(self.q.dtype)
+        total = self.bias
+        if any(segment.bias for segment in self.segments):
+            row = torch.cat([torch.full((s.length,), s.bias, dtype=dtype, device=device) for s in self.segments])
+            total = row[None, None, None] if total is None else total + row
+        if self.mask is not None:
+            zero = torch.zeros((), dtype=dtype, device=device)
+            total = torch.where(self._dense_mask(), zero if total is None else total, -math.inf)
+        return total
+
+    def _dense_mask(self) -> Tensor:
+        assert self.mask is not None
+        positions = torch.cat([torch.arange(s.length) + (s.position or 0) for s in self.segments])
+        streams = None
+        if isinstance(self.mask, Streams) and self.mask.key is None:
+            streams = torch.cat([torch.full((s.length,), s.stream) for s in self.segments]).to(self.q.device)
+        return self.mask.dense(self.q.shape[2], positions.to(self.q.device), streams)

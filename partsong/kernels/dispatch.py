@@ -1,0 +1,175 @@
+"""Which kernel computes an attention call.
+
+A backend is a row: a name, `supports(call) -> (ok, reason)` and a function. Rows are tried in order for the device of
+q, and the specification (`naive`) takes what is left. Native rows read segments, mask kinds and `init` themselves; the
+others get the call in its plain form. To see why a call did not get a faster kernel, switch logging of
+``partsong.kernels`` to DEBUG: every choice and every refusal is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.kernels.backends import cpu_flash, cuda, gluon_attention, naive, triton_attention
+from partsong.kernels.call import Call
+from partsong.kernels.merge import merge
+from partsong.kernels.tuned import tuned
+
+__all__ = ["BACKENDS", "Backend", "available", "choose", "compute", "force_backend"]
+
+_LOG = logging.getLogger("partsong.kernels")
+
+#: Environment variable that forces a backend by name, as `force_backend` does; "auto" or empty leaves the choice free.
+ENV = "PARTSONG_ATTENTION"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """One attention kernel.
+
+    Attributes:
+        name: what users force it by.
+        usable: () -> (ok, reason): whether it can run on this machine at all.
+        supports: (call) -> (ok, reason) for a call that is checked and not empty.
+        run: (call) -> (out, lse), keeping the contract of `partsong.kernels.attention`.
+        native: whether it takes any `Call`; else it gets plain ones: one tensor of keys, an additive bias, at most the
+            square causal mask, no `init`.
+    """
+
+    name: str
+    usable: Callable[[], tuple[bool, str]]
+    supports: Callable[[Call], tuple[bool, str]]
+    run: Callable[[Call], tuple[Tensor, Tensor]]
+    native: bool = False
+
+
+_NAIVE = Backend(name="naive", usable=naive.usable, supports=naive.supports, run=naive.run)
+_CPU_FLASH = Backend(name="cpu_flash", usable=cpu_flash.usable, supports=cpu_flash.supports, run=cpu_flash.run)
+_TRITON = Backend(
+    name="triton",
+    usable=triton_attention.usable,
+    supports=triton_attention.supports,
+    run=triton_attention.run,
+    native=True,
+)
+_GLUON = Backend(
+    name="gluon", usable=gluon_attention.usable, supports=gluon_attention.supports, run=gluon_attention.run
+)
+_CUDNN, _FLASH, _EFFICIENT = (
+    Backend(name=kernel.name, usable=kernel.usable, supports=kernel.supports, run=kernel.run)
+    for kernel in (cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT)
+)
+_CUDA = (_CUDNN, _TRITON, _FLASH, _EFFICIENT)
+
+#: Every backend, fastest first as a rule; a GPU's own order per class of shapes is in `tuned`.
+BACKENDS: dict[str, Backend] = {row.name: row for row in (_GLUON, *_CUDA, _CPU_FLASH, _NAIVE)}
+
+_BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
+_FORCED: ContextVar[str | None] = ContextVar("partsong_attention", default=None)
+_logged: set[tuple[str, str]] = set()
+
+
+def compute(call: Call) -> tuple[Tensor, Tensor]:
+    """Runs a checked call that is not empty on the first backend that can do it.
+
+    Raises:
+        ArgumentError: the environment variable names no backend.
+        UnsupportedError: the forced backend cannot compute it.
+    """
+    choice = choose(call)
+    if choice is None:
+        return _in_parts(call)
+    row, form = choice
+    result = row.run(form)
+    return result if row.native or call.init is None else merge([call.init, result])
+
+
+def choose(call: Call) -> tuple[Backend, Call] | None:
+    """The backend for a call and the form it takes it in; None where the segments have to be computed apart."""
+    rows, forced = _candidates(call)
+    in_parts = len(call.segments) > 1 and call.q.is_cuda
+    plain = None
+    for row in rows:
+        if in_parts and not row.native:
+            continue
+        form = call if row.native else (plain := plain or call.plain())
+        ok, reason = row.supports(form)
+        if (row.name, reason) not in _logged:
+            _log_once(row.name, reason, refused=not ok)
+        if ok:
+            return row, form
+        if forced:
+            raise UnsupportedError(f"attention backend {row.name!r} was asked for but cannot do this: {reason}")
+    return None
+
+
+def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
+    """Segments computed apart, their bias added to their log-sum-exp, then merged.
+
+    The fused CUDA operators take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32,
+    and keys and values are read where they lie.
+    """
+    parts = [] if call.init is None else [call.init]
+    for segment, part in zip(call.segments, call.by_segment(), strict=True):
+        out, lse = compute(part)
+        parts.append((out, lse + segment.bias))
+    return merge(parts)
+
+
+def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
+    """The rows to try, in order, and whether one was asked for by name."""
+    forced = _FORCED.get() or os.environ.get(ENV)
+    if forced and forced != "auto":
+        return (_named(forced),), True
+    rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))
+    order = tuned("backends", call)
+    if order:
+        first = [BACKENDS[name] for name in order if name in BACKENDS]
+        rows = (*first, *(row for row in rows if row not in first))
+    return rows, False
+
+
+@contextmanager
+def force_backend(name: str | None) -> Iterator[None]:
+    """Makes every `attention` call inside the block use one backend.
+
+    Args:
+        name: a name out of `available()`; "auto" or None leaves the choice free, also against ``PARTSONG_ATTENTION``.
+
+    Raises:
+        ArgumentError: no backend has this name. An `attention` call the backend cannot compute raises
+            UnsupportedError with the reason.
+    """
+    name = name or "auto"
+    if name != "auto":
+        _named(name)
+    token = _FORCED.set(name)
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
+
+
+def available() -> list[tuple[str, bool, str]]:
+    """(name, usable on this machine, reason) of every backend, fastest first."""
+    return [(row.name, *row.usable()) for row in BACKENDS.values()]
+
+
+def _named(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise ArgumentError(f"no attention backend is called {name!r}; choose auto, {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def _log_once(name: str, reason: str, *, refused: bool = False) -> None:
+    if (name, reason) not in _logged:
+        _logged.add((name, reason))
+        _LOG.debug("attention backend %s %s: %s", name, "not used" if refused else "used", reason)

@@ -1,0 +1,176 @@
+"""Which query may see which key, as data: kernels work it out from positions and ids, nobody stores `[Lq, Lk]`.
+
+Query i stands at position ``i + offset``, key j at position j (in a `Segment`, at ``segment.position + j``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree"]
+
+#: Stream id of keys that every stream sees: a shared prefix.
+SHARED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """A query sees the keys at its own position and before.
+
+    Args:
+        offset: position of the first query; decoding the last tokens of Lk keys has ``offset = Lk - Lq``.
+
+    Example:
+        >>> Causal(offset=2).dense(2, torch.arange(4)).int().tolist()
+        [[[[1, 1, 1, 0], [1, 1, 1, 1]]]]
+    """
+
+    offset: int = 0
+
+    def check(self, batch: int, num_queries: int, num_keys: int) -> None:
+        """Raises unless the mask fits a call of these sizes."""
+        _whole("Causal", "offset", self.offset)
+
+    def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
+        """Bool `[1, 1, Lq, Lk]`, True = attend, for keys at `positions`."""
+        return (positions[None, :] <= _queries(self.offset, num_queries, positions))[None, None]
+
+    def keys(self, where: Any) -> Causal:
+        """The mask for some of the keys, a slice or indices; positions come with the keys."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCausal:
+    """Blocks see themselves, in both directions, and the blocks before: block diffusion language models.
+
+    Args:
+        block: positions per block, at least 1.
+        offset: position of the first query, at least 0.
+
+    Source: Block Diffusion, arXiv 2503.09573.
+    """
+
+    block: int
+    offset: int = 0
+
+    def check(self, batch: int, num_queries: int, num_keys: int) -> None:
+        """Raises unless the mask fits a call of these sizes."""
+        _whole("BlockCausal", "block", self.block, least=1)
+        _whole("BlockCausal", "offset", self.offset, least=0)
+
+    def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
+        """Bool `[1, 1, Lq, Lk]`, True = attend, for keys at `positions`."""
+        queries = _queries(self.offset, num_queries, positions)
+        return (positions[None, :] // self.block <= queries // self.block)[None, None]
+
+    def keys(self, where: Any) -> BlockCausal:
+        """The mask for some of the keys, a slice or indices; positions come with the keys."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streams:
+    """Parallel threads over a shared prefix: a query sees the prefix and the keys of its own stream.
+
+    Args:
+        query: stream id >= 0 of each query, integer `[Lq]` or `[B, Lq]`.
+        key: stream id of each key, integer `[Lk]` or `[B, Lk]`, `SHARED` for those everybody sees; None where the
+            keys come in segments, which carry their `stream`.
+        offset: additionally causal by position, as `Causal(offset)`; None is bidirectional.
+
+    Source: the masks of ParaThinker, arXiv 2509.04475, and Multiverse, arXiv 2506.09991.
+    """
+
+    query: Tensor
+    key: Tensor | None = None
+    offset: int | None = None
+
+    def check(self, batch: int, num_queries: int, num_keys: int) -> None:
+        """Raises unless the mask fits a call of these sizes."""
+        _ids("Streams", "query", self.query, batch, num_queries)
+        if self.key is not None:
+            _ids("Streams", "key", self.key, batch, num_keys)
+        if self.offset is not None:
+            _whole("Streams", "offset", self.offset)
+
+    def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
+        """Bool `[B or 1, 1, Lq, Lk]`, True = attend; `streams` are the key ids where `key` is None."""
+        key = _rows(streams if self.key is None else self.key, positions)[:, None]
+        keep = (key == SHARED) | (key == _rows(self.query, positions)[:, :, None])
+        if self.offset is not None:
+            keep = keep & (positions[None, :] <= _queries(self.offset, num_queries, positions))
+        return keep[:, None]
+
+    def keys(self, where: Any) -> Streams:
+        """The mask for some of the keys, a slice or indices."""
+        return self if self.key is None else replace(self, key=self.key[..., where])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """A query sees its ancestors and itself: branching search and speculative trees in one pass.
+
+    Nodes are numbered in depth-first order: ``enter`` when the walk reaches a node, ``leave`` one past the last
+    ``enter`` below it. A key is an ancestor of a query if ``enter[key] <= query < leave[key]``.
+
+    Args:
+        query: ``enter`` of each query's node, integer `[Lq]` or `[B, Lq]`.
+        enter: of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
+        leave: of each key's node, of the same shape.
+
+    Source: tree attention, SpecInfer, arXiv 2305.09781, as an interval test.
+    """
+
+    query: Tensor
+    enter: Tensor
+    leave: Tensor
+
+    def check(self, batch: int, num_queries: int, num_keys: int) -> None:
+        """Raises unless the mask fits a call of these sizes."""
+        _ids("Tree", "query", self.query, batch, num_queries)
+        _ids("Tree", "enter", self.enter, batch, num_keys)
+        _ids("Tree", "leave", self.leave, batch, num_keys)
+
+    def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
+        """Bool `[B or 1, 1, Lq, Lk]`, True = attend."""
+        query = _rows(self.query, positions)[:, :, None]
+        enter, leave = (_rows(x, positions)[:, None] for x in (self.enter, self.leave))
+        return ((enter <= query) & (query < leave))[:, None]
+
+    def keys(self, where: Any) -> Tree:
+        """The mask for some of the keys, a slice or indices."""
+        return replace(self, enter=self.enter[..., where], leave=self.leave[..., where])
+
+
+Mask = Causal | BlockCausal | Streams | Tree
+KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree)
+
+
+def _queries(offset: int, num_queries: int, like: Tensor) -> Tensor:
+    return torch.arange(offset, offset + num_queries, device=like.device)[:, None]
+
+
+def _rows(ids: Tensor | None, like: Tensor) -> Tensor:
+    assert ids is not None
+    return torch.atleast_2d(ids).to(like.device)
+
+
+def _whole(kind: str, name: str, value: object, least: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ArgumentError(f"{kind} needs {name} to be an integer{bound}, found {value!r}")
+
+
+def _ids(kind: str, name: str, ids: object, batch: int, length: int) -> None:
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
+        found = f"a tensor of {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ArgumentTypeError(f"{kind} needs {name} to be an int32 or int64 tensor, found {found}")
+    if tuple(ids.shape) not in ((length,), (1, length), (batch, length)):
+        raise ArgumentError(f"{kind}: {name} {tuple(ids.shape)} is neither [{length}] nor [{batch}, {length}]")

@@ -1,0 +1,81 @@
+"""Compiles every Triton kernel for GPUs that are not here and reads the machine code: a script, started by the test.
+
+It needs the kernels undecorated by the interpreter, so it runs in a process of its own without TRITON_INTERPRET.
+Prints one JSON line per kernel and architecture.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = (80, 90, 100)
+MODULES = (
+    "tests.kernels.aot_attention",
+    "tests.kernels.aot_gluon",
+    "partsong.kernels.token_head_triton",
+    "partsong.kernels.norms_triton",
+)
+TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
+
+
+def compiled(variant: dict[str, Any], architecture: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, signature = variant["kernel"], variant["signature"]
+    # Addresses and strides as a launch would find them: multiples of 16.
+    aligned = variant.get("aligned", [name for name, kind in signature.items() if kind.startswith("*")])
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    Source = ASTSource
+    if variant.get("gluon"):
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    source = Source(fn=kernel, signature=signature, constexprs=variant["constexprs"], attrs=attrs)
+    options = {"num_warps": variant["num_warps"], "num_stages": variant["num_stages"]}
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def measured(variant: dict[str, Any], architecture: int, folder: Path) -> dict[str, Any]:
+    """Registers, stack and local memory, shared memory, and tensor-core instructions of one kernel."""
+    import triton
+
+    built = compiled(variant, architecture)
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(built.asm["cubin"])
+    tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+    usage = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+    code = subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
+    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return {
+        "name": variant["name"],
+        "architecture": architecture,
+        "has_dot": variant["has_dot"],
+        "registers": numbers["REG"],
+        "stack": numbers["STACK"],
+        "local": numbers["LOCAL"],
+        "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "tensor_core": len(TENSOR_CORE.findall(code)),
+        "shared": built.metadata.shared,
+        "copy_engine": len(re.findall(r"\bUTMALDG\b", code)),
+        "gives_registers_away": len(re.findall(r"\bUSETMAXREG\b", code)),
+        "gluon": bool(variant.get("gluon")),
+    }
+
+
+def main(modules: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in modules or MODULES:
+            for variant in importlib.import_module(name).VARIANTS:
+                for architecture in variant.get("architectures", ARCHITECTURES):
+                    print(json.dumps(measured(variant, architecture, Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Kernels compiled for Ampere, Hopper and Blackwell without one: tensor cores where there is a product, no spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.aot import ARCHITECTURES, MODULES
+
+ROOT = Path(__file__).parents[2]
+#: Shared memory a block may have, in bytes.
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.aot"]
+    # One process per half of the modules: the compiler uses one core.
+    halves = [subprocess.Popen([*command, *part], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+              for part in (MODULES[:1], MODULES[1:])]  # fmt: skip
+    lines = [line for half in halves for line in half.communicate()[0].splitlines()]
+    assert [half.returncode for half in halves] == [0, 0]
+    return [json.loads(line) for line in lines]
+
+
+def test_every_kernel_compiles_for_every_architecture(rows: list[dict[str, Any]]) -> None:
+    assert {row["architecture"] for row in rows} == set(ARCHITECTURES)
+    assert len({row["name"] for row in rows}) >= 8
+
+
+def test_nothing_spills(rows: list[dict[str, Any]]) -> None:
+    bad = [row for row in rows if row["stack"] or row["local"] or row["spills"]]
+    assert not bad
+
+
+def test_products_run_on_tensor_cores(rows: list[dict[str, Any]]) -> None:
+    assert not [row for row in rows if row["has_dot"] and not row["tensor_core"]]
+    assert any(row["has_dot"] for row in rows)
+
+
+def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
+    assert not [row for row in rows if row["shared"] > SHARED[row["architecture"]]]
+
+
+def test_the_hopper_kernel_is_warp_specialised(rows: list[dict[str, Any]]) -> None:
+    hopper = [row for row in rows if row["gluon"]]
+    assert hopper
+    assert all(row["copy_engine"] and row["gives_registers_away"] for row in hopper)
