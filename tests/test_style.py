@@ -77,8 +77,13 @@ def overloaded(node: Function | ast.ClassDef) -> bool:
 
 
 def untyped(tree: ast.Module) -> Iterator[str]:
-    """Functions with a parameter or result that has no annotation; ``self`` and ``cls`` need none."""
+    """Functions with a parameter or result that has no annotation.
+
+    ``self`` and ``cls`` need none, nor do device functions: each launch specialises them by the arguments it gives.
+    """
     for function in functions(tree):
+        if any(ast.unparse(decorator).endswith(".jit") for decorator in function.decorator_list):
+            continue
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         bare = [a.arg for a in named if a is not None and a.annotation is None and a.arg not in ("self", "cls")]

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from partsong.errors import UnsupportedError
 from partsong.kernels import Causal, Segment, attention, available, force_backend, token_stats
+from partsong.kernels.backends.triton_attention import interpreted
 
 __all__ = ["GPU_LENGTHS", "HEAD_SIZES", "forced", "inputs", "run", "timed"]
 
@@ -70,6 +71,7 @@ def run(*, repeats: int = 5, tokens: Sequence[int] = (), device: str | None = No
 
 
 def inputs(device: str, length: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v of one length and head size, as large as suits the device."""
     on_gpu = device == "cuda"
     batch = max(1, GPU_TOKENS // length) if on_gpu else 1
     heads = GPU_CHANNELS // width if on_gpu else 8
@@ -88,7 +90,7 @@ def _attention(device: str, length: int, width: int, causal: bool, repeats: int)
     rows = []
     for name, usable, reason in available():
         case = f"{group} {name}"
-        if not usable:
+        if not usable or (name == "triton" and interpreted()):
             rows.append(_skipped(case, length, reason))
         elif name == "naive" and length > NAIVE_LENGTH:
             rows.append(_skipped(case, length, f"stores all logits; timed up to {NAIVE_LENGTH}"))
@@ -109,6 +111,7 @@ def _peer(kind: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor, causal: bool
 
 
 def forced(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Causal | None) -> Callable[[], Any]:
+    """`attention` on one backend, as a call without arguments."""
     def call() -> tuple[Tensor, Tensor]:
         with force_backend(name):
             return attention(q, k, v, mask=mask)
@@ -123,7 +126,8 @@ def _segments(device: str, length: int, repeats: int) -> list[dict[str, Any]]:
     table = [Segment(*pair) for pair in zip(*own, strict=True)]
     cases: list[Case] = [("segments one piece", lambda: attention(q, k, v))]
     for name in ("triton", "cpu_flash"):
-        if name in {backend for backend, usable, _ in available() if usable}:
+        usable = {backend for backend, ok, _ in available() if ok and not (backend == "triton" and interpreted())}
+        if name in usable:
             cases += [
                 (f"segments {name} one piece", forced(name, q, k, v, None)),
                 (f"segments {name} in {NUM_SEGMENTS}", _in_segments(name, q, table)),

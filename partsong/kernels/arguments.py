@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -102,7 +103,8 @@ def check_mask(
         ArgumentError: the kind does not fit the sizes, or both it and the segments say which stream a key belongs to.
         ArgumentTypeError: neither a kind, a bool tensor, nor a pair of them.
     """
-    kind, keep = mask if isinstance(mask, tuple) and len(mask) == 2 else (mask, None)
+    pair: tuple[Any, Any] = mask if isinstance(mask, tuple) and len(mask) == 2 else (mask, None)
+    kind, keep = pair
     if isinstance(kind, Tensor) and keep is None:
         kind, keep = None, kind
     if not (kind is None or isinstance(kind, KINDS)) or not (keep is None or isinstance(keep, Tensor)):
@@ -123,7 +125,7 @@ def check_mask(
             raise ArgumentError("Streams needs key ids (key=) where the keys do not come as segments with a stream")
         if kind.key is not None and streamed:
             raise ArgumentError("Streams has key ids and the segments have a stream: give one of the two")
-    return kind, keep
+    return cast(Mask, kind), keep
 
 
 def check_init(q: Tensor, init: object) -> None:

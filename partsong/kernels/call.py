@@ -101,14 +101,16 @@ class Call:
 
         Segments are put together, all other masks are written out; `init` is left to a merge.
         """
-        if self.mask is None and len(self.segments) == 1 and not self.segments[0].bias:
+        first, *others = self.segments
+        if self.mask is None and not others and not first.bias:
             return self if self.init is None else replace(self, init=None)
-        causal = self.is_square_causal and self.bias is None and not self.segments[0].bias
+        causal = self.is_square_causal and self.bias is None and not first.bias
         bias = self.bias if causal else self._written_out()
-        k, v = self.k, self.v
-        if len(self.segments) > 1:
-            k, v = (torch.cat(x, dim=2) for x in zip(*((s.k, s.v) for s in self.segments), strict=True))
-        one = Segment(k, v, position=self.segments[0].position if causal else 0)
+        k, v = first.k, first.v
+        if others:
+            k = torch.cat([segment.k for segment in self.segments], dim=2)
+            v = torch.cat([segment.v for segment in self.segments], dim=2)
+        one = Segment(k, v, position=first.position if causal else 0)
         return Call(self.q, (one,), self.mask if causal else None, bias, self.scale)
 
     def by_segment(self) -> list[Call]:

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.backends import cpu_flash, cuda, gluon_attention, naive, triton_attention
+from partsong.kernels.backends import (
+    cpu_flash,
+    cuda,
+    flash3,
+    flex,
+    gluon_attention,
+    naive,
+    triton_attention,
+    xformers,
+)
 from partsong.kernels.call import Call
 from partsong.kernels.merge import merge
 from partsong.kernels.tuned import tuned
@@ -63,6 +72,9 @@ _TRITON = Backend(
 _GLUON = Backend(
     name="gluon", usable=gluon_attention.usable, supports=gluon_attention.supports, run=gluon_attention.run
 )
+_FLASH3 = Backend(name="flash3", usable=flash3.usable, supports=flash3.supports, run=flash3.run)
+_XFORMERS = Backend(name="xformers", usable=xformers.usable, supports=xformers.supports, run=xformers.run)
+_FLEX = Backend(name="flex", usable=flex.usable, supports=flex.supports, run=flex.run, native=True)
 _CUDNN, _FLASH, _EFFICIENT = (
     Backend(name=kernel.name, usable=kernel.usable, supports=kernel.supports, run=kernel.run)
     for kernel in (cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT)
@@ -70,7 +82,9 @@ _CUDNN, _FLASH, _EFFICIENT = (
 _CUDA = (_CUDNN, _TRITON, _FLASH, _EFFICIENT)
 
 #: Every backend, fastest first as a rule; a GPU's own order per class of shapes is in `tuned`.
-BACKENDS: dict[str, Backend] = {row.name: row for row in (_GLUON, *_CUDA, _CPU_FLASH, _NAIVE)}
+BACKENDS: dict[str, Backend] = {
+    row.name: row for row in (_FLASH3, _GLUON, *_CUDA, _XFORMERS, _CPU_FLASH, _FLEX, _NAIVE)
+}
 
 _BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
 _FORCED: ContextVar[str | None] = ContextVar("partsong_attention", default=None)

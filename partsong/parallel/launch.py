@@ -28,7 +28,8 @@ def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
 
     Each rank is a fresh process with ``RANK``, ``WORLD_SIZE`` and the rendezvous set as under ``torchrun``, so ``fn``
     begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. With one rank, ``fn``
-    still runs in a process of its own.
+    still runs in a process of its own. Without CUDA on Linux, ranks are forked from a server process that has imported
+    torch once; ``PARTSONG_SPAWN=1`` starts each from nothing instead, as is done everywhere else.
 
     Args:
         fn: a function defined at the top level of an importable module; it and `args` are pickled.
@@ -76,11 +77,12 @@ class _Run:
         # Port 0 lets the system choose, so two runs never race for one.
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store.set("partsong/launched", "1")
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         threads = str(max(1, (os.cpu_count() or 1) // self.nproc))
         for rank in range(self.nproc):
             mine, theirs = context.Pipe(duplex=False)
             environment = {
+                **os.environ,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.nproc),
@@ -94,9 +96,9 @@ class _Run:
                 # All ranks are on this machine: no port on an outer interface, and no look-up of the host's name.
                 environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
             child = context.Process(
-                target=_child, args=(self.payload, environment, theirs, os.getpid()), name=f"rank {rank}", daemon=True
+                target=_child, args=(self.payload, environment, theirs), name=f"rank {rank}", daemon=True
             )
-            with _Environment(environment):  # OpenMP reads its variable while the child imports torch
+            with _Environment(environment):  # a spawned child reads it while it imports torch
                 child.start()
             theirs.close()
             self.children.append(child)
@@ -183,6 +185,21 @@ class _Run:
         self.store = None
 
 
+def _context() -> Any:
+    """How ranks come to be: forked from a process that has imported torch and diffusers once, or spawned.
+
+    Importing takes seconds of processor time per rank, so on a CPU a fork server pays them once. A process that has
+    looked for GPUs must not be forked, and an import may look: with CUDA, and on other systems, ranks are spawned.
+    """
+    from torch import cuda
+
+    if sys.platform != "linux" or cuda.is_available() or "PARTSONG_SPAWN" in os.environ:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["partsong.parallel"])
+    return context
+
+
 class _Environment:
     """Sets environment variables for the length of a block."""
 
@@ -201,8 +218,11 @@ class _Environment:
                 os.environ[name] = value
 
 
-def _child(payload: bytes, environment: dict[str, str], pipe: Connection, parent: int) -> None:
-    _die_with(parent)
+def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> None:
+    _die_with_parent()
+    # A fork server has the variables of the time it was started at.
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
     os.environ.update(environment)
     import torch
     from tqdm import tqdm
@@ -234,10 +254,14 @@ def _portable(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _die_with(parent: int) -> None:
-    """Asks Linux to end this process when its parent ends, however that happens."""
+def _die_with_parent() -> None:
+    """Asks Linux to end this process when the one it was started from ends, however that happens.
+
+    That is the launching process or its fork server, which ends with it.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
             os._exit(1)

@@ -73,6 +73,8 @@ def main(modules: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in modules or MODULES:
             for variant in importlib.import_module(name).VARIANTS:
+                if not variant.get("gate", True):
+                    continue
                 for architecture in variant.get("architectures", ARCHITECTURES):
                     print(json.dumps(measured(variant, architecture, Path(folder))), flush=True)
 

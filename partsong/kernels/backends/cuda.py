@@ -86,7 +86,7 @@ class CudaKernel:
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        q_in, k_in, v_in = (_padded(x) for x in (q, k, v))
+        q_in, k_in, v_in = (padded(x) for x in (q, k, v))
         out, lse = self.call(
             q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
         )
@@ -134,7 +134,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
     return out, lse.contiguous()
 
 
-def _padded(x: Tensor) -> Tensor:
+def padded(x: Tensor) -> Tensor:
     """Gives x a contiguous last dim of a multiple of 8 and 16-byte aligned rows; without a copy if it has them."""
     extra = -x.shape[3] % 8
     if extra:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,21 +85,20 @@ def _readable(x: Tensor) -> bool:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """Attention of a plain call that is not empty."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from partsong.kernels.backends import gluon_attention_kernel as kernel
+    gl = importlib.import_module("triton.experimental.gluon.language")
+    hopper = importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    kernel: Any = importlib.import_module("partsong.kernels.backends.gluon_attention_kernel")
 
     q, k, v = call.q, call.k, call.v
     batch, heads, length, width = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
 
-    def tiles(x: Tensor, rows: int) -> TensorDescriptor:
+    def tiles(x: Tensor, rows: int) -> Any:
         block = [1, 1, rows, width]
         element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
         layout = gl.NVMMASharedLayout.get_default_for(block, element)
-        return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+        return hopper.TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
 
     grid = (-(-length // (kernel.ROWS * kernel.CONSUMERS)), batch * heads)
     kernel.hopper_attention_kernel[grid](

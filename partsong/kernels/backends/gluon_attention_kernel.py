@@ -5,8 +5,6 @@ the copy engine (TMA) and gives its registers away; the consumers wait for tiles
 the products of the other. Source: FlashAttention-3, arXiv 2407.08608.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 from triton.experimental import gluon

@@ -19,7 +19,7 @@ from partsong.kernels.call import Call, Segment
 from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
 from partsong.kernels.tuned import tuned
 
-__all__ = ["Config", "config_for", "run", "supports", "usable"]
+__all__ = ["Config", "config_for", "interpreted", "num_splits", "run", "supports", "usable"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_SIZE = 256
@@ -140,7 +140,7 @@ def _multiprocessors(device: int) -> int:
 
 
 def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse: Tensor) -> None:
-    from partsong.kernels.backends import triton_attention_kernel as kernel
+    kernel = _device_code()
 
     batch, heads, length, width = q.shape
     segments = [_readable(segment) for segment in call.segments]
@@ -171,8 +171,15 @@ def precision(dtype: torch.dtype) -> str:
     return "ieee" if interpreted() or dtype is not torch.float32 else "tf32x3"
 
 
+def _device_code() -> Any:
+    # Not imported with this module: its decorators need triton.
+    from partsong.kernels.backends import triton_attention_kernel
+
+    return triton_attention_kernel
+
+
 def _combine(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    from partsong.kernels.backends import triton_attention_kernel as kernel
+    kernel = _device_code()
 
     splits, batch, heads, length, width = parts.shape
     rows = batch * heads * length
@@ -184,7 +191,7 @@ def _combine(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 def _order(call: Call) -> tuple[int, int, int]:
-    from partsong.kernels.backends import triton_attention_kernel as kernel
+    kernel = _device_code()
 
     mask = call.mask
     if isinstance(mask, BlockCausal):
@@ -195,17 +202,16 @@ def _order(call: Call) -> tuple[int, int, int]:
 
 
 def _ids(call: Call) -> tuple[int, Any, Any, Any]:
-    from partsong.kernels.backends import triton_attention_kernel as kernel
+    kernel = _device_code()
 
     mask, none = call.mask, call.q
     if isinstance(mask, Streams):
         key = none if mask.key is None else _int32(mask.key, call)
         return kernel.GROUP_STREAMS, _int32(mask.query, call), key, none
     if isinstance(mask, Tree):
-        ids = [_int32(x, call) for x in (mask.query, mask.enter, mask.leave)]
         # One stride serves both tables of the keys.
-        ids[1:] = torch.broadcast_tensors(*ids[1:])
-        return kernel.GROUP_TREE, *(x.contiguous() for x in ids)
+        enter, leave = torch.broadcast_tensors(_int32(mask.enter, call), _int32(mask.leave, call))
+        return kernel.GROUP_TREE, _int32(mask.query, call), enter.contiguous(), leave.contiguous()
     return kernel.GROUP_NONE, none, none, none
 
 
@@ -218,7 +224,7 @@ def _batch_stride(ids: Tensor) -> int:
 
 
 def _bias(call: Call) -> tuple[int, Tensor, tuple[int, ...]]:
-    from partsong.kernels.backends import triton_attention_kernel as kernel
+    kernel = _device_code()
 
     bias = call.bias
     if bias is None:

@@ -8,8 +8,6 @@ Softmax is online in base 2 with a running maximum (Milakov and Gimelshein, arXi
 2307.08691). An empty row keeps maximum -inf and sum 0; nothing in the loop turns that into NaN.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportPossiblyUnbound=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import triton

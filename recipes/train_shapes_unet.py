@@ -1,0 +1,333 @@
+"""Trains `shapes-unet`, the zoo's Stable Diffusion pipeline, from nothing: the scenes of `shapes` through a UNet.
+
+The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretrained` loads. Six stages:
+
+1. `autoencoder`: an AutoencoderKL (a 4 x 16 x 16 latent), trained on scenes drawn on the fly;
+2. `pool`: scenes drawn once and encoded, so that the long stage never runs the encoder;
+3. `text`: the CLIP text encoder learns to tell a caption's facts, so that attribute binding is there early;
+4. `unet`: the UNet and the text encoder learn velocities on the latents, captions worded afresh at every use;
+5. `export`: the averaged weights so far become the pipeline folder `export/`, also while stage 4 still runs;
+6. `evaluate`: fresh captions are sampled from `export/` and their facts read back.
+
+Run on a GPU or one core:    python recipes/train_shapes_unet.py --out runs/shapes-unet
+Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_shapes_unet.py --out runs/shapes-unet
+Look at it while it trains:  python recipes/train_shapes_unet.py --out runs/shapes-unet --stages export,evaluate
+
+Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
+with just the steps it would have made (the last bits differ, as fast kernels' sums differ from run to run anyway). A
+stage ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then; the
+minutes only matter when they are made short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from PIL import Image
+from torch import Tensor, nn
+
+from partsong.zoo.shapes.comprehension import build_heads, text_loss
+from partsong.zoo.shapes.drawing import paint
+from partsong.zoo.shapes.grammar import describe
+from partsong.zoo.shapes.model import token_ids, vae_loss
+from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes.scoring import score
+from partsong.zoo.shapes_unet.model import (
+    Painter,
+    TextEncoder,
+    build_autoencoder,
+    build_scheduler,
+    build_tokenizer,
+    draw_timesteps,
+    fold_statistics,
+)
+from partsong.zoo.shapes_unet.muon import KernelMuon
+from partsong.zoo.shapes_unet.stage import Stage, adam
+from partsong.zoo.training import World, mixed_precision
+
+STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "evaluate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/shapes-unet"
+    stages: str = ",".join(STAGES)
+    seed: int = 0
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    save_minutes: float = 4.0
+    autoencoder_steps: int = 2000
+    autoencoder_minutes: float = 600.0
+    autoencoder_batch: int = 16
+    autoencoder_channels: int = 16
+    pool_size: int = 60_000
+    text_steps: int = 600
+    text_minutes: float = 600.0
+    text_batch: int = 128
+    unet_steps: int = 3600
+    unet_minutes: float = 6000.0
+    unet_batch: int = 64
+    width: int = 64
+    depth: int = 2
+    muon_rate: float = 2e-3
+    adam_rate: float = 1.2e-3
+    caption_dropout: float = 0.1
+    captions: int = 100
+    steps: int = 28
+    guidance: float = 5.0
+
+
+def new_stage(
+    config: Config, world: World, name: str, module: nn.Module, optimizers: list[tuple[torch.optim.Optimizer, float]]
+) -> Stage:
+    """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
+    return Stage(
+        world,
+        Path(config.out) / f"{name}.pt",
+        module,
+        optimizers,
+        key=(STAGES.index(name) + 21, config.seed, world.rank),
+        steps=getattr(config, f"{name}_steps"),
+        minutes=getattr(config, f"{name}_minutes"),
+        save_minutes=config.save_minutes,
+    )
+
+
+def attention_for(world: World) -> Any:
+    """Attention for training: at these lengths a CPU takes far longer over the backward pass of fused attention."""
+    return AttnProcessor() if world.device.type == "cpu" else AttnProcessor2_0()
+
+
+# --- stages 1 and 2: the autoencoder and the pool of encoded scenes ---------------------------------------------------
+
+
+def pictures(scenes: list[list[Thing]]) -> Tensor:
+    """Draws scenes: `[batch, 3, 64, 64]` in [-1, 1]."""
+    array = np.stack([paint(things) for things in scenes])
+    return torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+
+
+def train_autoencoder(config: Config, world: World) -> None:
+    """Stage 1; writes `autoencoder.pt` and `vae/`, whose latents have no mean and unit variance."""
+    if (Path(config.out) / "vae" / "config.json").exists():
+        return
+    torch.manual_seed(config.seed)
+    vae: Any = build_autoencoder(config.autoencoder_channels).to(world.device, memory_format=torch.channels_last)
+    vae.set_attn_processor(attention_for(world))
+    stage = new_stage(config, world, "autoencoder", vae, [adam(list(vae.parameters()), 2e-3)])
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        images = pictures([draw_things(rng) for _ in range(config.autoencoder_batch)]).to(world.device)
+        # Convolutions this narrow gain nothing from bfloat16 on a CPU.
+        with mixed_precision(world, enabled=world.device.type == "cuda"):
+            loss, mse = vae_loss(vae, images.contiguous(memory_format=torch.channels_last))
+        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
+
+    stage.run(loss_of)
+    if world.rank == 0:
+        finish_autoencoder(config, stage.average.module)
+
+
+@torch.no_grad()
+def finish_autoencoder(config: Config, vae: Any) -> None:
+    """Folds the latents' statistics into the weights, measures quality on new scenes, and saves."""
+    rng = generator(31, config.seed)
+    images = pictures([draw_things(rng) for _ in range(256)]).to(vae.device)
+    mean = vae.encode(images).latent_dist.mean
+    fold_statistics(vae, mean.mean(dim=(0, 2, 3)), mean.std(dim=(0, 2, 3)))
+    mse = (vae.decode(vae.encode(images).latent_dist.mean).sample.clamp(-1, 1) - images).square().mean(dim=(1, 2, 3))
+    vae.set_attn_processor(AttnProcessor2_0())
+    vae.to(memory_format=torch.contiguous_format).save_pretrained(Path(config.out) / "vae")
+    print(f"vae saved: {float((10 * torch.log10(4 / mse)).mean()):.2f} dB on {len(images)} new scenes")
+
+
+def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
+    """This rank's share of the scenes, the same at every call."""
+    share = config.pool_size // world.size
+    return [draw_things(generator(32, config.seed, world.rank, index)) for index in range(share)]
+
+
+@torch.no_grad()
+def build_pool(config: Config, world: World) -> None:
+    """Stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16."""
+    path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
+    if path.exists():
+        return
+    vae = cast("Any", AutoencoderKL.from_pretrained(Path(config.out) / "vae")).to(world.device)
+    scenes, parts = pool_scenes(config, world), []
+    for first in range(0, len(scenes), 64):
+        images = pictures(scenes[first : first + 64]).to(world.device)
+        parts.append(vae.encode(images).latent_dist.mean.cpu().half().numpy())
+        if first % 6400 == 0:
+            world.say(f"pool {first} of {len(scenes)}")
+    np.save(path, np.concatenate(parts))
+
+
+# --- stage 3: the text encoder ----------------------------------------------------------------------------------------
+
+
+def training_captions(scenes: list[list[Thing]], rng: np.random.Generator) -> list[str]:
+    """One caption per scene, freshly worded, never a held-out one (the rare scene without any has an empty one)."""
+    return [describe(things, rng) or "" for things in scenes]
+
+
+def train_text(config: Config, world: World) -> None:
+    """Stage 3; writes `text.pt`."""
+    if (Path(config.out) / "unet.pt").exists():
+        return
+    torch.manual_seed(config.seed)
+    both = nn.ModuleDict({"encoder": TextEncoder(), "heads": build_heads()}).to(world.device)
+    encoder, heads = cast("Any", both["encoder"]), cast("Any", both["heads"])
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        captions = [c for c in training_captions([draw_things(rng) for _ in range(config.text_batch)], rng) if c]
+        loss, exact = text_loss(encoder, heads, captions)
+        return loss, f"all facts right {exact:.2f}"
+
+    new_stage(config, world, "text", both, [adam(list(both.parameters()), 2e-3)]).run(loss_of)
+
+
+# --- stage 4: the UNet ------------------------------------------------------------------------------------------------
+
+
+def unet_stage(config: Config, world: World) -> Stage:
+    """The stage's state: fresh with the text encoder of stage 3, or resumed."""
+    torch.manual_seed(config.seed)
+    model = Painter(config.width, config.depth)
+    saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
+    prefix = "encoder."
+    model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+    model = model.to(world.device)
+    model.unet.set_attn_processor(attention_for(world))
+    # Orthogonalised momentum for the products inside the blocks, Adam for the rest.
+    inside = [
+        p
+        for n, p in model.unet.named_parameters()
+        if "blocks." in n or "mid_block" in n
+        if p.ndim >= 2 and "time_emb" not in n
+    ]
+    chosen = {id(p) for p in inside}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    muon = KernelMuon(inside, lr=config.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    return new_stage(config, world, "unet", model, [(muon, config.muon_rate), adam(others, config.adam_rate)])
+
+
+def train_unet(config: Config, world: World) -> None:
+    """Stage 4; writes `unet.pt`."""
+    stage, scheduler = unet_stage(config, world), build_scheduler()
+    latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
+    scenes, batch = pool_scenes(config, world), config.unet_batch // world.size
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        picked = rng.integers(len(latents), size=batch)
+        captions = training_captions([scenes[i] for i in picked], rng)
+        dropped = rng.random(batch) < config.caption_dropout
+        ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)])
+        timesteps = draw_timesteps(batch, rng)
+        clean: Any = torch.from_numpy(latents[picked]).float()
+        noise: Any = torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32))
+        noisy = scheduler.add_noise(clean, noise, cast("Any", timesteps))
+        target = scheduler.get_velocity(clean, noise, cast("Any", timesteps)).to(world.device)
+        with mixed_precision(world):
+            velocity = stage.module(noisy.to(world.device), timesteps.to(world.device), ids.to(world.device))
+        return (velocity.float() - target).square().mean(), ""
+
+    stage.run(loss_of)
+    world.say(f"unet done: {stage.step} steps of {config.unet_batch}, {stage.spent:.1f} minutes")
+
+
+# --- stages 5 and 6 ---------------------------------------------------------------------------------------------------
+
+
+def export(config: Config, world: World) -> None:
+    """Stage 5: saves the stock pipeline folder `export/`, float16 safetensors."""
+    if world.rank:
+        return
+    out = Path(config.out)
+    model = Painter(config.width, config.depth)
+    model.load_state_dict(torch.load(out / "unet.pt", map_location="cpu", weights_only=True)["average"])
+    model = model.to(dtype=torch.float16)
+    pipeline = StableDiffusionPipeline(
+        vae=cast("Any", AutoencoderKL.from_pretrained(out / "vae")).half(),
+        text_encoder=model.text.clip,
+        tokenizer=build_tokenizer(),
+        unet=model.unet,
+        scheduler=cast("Any", build_scheduler()),
+        safety_checker=cast("Any", None),
+        feature_extractor=cast("Any", None),
+        requires_safety_checker=False,
+    )
+    folder = out / "export"
+    pipeline.save_pretrained(folder)
+    pipeline.tokenizer.backend_tokenizer.model.save(str(folder / "tokenizer"))  # vocab.json and merges.txt
+    # Transformers loads the type its configuration names, diffusers float32; a plain call must get one type.
+    for path in folder.glob("*/config.json"):
+        settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
+        if path.parent.name == "text_encoder":
+            settings["dtype"] = "float32"
+        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def evaluate(config: Config, world: World) -> None:
+    """Stage 6: measures `export/` on fresh captions with the stock sampler; writes `facts.json` and `samples.png`."""
+    if world.rank:
+        return
+    out, started = Path(config.out), time.time()
+    pipeline = DiffusionPipeline.from_pretrained(out / "export").to(world.device)
+    pipeline.set_progress_bar_config(disable=True)
+    knobs = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
+    result = score(pipeline, config.captions, seed=config.seed, **knobs)
+    report = {
+        "captions": config.captions,
+        **knobs,
+        "facts_read": round(result.facts_read, 4),
+        "all_right": round(result.all_right, 4),
+        "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in result.by_kind().items()},
+        "seconds": round(time.time() - started, 1),
+    }
+    (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+    grid = Image.fromarray(np.rint(result.grid() * 255).astype(np.uint8))
+    grid.resize((2 * grid.width, 2 * grid.height), Image.Resampling.NEAREST).save(out / "samples.png")
+
+
+def parse_arguments() -> Config:
+    """The command line: one flag per field of `Config`."""
+    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
+    for field in fields(Config):
+        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
+    return Config(**vars(parser.parse_args()))
+
+
+def run(config: Config, world: World) -> None:
+    """Runs the stages asked for."""
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    runners = (train_autoencoder, build_pool, train_text, train_unet, export, evaluate)
+    for stage in config.stages.split(","):
+        runners[STAGES.index(stage)](config, world)
+        if world.size > 1:
+            dist.barrier()
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    run(config, World(config.device))
+
+
+if __name__ == "__main__":
+    main()

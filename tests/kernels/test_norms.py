@@ -1,0 +1,402 @@
+"""The diffusion helpers: plain versions against torch and the blocks of diffusers, Triton against the plain versions.
+
+Triton runs on the GPU, or in its interpreter (TRITON_INTERPRET=1, which `tests/conftest.py` sets where there is none).
+New memory is filled with NaN, so an element that no kernel writes fails its test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers.models import embeddings, normalization
+from diffusers.models.transformers import transformer_flux, transformer_wan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.kernels import norms
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = pytest.mark.skipif(
+    not (find_spec("triton") and (INTERPRETED or torch.cuda.is_available())), reason="no triton, or nothing to run it"
+)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+on_triton = partial(pytest.param, "triton", marks=TRITON)
+EXACT = [("naive", torch.float64), on_triton(torch.float32)]
+EVERY = [*EXACT, ("naive", torch.float32), ("naive", torch.float16), on_triton(torch.float16)]
+if not INTERPRETED:  # whose bfloat16 is silently wrong
+    EVERY.append(on_triton(torch.bfloat16))
+every_backend = pytest.mark.parametrize(("backend", "dtype"), EVERY)
+exact_backend = pytest.mark.parametrize(("backend", "dtype"), EXACT)
+both_backends = pytest.mark.parametrize("backend", ["naive", on_triton()])
+few = settings(max_examples=12, deadline=None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unwritten_is_nan():
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def run(backend, function, *arguments, **options):
+    """What the public function gives when `backend` computes it."""
+    if backend == "naive":
+        return function(*arguments, **options)
+    device = "cpu" if INTERPRETED else "cuda"
+    arguments, options = tree_map_only(Tensor, lambda x: x.to(device), (arguments, options))
+    with torch.no_grad(), mock.patch.object(norms, "_implementation", lambda name, *_, row=1: load(name)):
+        return tree_map_only(Tensor, Tensor.cpu, function(*arguments, **options))
+
+
+def load(name):
+    return import_module(f"partsong.kernels.{name}")
+
+
+def close(found, wanted, tolerance) -> None:
+    """No element of a tensor, or of each of two, differs by more than `tolerance` times the largest, or 1."""
+    for a, b in [(found, wanted)] if isinstance(found, Tensor) else zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        error = (a.detach().double() - b.detach().double()).abs().max() / b.detach().abs().max().clamp(min=1.0)
+        assert error <= tolerance, f"{error:.1e}"  # NaN fails, too
+
+
+def noise(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "rows of a larger image": lambda x: F.pad(x, (0,) * (2 * x.dim() - 6) + (1, 2))[:, :, 1 : 1 + x.shape[2]],
+    "batch inside": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+    "every other element": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+}
+
+
+@every_backend
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((2, 6, 5, 7), 3), ((1, 40, 3, 2, 2), 4), ((2, 1100, 3), 1), ((1, 5, 4, 4), 5), ((1, 8, 70, 66), 2)],
+)
+def test_group_norm_equals_torch(backend, dtype, layout, shape, groups) -> None:
+    x = LAYOUTS[layout](noise(*shape, dtype=dtype))
+    weight, bias = noise(shape[1], seed=1, dtype=dtype), noise(shape[1], seed=2, dtype=dtype)
+    mean, var = run(backend, norms.group_norm_stats, x, groups)
+    flat = x.double().reshape(shape[0], groups, -1)
+    assert mean.dtype is var.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    close((mean, var), (flat.mean(dim=2), flat.var(dim=2, correction=0)), min(TOLERANCE[dtype], 2e-6))
+    for affine in ((weight, bias), (weight, None), (None, bias)):
+        found = run(backend, norms.group_norm_apply, x, mean, var, *affine, 1e-5)
+        assert found.dtype is dtype
+        if layout in ("contiguous", "channels last"):
+            assert all(a == b for a, b, n in zip(found.stride(), x.stride(), shape, strict=True) if n > 1)
+        wide = [None if v is None else v.double() for v in affine]
+        close(found, F.group_norm(x.double(), groups, *wide, 1e-5), TOLERANCE[dtype])
+
+
+@exact_backend
+def test_statistics_survive_a_large_mean(backend, dtype) -> None:
+    x = (1e4 + noise(2, 2, 20, 1001)).to(dtype)
+    flat = x.double().flatten(1)
+    for image in (x, LAYOUTS["channels last"](x)):
+        mean, var = run(backend, norms.group_norm_stats, image, 1)
+        close(mean[:, 0] / 1e4, flat.mean(dim=1) / 1e4, 1e-7)
+        close(var[:, 0], flat.var(dim=1, correction=0), max(TOLERANCE[dtype], 1e-9))
+    squares = x.float().square().flatten(1).mean(dim=1) - x.float().flatten(1).mean(dim=1) ** 2
+    assert (squares - flat.var(dim=1)).abs().max() > 0.1, "the formula that cancels would have done"
+
+
+def test_a_rank_without_rows_has_no_nan() -> None:
+    mean, var = norms.group_norm_stats(torch.zeros(2, 6, 0, 5), 3)
+    assert mean.tolist() == var.tolist() == [[0.0] * 3] * 2
+    assert norms.group_norm_stats(torch.zeros(0, 6, 4), 3)[0].shape == (0, 3)
+    assert norms.group_norm_apply(torch.zeros(2, 6, 0), mean, var, None, None, 1e-5).shape == (2, 6, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("cuts", [(0, 7), (0, 3, 7), (0, 1, 1, 6, 7), (0, 0, 7)])
+def test_merged_patches_are_the_whole(dtype, offset, cuts) -> None:
+    x = (offset + noise(2, 6, 7, 5)).to(dtype)
+    patches = [x[:, :, a:b] for a, b in itertools.pairwise(cuts)]
+    stats = [norms.group_norm_stats(patch, 3) for patch in patches]
+    counts = [patch.shape[2] for patch in patches]
+    # What a rank without rows says about them must not matter.
+    means = [mean if n else mean * torch.nan for n, (mean, _) in zip(counts, stats, strict=True)]
+    found = norms.merge_group_norm_stats(counts, torch.stack(means), [var for _, var in stats])
+    wanted = norms.group_norm_stats(x.double(), 3)
+    assert found[0].dtype is dtype
+    close(found[0] / max(offset, 1.0), wanted[0] / max(offset, 1.0), max(TOLERANCE[dtype] / 4, 1e-12))
+    # A mean of 1e4 in float32 is known to 5e-4 only.
+    close(found[1], wanted[1], 1e-3 if offset and dtype is torch.float32 else TOLERANCE[dtype])
+
+
+def test_shares_made_in_inference_mode_serve_outside() -> None:
+    means = torch.zeros(2, 1, 1)
+    with torch.inference_mode():
+        norms.merge_group_norm_stats([3, 8], means, means + 1)
+    norms.merge_group_norm_stats([3, 8], means, (means + 1).requires_grad_())[1].sum().backward()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_correction_is_that_of_the_moments(offset) -> None:
+    """Mean and mean square are each moved by the own patch's change."""
+    before, after = (offset + 2 * noise(64, 8, 4, 6, seed=seed) for seed in (1, 2))
+    own_before, own_after = before[:, :, :2], after[:, :, :2]
+    stats = [norms.group_norm_stats(x, 4) for x in (before, own_before, own_after)]
+    mean, square = (whole + new - old for whole, old, new in zip(*[(m, v + m * m) for m, v in stats], strict=True))
+    moments = mean, square - mean * mean
+    close(norms.corrected_group_norm_stats(*stats), moments, 1e-8)
+    narrow = [tuple(v.float() for v in pair) for pair in stats]
+    close(norms.corrected_group_norm_stats(*narrow), moments, 1e-4)
+
+
+def test_correction_at_its_ends() -> None:
+    stale, fresh = norms.group_norm_stats(noise(2, 6, 9), 3), norms.group_norm_stats(noise(2, 6, 9, seed=1), 3)
+    close(norms.corrected_group_norm_stats(stale, stale, fresh), fresh, 1e-14)  # one patch: nothing is stale
+    close(norms.corrected_group_norm_stats(stale, fresh, fresh), stale, 1e-14)  # nothing has changed
+    one = torch.ones(1, 1)  # a variance of 1 + 3 - 5
+    assert norms.corrected_group_norm_stats((one, one), (one, 5 * one), (one, 3 * one))[1].item() == 3.0
+
+
+@exact_backend
+def test_layer_norm_equals_that_of_dit_sd3_and_flux(backend, dtype) -> None:
+    x, condition = noise(3, 5, 24), noise(3, 24, seed=1)
+    zero = normalization.AdaLayerNormZero(24).double().requires_grad_(False)
+    shift, scale = (v.to(dtype) for v in zero.linear(F.silu(condition)).chunk(6, dim=1)[:2])
+    close(
+        run(backend, norms.adaptive_layer_norm, x.to(dtype), shift, scale), zero(x, emb=condition)[0], TOLERANCE[dtype]
+    )
+
+
+@every_backend
+@pytest.mark.parametrize("form", ["[B, C]", "[B, 1, C]", "[B, L, C]", "[1, C]", "[1, 1, C]", "[1, L, C]"])
+def test_layer_norm_takes_every_form_of_modulation(backend, dtype, form) -> None:
+    sizes = {"B": 2, "L": 5, "C": 33, "1": 1}
+    shape = [sizes[letter] for letter in form.strip("[]").split(", ")]
+    # Chunks of one projection, so rows lie further apart than they are long.
+    shift, scale, gate = noise(*shape[:-1], 99, dtype=dtype).chunk(3, dim=-1)
+    x, residual = noise(2, 5, 33, seed=1, dtype=dtype), noise(5, 2, 33, seed=2, dtype=dtype).transpose(0, 1)
+    weight, bias = noise(33, seed=3, dtype=dtype), noise(33, seed=4, dtype=dtype)
+    full = [(v[:, None] if v.dim() == 2 else v).double() for v in (shift, scale, gate)]
+
+    def wanted(stream):
+        normed = F.layer_norm(stream, (33,), weight.double(), bias.double(), 1e-6)
+        return normed * (1 + full[1]) + full[0]
+
+    affine = {"weight": weight, "bias": bias}
+    found = run(backend, norms.adaptive_layer_norm, x, shift, scale, **affine)
+    assert found.dtype is dtype
+    close(found, wanted(x.double()), TOLERANCE[dtype])
+    stream, normed = run(backend, norms.residual_adaptive_layer_norm, x, residual, gate, shift, scale, **affine)
+    assert stream.dtype is normed.dtype is dtype
+    close(stream, residual.double() + full[2] * x.double(), TOLERANCE[dtype])
+    close(normed, wanted(stream.double()), TOLERANCE[dtype])
+
+
+@both_backends
+def test_the_stream_decides_the_dtype(backend) -> None:
+    """As in Wan: half-precision tokens, float32 modulation."""
+    x, residual = noise(1, 3, 8, dtype=torch.float32), (1e3 + noise(1, 3, 8, seed=1)).half()
+    gate, shift, scale = noise(1, 3, 24, seed=2, dtype=torch.float32).chunk(3, dim=2)
+    stream, normed = run(backend, norms.residual_adaptive_layer_norm, x, residual, gate, shift, scale)
+    assert normed.dtype is torch.float16
+    assert torch.equal(stream, (residual + gate * x).half())
+    close(normed, norms.adaptive_layer_norm(stream.float(), shift, scale), 5e-4)
+
+
+class Recorder:
+    """Keeps what a module's attention is called with, and what goes in and out of its submodules."""
+
+    def __init__(self, home, module, names) -> None:
+        self.home, self.attend, self.attention, self.into, self.out = home, home.dispatch_attention_fn, [], {}, {}
+        for name in names:
+            module.get_submodule(name).register_forward_hook(partial(self.keep, name))
+
+    def keep(self, name, _, arguments, out) -> None:
+        self.into[name], self.out[name] = arguments[0], out
+
+    def __call__(self, q, k, v, **options):
+        self.attention.append((q, k))
+        return self.attend(q, k, v, **options)
+
+    def run(self, module, *args, **kwargs):
+        with mock.patch.object(self.home, "dispatch_attention_fn", self), torch.no_grad():
+            return module(*args, **kwargs)
+
+
+def roughen(module) -> None:
+    """Norm weights start as ones, which would hide a weight that is left out."""
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter)
+
+
+@both_backends
+@pytest.mark.parametrize("per_token", [False, True])
+def test_equals_a_block_of_wan(backend, per_token) -> None:
+    block = transformer_wan.WanTransformerBlock(24, 32, 2, cross_attn_norm=True).eval()
+    roughen(block)
+    names = ("attn1", "attn2", "ffn", "attn1.to_q", "attn1.to_k", "attn2.to_q", "attn2.to_k")
+    recorder = Recorder(transformer_wan, block, names)
+    cos, sin = transformer_wan.WanRotaryPosEmbed(12, (1, 2, 2), 64)(torch.zeros(1, 4, 3, 4, 2))
+    x, text = noise(2, 6, 24, dtype=torch.float32), noise(2, 5, 24, seed=1, dtype=torch.float32)
+    time = noise(2, 6, 6, 24, seed=2, dtype=torch.float32) if per_token else noise(2, 6, 24, dtype=torch.float32)
+    result = recorder.run(block, x, text, time, (cos, sin))
+    table = block.scale_shift_table.detach()
+    shift, scale, gate, shift2, scale2, gate2 = (table + time).unbind(-2)
+    into, out, seam = recorder.into, recorder.out, norms.residual_adaptive_layer_norm
+    close(run(backend, norms.adaptive_layer_norm, x, shift, scale), into["attn1"], 2e-6)
+    affine = {"weight": block.norm2.weight.detach(), "bias": block.norm2.bias.detach()}
+    stream, normed = run(backend, seam, out["attn1"], x, gate, None, None, **affine)
+    close(normed, into["attn2"], 2e-6)
+    stream, normed = run(backend, seam, out["attn2"], stream, None, shift2, scale2)
+    close(normed, into["ffn"], 2e-6)
+    close(run(backend, seam, out["ffn"], stream, gate2, None, None)[0], result, 2e-6)
+    for name, tables, wanted in (("attn1", (cos, sin), 0), ("attn2", (None, None), 1)):
+        q, k = (out[f"{name}.to_{letter}"].unflatten(2, (2, 12)) for letter in "qk")
+        weights = [getattr(block, name).get_parameter(f"norm_{letter}.weight").detach() for letter in "qk"]
+        found = run(backend, norms.rms_norm_rotary, q, k, *weights, *tables, interleaved=True, norm="token")
+        close(found, recorder.attention[wanted], 2e-6)
+
+
+@both_backends
+def test_equals_the_attention_of_flux(backend) -> None:
+    attention = transformer_flux.FluxAttention(24, heads=3, dim_head=8, eps=1e-6)
+    roughen(attention)
+    recorder = Recorder(transformer_flux, attention, ("to_q", "to_k"))
+    cos, sin = transformer_flux.FluxPosEmbed(10000, [2, 2, 4])(torch.arange(15).view(5, 3))
+    recorder.run(attention, noise(2, 5, 24, dtype=torch.float32), image_rotary_emb=(cos, sin))
+    q, k = (recorder.out[name].unflatten(2, (3, 8)) for name in ("to_q", "to_k"))
+    weights = attention.norm_q.weight.detach(), attention.norm_k.weight.detach()
+    close(run(backend, norms.rms_norm_rotary, q, k, *weights, cos, sin, interleaved=True), recorder.attention[0], 2e-6)
+
+
+@every_backend
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("norm", ["head", "token", None])
+def test_rotary_equals_diffusers(backend, dtype, interleaved, norm) -> None:
+    q, k = noise(2, 5, 3, 6, dtype=dtype), noise(2, 3, 5, 6, seed=1, dtype=dtype).transpose(1, 2)[:, :, :2]
+    weights = [None, None]
+    if norm is not None:
+        weights = [noise(6 * (x.shape[2] if norm == "token" else 1), seed=2, dtype=dtype) for x in (q, k)]
+    angle = noise(5, 6, seed=3)  # all columns differ, which tables of models do not, but their code allows
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    found = run(backend, norms.rms_norm_rotary, q, k, *weights, cos, sin, interleaved=interleaved, norm=norm, eps=1e-3)
+    for x, weight, result in zip((q, k), weights, found, strict=True):
+        wide = x.double()
+        if norm is not None:
+            shape = x.shape[2 if norm == "token" else 3 :]
+            wide = F.rms_norm(wide, shape, weight.double().view(shape), 1e-3)
+        pairs = {"use_real_unbind_dim": -1 if interleaved else -2, "sequence_dim": 1}
+        wanted = embeddings.apply_rotary_emb(wide, (cos, sin), **pairs)  # which computes in float32
+        assert result.dtype is dtype
+        close(result, wanted, max(TOLERANCE[dtype], 1e-6))
+
+
+@TRITON
+@few
+@given(st.tuples(*[st.integers(1, 4)] * 3), st.lists(st.integers(1, 7), max_size=3), st.randoms(), st.booleans())
+def test_group_norm_in_triton_equals_plain(sizes, spatial, random, affine) -> None:
+    batch, groups, width = sizes
+    shape, dtype = [batch, groups * width, *spatial], random.choice([torch.float32, torch.float16])
+    order = random.sample(range(len(shape)), len(shape))
+    x = noise(*[shape[dim] for dim in order], dtype=dtype).permute([order.index(dim) for dim in range(len(shape))])
+    vectors = [noise(shape[1], seed=seed, dtype=dtype) if affine else None for seed in (1, 2)]
+    with mock.patch.multiple(load("norms_triton"), TILE=64, PART=128, PARTS=16):  # many tiles and parts to merge
+        stats = run("triton", norms.group_norm_stats, x, groups)
+        found = run("triton", norms.group_norm_apply, x, *stats, *vectors, 1e-3)
+    close(stats, norms.group_norm_stats(x, groups), 2e-6)
+    close(found, norms.group_norm_apply(x, *stats, *vectors, 1e-3), TOLERANCE[dtype])
+
+
+@TRITON
+@few
+@given(st.tuples(*[st.integers(1, 4)] * 3), st.integers(1, 9), st.sampled_from(["head", "token", None]), st.randoms())
+def test_rotary_in_triton_equals_plain(sizes, half, norm, random) -> None:
+    length, heads, key_heads = sizes
+    q, k = noise(2, length, heads, 2 * half).float(), noise(2, key_heads, length, 2 * half).float().transpose(1, 2)
+    cos, sin = noise(2, 2, length, 1, half).float().unbind(0)
+    tables = random.choice([(cos, sin), (cos[:1].repeat(1, 1, 1, 2), sin[:1].repeat(1, 1, 1, 2)), (None, None)])
+    if tables[0] is None:
+        q, k = q[..., 1:], k[..., 1:]  # any head size will do, then
+    rotary = partial(norms.rms_norm_rotary, interleaved=random.random() < 0.5, norm=norm)
+    with mock.patch.object(load("token_norms_triton"), "TILE", 8):  # few heads to a program, but for norm "token"
+        close(run("triton", rotary, q, k, None, None, *tables), rotary(q, k, None, None, *tables), 2e-6)
+
+
+X, Q, V, WRONG = torch.zeros(2, 6, 4), torch.zeros(2, 5, 3, 8), torch.zeros(6), torch.zeros(5, 3)
+STATS, ONE = (torch.zeros(2, 3), torch.ones(2, 3)), (torch.zeros(1, 3), torch.ones(1, 3))
+stats, merge = norms.group_norm_stats, norms.merge_group_norm_stats
+correct, apply = norms.corrected_group_norm_stats, norms.group_norm_apply
+adaptive, seam = norms.adaptive_layer_norm, norms.residual_adaptive_layer_norm
+rotary = partial(norms.rms_norm_rotary, interleaved=True)
+REFUSALS = [
+    (r"\(2, 6, 4\) and 4 groups", lambda: stats(X, 4)),
+    (r"counts \(0,\)", lambda: merge([0], STATS[:1], STATS[1:])),
+    (r"\(3,\)", lambda: merge([1], STATS[0][:1], STATS[1][:1])),
+    (r"own_stale.*\(1, 3\)", lambda: correct(STATS, ONE, STATS)),
+    (r"x \(2, 6, 4\), mean and var \(1, 3\)", lambda: apply(X, *ONE, None, None, 0.0)),
+    (r"weight needs shape \[6\].*\(5,\)", lambda: apply(X, *STATS, V[:5], None, 0.0)),
+    ("found -1", lambda: apply(X, *STATS, None, None, -1.0)),
+    ("bias is on meta", lambda: apply(X, *STATS, None, V.to("meta"), 0.0)),
+    (r"\[B, L, C\], found \(6,\)", lambda: adaptive(V, None, None)),
+    (r"shift .*\(3, 4\)", lambda: adaptive(X, torch.zeros(3, 4), None)),
+    ("found nan", lambda: adaptive(X, None, None, eps=float("nan"))),
+    (r"\(1, 6, 4\)", lambda: seam(X, X[:1], None, None, None)),
+    ("'heads'", lambda: rotary(Q, Q, *[None] * 4, norm="heads")),
+    (r"k \[B, L, H, D\]", lambda: rotary(Q, X, *[None] * 4)),
+    (r"q_weight needs shape \[24\]", lambda: rotary(Q, Q, V, *[None] * 3, norm="token")),
+    ("norm is None", lambda: rotary(Q, Q, V, *[None] * 3, norm=None)),
+    (r"cos \(5, 3\)", lambda: rotary(Q, Q, None, None, WRONG, WRONG)),
+    (r"sin \(1, 4\)", lambda: rotary(Q, Q, None, None, torch.ones(5, 4), torch.ones(1, 4))),
+    ("for k", lambda: rotary(Q, Q[:, :4], None, None, torch.ones(5, 4), torch.ones(5, 4))),
+]
+TYPE_REFUSALS = [
+    ("int64", lambda: stats(X.long(), 3)),
+    ("2.5", lambda: stats(X, 2.5)),
+    ("own_fresh is a pair", lambda: correct(STATS, STATS, X)),
+    ("gate.*float", lambda: seam(X, X, 2.0, None, None)),
+    ("sin.*NoneType", lambda: rotary(Q, Q, None, None, torch.ones(5, 4), None)),
+]
+KINDS = [(ArgumentError, *row) for row in REFUSALS] + [(ArgumentTypeError, *row) for row in TYPE_REFUSALS]
+
+
+@pytest.mark.parametrize(("kind", "words", "call"), KINDS)
+def test_refusals(kind, words, call) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_importing_loads_no_triton() -> None:
+    code = "import sys, partsong.kernels.norms; print('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@TRITON
+def test_what_triton_leaves_to_the_plain_version() -> None:
+    fused = load("norms_triton")
+    given = {"nothing": X[:0], "float64": X.double(), "gradient": X.clone().requires_grad_(), "longer": X}
+    for word, x in given.items():
+        assert word in fused.supports([x], 1 << 20)[1]
+    for answer, chosen in (((True, ""), "token_norms_triton"), ((False, "it cannot"), "norms_naive")):
+        x = mock.Mock(is_cuda=True)
+        with mock.patch.object(fused, "supports", return_value=answer) as supports:
+            assert norms._implementation("token_norms_triton", x, None, row=7) is load(chosen)
+        supports.assert_called_once_with([x], 7)
+    assert norms._implementation("norms_triton", X) is load("norms_naive")

@@ -1,0 +1,193 @@
+"""The UNet recipe runs from nothing to a stock Stable Diffusion folder, and continues an interrupted run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from torch import Tensor, nn
+
+from partsong.zoo import shapes
+from partsong.zoo.shapes.model import token_ids
+from partsong.zoo.shapes_unet.model import (
+    build_autoencoder,
+    build_scheduler,
+    build_tokenizer,
+    draw_timesteps,
+    fold_statistics,
+)
+from partsong.zoo.shapes_unet.muon import KernelMuon
+from partsong.zoo.shapes_unet.stage import Stage, adam
+from partsong.zoo.training import World
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTION = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("train_shapes_unet", ROOT / "recipes" / "train_shapes_unet.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def tiny(recipe: ModuleType, out: Path) -> Any:
+    """A miniature of the recipe that saves after every step."""
+    sizes = {"autoencoder_batch": 2, "autoencoder_channels": 8, "pool_size": 16, "text_batch": 4, "unet_batch": 4}
+    lengths = {"autoencoder_steps": 3, "text_steps": 3, "unet_steps": 4, "save_minutes": 0.0}
+    measured = {"captions": 2, "steps": 2}
+    return recipe.Config(out=str(out), device="cpu", width=32, depth=1, **sizes, **lengths, **measured)
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("straight")
+    recipe.run(tiny(recipe, out), World("cpu"))
+    return out
+
+
+class Scaling(nn.Module):
+    """Arithmetic whose bits do not depend on the machine: one product per element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def train_scaling(path: Path, stop_at: int | None = None) -> dict[str, Any]:
+    """Trains for eight steps, or until interrupted in step `stop_at`; the checkpoint."""
+    model = Scaling()
+    options: dict[str, Any] = {"key": (1, 2), "steps": 8, "minutes": 9e9, "save_minutes": 0.0}
+    stage = Stage(World("cpu"), path, model, [adam(list(model.parameters()), 0.1)], **options)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        if stage.step == stop_at:
+            raise KeyboardInterrupt
+        x = torch.from_numpy(rng.standard_normal(64)).float() + torch.randn(64)
+        return (model(x) - 3 * x).square().sum(), ""
+
+    with pytest.raises(KeyboardInterrupt) if stop_at is not None else contextlib.nullcontext():
+        stage.run(loss_of)
+    return torch.load(path, weights_only=True)
+
+
+def test_a_stage_continues_bit_for_bit(tmp_path: Path) -> None:
+    straight = train_scaling(tmp_path / "straight.pt")
+    assert train_scaling(tmp_path / "stopped.pt", stop_at=3)["step"] == 3
+    continued = train_scaling(tmp_path / "stopped.pt")
+    assert continued["step"] == straight["step"] == 8
+    names = ("model", "average", "optimizers")
+    torch.testing.assert_close([continued[n] for n in names], [straight[n] for n in names], rtol=0, atol=0)
+
+
+def test_an_interrupted_recipe_makes_the_steps_it_would_have_made(
+    recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Tensor] = []
+
+    def draw(num: int, rng: np.random.Generator) -> Tensor:
+        if interrupted and len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(draw_timesteps(num, rng))
+        return drawn[-1]
+
+    monkeypatch.setattr(recipe, "draw_timesteps", draw)
+    for out in ("straight", "stopped"):
+        shutil.copytree(finished, tmp_path / out)
+        (tmp_path / out / "unet.pt").unlink()
+    interrupted = False
+    recipe.train_unet(tiny(recipe, tmp_path / "straight"), World("cpu"))
+    straight, interrupted = torch.stack(drawn), True
+    drawn.clear()
+    with pytest.raises(KeyboardInterrupt):
+        recipe.train_unet(tiny(recipe, tmp_path / "stopped"), World("cpu"))
+    interrupted = False
+    recipe.train_unet(tiny(recipe, tmp_path / "stopped"), World("cpu"))
+    assert torch.equal(torch.stack(drawn), straight)
+    # Convolutions and products sum in an order that differs from run to run, even without an interruption.
+    one, other = (torch.load(tmp_path / n / "unet.pt", weights_only=True) for n in ("straight", "stopped"))
+    assert one["step"] == other["step"] == 4
+    names = [n for n in one["average"] if n.endswith("ff.net.2.weight")]
+    assert names
+    for n in names:
+        torch.testing.assert_close(one["average"][n], other["average"][n], rtol=0.02, atol=1e-4)
+
+
+def test_the_folder_is_stock_and_samples(finished: Path) -> None:
+    report = json.loads((finished / "facts.json").read_text())
+    assert report["captions"] == 2
+    assert 0.0 <= report["facts_read"] <= 1.0
+    assert (finished / "samples.png").is_file()
+    index = json.loads((finished / "export" / "model_index.json").read_text())
+    assert {value[0] for value in index.values() if isinstance(value, list)} == {None, "diffusers", "transformers"}
+    assert {p.name for p in (finished / "export" / "tokenizer").iterdir()} >= {"vocab.json", "merges.txt"}
+    pipeline = DiffusionPipeline.from_pretrained(finished / "export")
+    assert type(pipeline) is StableDiffusionPipeline
+    kinds = {p.dtype for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder) for p in part.parameters()}
+    assert kinds == {torch.float32}
+    pipeline.set_progress_bar_config(disable=True)
+    for size in ({}, {"height": 96, "width": 40}):
+        image = pipeline(CAPTION, num_inference_steps=2, output_type="np", **size).images[0]
+        assert image.shape == (size.get("height", 64), size.get("width", 64), 3)
+        assert np.isfinite(image).all()
+
+
+def test_tokenizer_has_one_token_per_word() -> None:
+    tokenizer = build_tokenizer()
+    captions = ["", *shapes.captions(100, seed=4)]
+    assert torch.equal(tokenizer(captions, padding="max_length", return_tensors="pt").input_ids, token_ids(captions))
+    assert tokenizer("A red zebra").input_ids[1:3] == tokenizer("a red").input_ids[1:3]
+    assert tokenizer.unk_token_id in tokenizer("a red zebra").input_ids
+
+
+def test_folded_statistics_leave_the_picture_alone() -> None:
+    torch.manual_seed(0)
+    vae = build_autoencoder(8).double()
+    images = torch.rand(4, 3, 64, 64, dtype=torch.float64)
+    before = vae.encode(images).latent_dist
+    decoded = vae.decode(before.mean).sample
+    fold_statistics(vae, before.mean.mean(dim=(0, 2, 3)), before.mean.std(dim=(0, 2, 3)))
+    after = vae.encode(images).latent_dist
+    torch.testing.assert_close(after.mean.mean(dim=(0, 2, 3)), torch.zeros(4).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(after.mean.std(dim=(0, 2, 3)), torch.ones(4).double())
+    torch.testing.assert_close(vae.decode(after.mean).sample, decoded)
+    ratio = before.mean.std(dim=(0, 2, 3))[None, :, None, None]
+    torch.testing.assert_close(after.std * ratio, before.std)
+
+
+def test_the_schedule_ends_in_pure_noise() -> None:
+    scheduler = build_scheduler()
+    assert float(scheduler.alphas_cumprod[-1]) == 0.0
+    scheduler.set_timesteps(28)
+    assert int(scheduler.timesteps[0]) == 999
+
+
+def test_kernels_are_trained_as_matrices() -> None:
+    torch.manual_seed(0)
+    kernel = nn.Parameter(torch.randn(8, 4, 3, 3))
+    matrix = nn.Parameter(kernel.detach().flatten(1).clone())
+    kernel.grad = torch.randn_like(kernel)
+    matrix.grad = kernel.grad.flatten(1)
+    KernelMuon([kernel], lr=0.1).step()
+    torch.optim.Muon([matrix], lr=0.1).step()
+    assert torch.equal(kernel.detach().flatten(1), matrix.detach())
+    with pytest.raises(AssertionError, match="contiguous"):
+        KernelMuon([nn.Parameter(torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last))])
