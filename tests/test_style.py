@@ -82,7 +82,7 @@ def untyped(tree: ast.Module) -> Iterator[str]:
     ``self`` and ``cls`` need none, nor do device functions: each launch specialises them by the arguments it gives.
     """
     for function in functions(tree):
-        if any(ast.unparse(decorator).endswith(".jit") for decorator in function.decorator_list):
+        if any(ast.unparse(getattr(d, "func", d)).endswith(".jit") for d in function.decorator_list):
             continue
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]

@@ -112,6 +112,7 @@ def _peer(kind: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor, causal: bool
 
 def forced(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Causal | None) -> Callable[[], Any]:
     """`attention` on one backend, as a call without arguments."""
+
     def call() -> tuple[Tensor, Tensor]:
         with force_backend(name):
             return attention(q, k, v, mask=mask)

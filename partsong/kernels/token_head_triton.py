@@ -343,7 +343,7 @@ def _variant(dtype: torch.dtype, tiles: Tiles, full: bool, architectures: list[i
         # What a launch finds out by itself; without it loads would not be vectors.
         "aligned": [*pointers, "width", "hidden_stride", "weight_stride"],
         "architectures": architectures,
-        # Half a minute is enough to compile: float16 takes the registers of bfloat16, a plain scan fewer than a full one.
+        # Enough to compile: float16 takes the registers of bfloat16, and a plain scan fewer than a full one.
         "gate": full and dtype is not torch.float16,
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,

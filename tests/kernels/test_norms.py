@@ -94,8 +94,7 @@ LAYOUTS = {
     [((2, 6, 5, 7), 3), ((1, 40, 3, 2, 2), 4), ((2, 1100, 3), 1), ((1, 5, 4, 4), 5), ((1, 8, 70, 66), 2)],
 )
 def test_group_norm_equals_torch(backend, dtype, layout, shape, groups) -> None:
-    x = LAYOUTS[layout](noise(*shape, dtype=dtype))
-    weight, bias = noise(shape[1], seed=1, dtype=dtype), noise(shape[1], seed=2, dtype=dtype)
+    x, weight, bias = LAYOUTS[layout](noise(*shape, dtype=dtype)), *noise(2, shape[1], seed=1, dtype=dtype)
     mean, var = run(backend, norms.group_norm_stats, x, groups)
     flat = x.double().reshape(shape[0], groups, -1)
     assert mean.dtype is var.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
@@ -179,9 +178,8 @@ def test_layer_norm_equals_that_of_dit_sd3_and_flux(backend, dtype) -> None:
     x, condition = noise(3, 5, 24), noise(3, 24, seed=1)
     zero = normalization.AdaLayerNormZero(24).double().requires_grad_(False)
     shift, scale = (v.to(dtype) for v in zero.linear(F.silu(condition)).chunk(6, dim=1)[:2])
-    close(
-        run(backend, norms.adaptive_layer_norm, x.to(dtype), shift, scale), zero(x, emb=condition)[0], TOLERANCE[dtype]
-    )
+    found = run(backend, norms.adaptive_layer_norm, x.to(dtype), shift, scale)
+    close(found, zero(x, emb=condition)[0], TOLERANCE[dtype])
 
 
 @every_backend
@@ -211,7 +209,6 @@ def test_layer_norm_takes_every_form_of_modulation(backend, dtype, form) -> None
 
 @both_backends
 def test_the_stream_decides_the_dtype(backend) -> None:
-    """As in Wan: half-precision tokens, float32 modulation."""
     x, residual = noise(1, 3, 8, dtype=torch.float32), (1e3 + noise(1, 3, 8, seed=1)).half()
     gate, shift, scale = noise(1, 3, 24, seed=2, dtype=torch.float32).chunk(3, dim=2)
     stream, normed = run(backend, norms.residual_adaptive_layer_norm, x, residual, gate, shift, scale)
