@@ -53,8 +53,11 @@ def describe(thing: Any) -> dict[str, Any]:
 
 
 def public_api() -> dict[str, Any]:
-    """Every name of `partsong.__all__`, described."""
-    return {name: describe(getattr(partsong, name)) for name in sorted(partsong.__all__)}
+    """Every name of `partsong.__all__` and of `partsong.kernels.__all__`, described."""
+    from partsong import kernels
+
+    top = {name: describe(getattr(partsong, name)) for name in sorted(partsong.__all__)}
+    return top | {f"kernels.{name}": describe(getattr(kernels, name)) for name in sorted(kernels.__all__)}
 
 
 def test_signatures_are_frozen() -> None:
