@@ -28,6 +28,7 @@ TILE = 4096
 
 @triton.jit
 def _load_row(row: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
+    """A token's channels as float32, zeros behind them."""
     return tl.load(row + channel, mask=channel < channels, other=0.0).to(tl.float32)
 
 
@@ -151,6 +152,28 @@ def _load_pairs(
 
 
 @triton.jit
+def _store_pairs(
+    rows: tl.tensor,
+    valid: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+    interleaved: tl.constexpr,
+) -> None:
+    """The reverse of `_load_pairs`."""
+    if interleaved:
+        column = tl.arange(0, block)[None, :]
+        row = tl.reshape(tl.join(first, second), (first.shape[0], block))
+        tl.store(rows + column, row, mask=valid & (column < size))
+    else:
+        column = tl.arange(0, block // 2)[None, :]
+        mask = valid & (column < size // 2)
+        tl.store(rows + column, first, mask=mask)
+        tl.store(rows + size // 2 + column, second, mask=mask)
+
+
+@triton.jit
 def _load_table(
     row: tl.tensor,
     size: tl.constexpr,
@@ -194,6 +217,7 @@ def _rms_norm_rotary(
     block_heads: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    """Some heads of one token, all of them for norm "token": the norm, then every pair turned by its angle."""
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)[:, None]
@@ -217,16 +241,7 @@ def _rms_norm_rotary(
         turned = first * cosines[0] - second * sines[0]
         second = second * cosines[1] + first * sines[1]
         first = turned
-    rows = out + (row * heads + head) * size
-    if interleaved:
-        column = tl.arange(0, block)[None, :]
-        result = tl.reshape(tl.join(first, second), (block_heads, block))
-        tl.store(rows + column, result, mask=valid & (column < size))
-    else:
-        column = tl.arange(0, block // 2)[None, :]
-        mask = valid & (column < size // 2)
-        tl.store(rows + column, first, mask=mask)
-        tl.store(rows + size // 2 + column, second, mask=mask)
+    _store_pairs(out + (row * heads + head) * size, valid, first, second, size, block, interleaved)
 
 
 def rms_norm_rotary(

@@ -105,6 +105,30 @@ def test_both_twins_draw_the_same_tokens(twin) -> None:
             assert torch.allclose(found.score, whole.score, rtol=1e-5)
 
 
+@on_triton
+@pytest.mark.parametrize("first_token", [0, 45])
+def test_ties_within_a_split_take_the_lowest_token(twin, first_token) -> None:
+    from partsong.kernels.token_head_launch import scan
+    from partsong.kernels.token_head_tiles import Tiles
+
+    # At 64 / 1e-6 a float32 counts in steps of 4: most of the noise is rounded away, and many tokens share the best.
+    hidden, weight, bias = torch.zeros(12, 8), torch.zeros(300, 8), torch.full((300,), 64.0)
+    draw = Draw(keys=torch.full((12,), 8), positions=torch.arange(12), inverse_temperature=1e6)
+    scores = gumbel(draw.keys, draw.positions, first_token, 300) + 64e6
+    wanted = scores.max(dim=1).indices + first_token
+    assert ((scores == scores.amax(dim=1, keepdim=True)).sum(dim=1) > 1).any()
+    for tokens, noise, programs in ((32, 32, 1), (128, 32, 1), (128, 128, 2)):
+        tiles = Tiles(rows=16, tokens=tokens, width=16, noise=noise, num_warps=4, num_stages=2)
+        options = {"first_token": first_token, "tiles": tiles, "programs": programs}
+        found = scan(hidden, weight, Logits(bias=bias), draw, **options)
+        assert torch.equal(found.token, wanted)
+        assert (found.argmax == first_token).all()
+        assert (found.second == found.top).all()
+        found = scan(hidden, weight, Logits(bias=bias - math.inf), draw, **options)
+        assert (found.token == first_token).all()
+        assert (found.argmax == first_token).all()
+
+
 @on_each_twin
 def test_other_seeds_and_positions_draw_otherwise(twin) -> None:
     hidden, weight = torch.zeros(30, 8), torch.zeros(200, 8)
