@@ -1,7 +1,7 @@
 """Starts the Triton kernels of the token head. Import this file only where triton is."""
 
 # Triton's functions are called with other types than they compute with.
-# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
 
