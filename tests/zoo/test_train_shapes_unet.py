@@ -122,13 +122,19 @@ def test_an_interrupted_recipe_makes_the_steps_it_would_have_made(
     interrupted = False
     recipe.train_unet(tiny(recipe, tmp_path / "stopped"), World("cpu"))
     assert torch.equal(torch.stack(drawn), straight)
-    # Convolutions and products sum in an order that differs from run to run, even without an interruption.
-    one, other = (torch.load(tmp_path / n / "unet.pt", weights_only=True) for n in ("straight", "stopped"))
-    assert one["step"] == other["step"] == 4
-    names = [n for n in one["average"] if n.endswith("ff.net.2.weight")]
-    assert names
-    for n in names:
-        torch.testing.assert_close(one["average"][n], other["average"][n], rtol=0.02, atol=1e-4)
+
+
+def test_a_resumed_recipe_holds_what_was_saved(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    """Bits of what is loaded; those of further steps differ from run to run, as fast kernels' sums do."""
+    shutil.copytree(finished, tmp_path / "again")
+    stage = recipe.unet_stage(tiny(recipe, tmp_path / "again"), World("cpu"))
+    saved = torch.load(finished / "unet.pt", weights_only=True)
+    assert stage.step == saved["step"] == 4
+    held = [stage.module.state_dict(), stage.average.module.state_dict()]
+    held += [optimizer.state_dict()["state"] for optimizer, _ in stage.optimizers]
+    wanted = [saved["model"], saved["average"], *(state["state"] for state in saved["optimizers"])]
+    assert all(wanted)
+    torch.testing.assert_close(held, wanted, rtol=0, atol=0)
 
 
 def test_the_folder_is_stock_and_samples(finished: Path) -> None:
