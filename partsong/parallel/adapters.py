@@ -7,7 +7,7 @@ own (``_cp_plan``), the row leaves `splits` and `gather` out and the class' plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,7 @@ class Adapter:
             that no glob names (cross-attention to a replicated text) stays local.
         splits: module path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
         gather: module path whose output is put together again, and its token dimension. None as above.
+        sample: the argument that holds the noisy latents.
         batched: arguments of the root module whose first dimension is the batch; a dictionary argument is searched.
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
@@ -65,6 +66,7 @@ class Adapter:
     attention: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, Mapping[str | int, Split]] | None = None
     gather: tuple[str, int] | None = None
+    sample: str = "hidden_states"
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
@@ -104,16 +106,7 @@ def _from_class_plan(adapter: Adapter, plan: Mapping[str, Any]) -> Adapter:
             )
     if gather is None:
         raise UnsupportedError(f"the context-parallel plan of {adapter.model} names no output to gather")
-    return Adapter(
-        family=adapter.family,
-        model=adapter.model,
-        attention=adapter.attention,
-        splits=splits,
-        gather=gather,
-        batched=adapter.batched,
-        refused=adapter.refused,
-        text_inputs=adapter.text_inputs,
-    )
+    return replace(adapter, splits=splits, gather=gather)
 
 
 _CONTROL = "ControlNet residuals are full-length and would have to be cut; run without ControlNet"

@@ -59,6 +59,11 @@ class DisplacedPatch(Strategy):
         if isinstance(self.order, bool) or self.order not in (0, 1):
             raise ArgumentError(f"DisplacedPatch: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
 
+    def stale(self) -> str:
+        """What is old, and how it is read."""
+        how = "one step old" if self.order == 0 else "extrapolated from the last two steps"
+        return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
+
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """The attention stages this strategy adds to a plan."""
         return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
@@ -165,6 +170,8 @@ class DisplacedStage:
         return inner(AttentionCall(call.layer, call.q, k, v, (sum(sizes),), 0, call.masks, call.scale))
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in a step: its keys and values to every other rank (none in the last step)."""
+        """Bytes this rank sends in a step: its keys and values to every other rank (the last ones have no reader)."""
+        if shape.is_last and shape.step >= self.warmup_steps:
+            return 0, shape
         unit = shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return shape.sizes[shape.index] * unit * (self.axis.size - 1), shape

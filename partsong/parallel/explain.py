@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from partsong.parallel.displaced_patch import DisplacedPatch
 from partsong.parallel.mesh import AXES
 from partsong.parallel.sequence import TOKEN_AXES
 
@@ -164,16 +163,9 @@ def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: i
 def _sequence_bytes(plan: Plan, denoiser: Any, step: int, rank: int, batch: int) -> int:
     if denoiser.sequence is None:
         return 0
-    itemsize = _itemsize(denoiser.module)
-    moved = denoiser.sequence.predict(batch, denoiser.seen.tokens, itemsize, _place(plan, rank, TOKEN_AXES))
-    if _sends_nothing_more(plan, step):
-        moved["patch"] = 0  # keys of the last step have no reader
-    return sum(moved.values())
-
-
-def _sends_nothing_more(plan: Plan, step: int) -> bool:
-    displaced = [s for s in plan.strategies if isinstance(s, DisplacedPatch)]
-    return bool(displaced) and plan.clock.num_steps == step + 1 and step >= displaced[0].warmup_steps
+    place = _place(plan, rank, TOKEN_AXES)
+    when = (step, plan.clock.num_steps == step + 1)
+    return denoiser.sequence.predict(batch, denoiser.seen.tokens, _itemsize(denoiser.module), place, when)
 
 
 def _itemsize(module: nn.Module) -> int:
@@ -203,12 +195,8 @@ def _split_lines(plan: Plan) -> list[str]:
 
 
 def _stale_lines(plan: Plan) -> list[str]:
-    return [
-        f"after {s.warmup_steps} steps, keys and values of the other ranks are "
-        + ("one step old" if s.order == 0 else "extrapolated from the last two steps")
-        for s in plan.strategies
-        if isinstance(s, DisplacedPatch) and plan.mesh.degrees["patch"] > 1
-    ]
+    used = [s for s in plan.strategies if any(plan.mesh.degrees[axis] > 1 for axis in s.axes)]
+    return [line for strategy in used if (line := strategy.stale()) is not None]
 
 
 def counting_flops(forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int]) -> Any:

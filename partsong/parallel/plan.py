@@ -5,26 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from partsong import ledger
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.parallel.adapters import adapter_for
-from partsong.parallel.batch import BatchSplit, GuidancePair
+from partsong.parallel.batch import BatchSplit
 from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import agree, broadcast
-from partsong.parallel.displaced_patch import DisplacedPatch
-from partsong.parallel.explain import AGREED_STEPS, SHAPE_NUMBERS, Explanation, Seen, counting_flops, explain
+from partsong.parallel.denoiser import Denoiser
+from partsong.parallel.explain import SHAPE_NUMBERS, Explanation, Seen, explain
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES, Axis, Mesh
-from partsong.parallel.sequence import TOKEN_AXES, SequenceParallel, Stage
+from partsong.parallel.sequence import Stage
 from partsong.parallel.strategy import Kind, Strategy, combined_kind, mesh_for
 
 __all__ = ["Plan", "parallelize"]
@@ -88,10 +86,10 @@ class Plan:
         self.seen = Seen()
         self._owns_mesh, self._hooks = owns_mesh, HookSet()
         self._patched: list[tuple[Any, str]] = []
-        self.denoisers: list[_Denoiser] = []
+        self.denoisers: list[Denoiser] = []
         try:
             for module in modules:
-                self.denoisers.append(_Denoiser(self, module, self._hooks))
+                self.denoisers.append(Denoiser(self, module, self._hooks))
             if not isinstance(target, nn.Module):
                 self._follow_pipeline(target)
         except BaseException:
@@ -102,10 +100,7 @@ class Plan:
         """The chain of attention stages, outermost call first; axes of one rank add none."""
         chain: list[tuple[int, Stage]] = []
         for strategy in self.strategies:
-            maker = getattr(strategy, "stages", None)
-            if maker is None:
-                continue
-            made = maker(self.mesh, self.clock) if isinstance(strategy, DisplacedPatch) else maker(self.mesh)
+            made = strategy.stages(self.mesh, self.clock)
             chain += [(AXES.index(stage.axis.name), stage) for stage in made if stage.axis.size > 1]
         chain.sort(key=lambda link: -link[0])
         names = [stage.axis.name for _, stage in chain]
@@ -147,12 +142,13 @@ class Plan:
         def step(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             self.clock.advance()
-            self._close_record()
+            self.close_record()
             return result
 
         return step
 
-    def _close_record(self) -> None:
+    def close_record(self) -> None:
+        """Ends the ledger's record of a step."""
         active = ledger.active()
         if active is not None:
             active.step()
@@ -212,84 +208,6 @@ class Plan:
                     drop()
 
 
-class _Denoiser:
-    """One transformer under a plan: the runner around its forward and the shapes it has seen."""
-
-    def __init__(self, plan: Plan, module: nn.Module, hooks: HookSet) -> None:
-        self.plan, self.module = plan, module
-        self.adapter = adapter_for(module)
-        self.seen = Seen()
-        mesh = plan.mesh
-        self.stages = plan.stages()
-        self.sequence = None
-        if mesh.axis(*TOKEN_AXES).size > 1:
-            self.sequence = SequenceParallel(module, self.adapter, mesh, self.stages)
-            self.sequence.attach(hooks)
-        self.everyone = mesh.axis(*AXES)
-        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched)
-        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
-        plan.clock.on_begin(self.seen.steps.clear)
-        hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
-
-    def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """One call of the transformer on this rank."""
-        self._refuse(named)
-        clock = self.plan.clock
-        clock.enter(named.get("timestep"))
-        if clock.step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.everyone.size > 1:
-            self._agree(named)
-        self.seen.steps.add(clock.step)
-        output = self._share(functools.partial(self._compute, forward), named)
-        self.seen.note_call(named["hidden_states"], sample_of(output), clock.branch)
-        if not clock.driven:
-            self.plan._close_record()
-        return output
-
-    def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        if self.batch.axis.size > 1 and named["hidden_states"].shape[0] > 1:
-            return self.batch.run(forward, named, named["hidden_states"])
-        if self.guidance.axis.size > 1:
-            return self.guidance.run(forward, named)
-        return forward(**named)
-
-    def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
-        if self.sequence is not None:
-            self.sequence.begin_forward()
-        active = ledger.active()
-        if active is None:
-            output = forward(**named)
-        else:
-            start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
-            output = counting_flops(forward, named, self.seen.flops) if active.flops else forward(**named)
-            waited = active.open_amount("seconds_waiting") - waited
-            active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
-        if self.sequence is not None:
-            self.seen.tokens = {stream: sum(sizes) for stream, sizes in self.sequence.sizes.items()}
-        return output
-
-    def _refuse(self, named: dict[str, Any]) -> None:
-        if self.sequence is None:
-            return
-        for name, reason in self.adapter.refused.items():
-            if named.get(name) is not None:
-                raise UnsupportedError(f"{self.adapter.model}: {name} was given; {reason}")
-
-    def _agree(self, named: dict[str, Any]) -> None:
-        """Refuses, on all ranks alike, a call whose inputs differ between ranks."""
-        tensors = {name: named[name] for name in self.adapter.batched if isinstance(named.get(name), Tensor)}
-        values = [number for tensor in tensors.values() for number in _fingerprint(tensor)]
-        values += [0.0] * (4 * len(self.adapter.batched) - len(values))
-        table = agree(self.everyone, values, name="comparison of the ranks' inputs")
-        for rank, row in zip(self.everyone.ranks, table, strict=True):
-            for position, name in enumerate(tensors):
-                mine, other = table[0][4 * position :][:4], row[4 * position :][:4]
-                if not _alike(mine, other):
-                    raise ArgumentError(
-                        f"rank {rank} was given another {name} than rank {self.everyone.ranks[0]}: make the same call "
-                        "on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
-                    )
-
-
 def _agree_on_shape(axis: Axis, latents: Tensor) -> None:
     """Refuses, on all ranks alike, latents of different sizes: a message longer than its buffer ends the process."""
     padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
@@ -301,20 +219,6 @@ def _agree_on_shape(axis: Axis, latents: Tensor) -> None:
                 f"rank {rank} makes latents of shape {shapes[0]}, rank {axis.ranks[0]} of {shapes[1]}: make the same "
                 "call on every rank, with the same height, width and number of pictures"
             )
-
-
-def _fingerprint(tensor: Tensor) -> list[float]:
-    flat = tensor.detach().flatten().double()
-    ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
-    return [float(flat.numel()), flat.sum().item(), flat.abs().sum().item(), (flat * ramp).sum().item()]
-
-
-def _alike(one: list[float], other: list[float]) -> bool:
-    # Room for the rounding of a GPU's reductions, far below what another prompt or seed changes.
-    slack = 1e-4 * (one[2] + 1e-12)
-    return one[0] == other[0] and all(
-        abs(a - b) <= slack * w for a, b, w in zip(one[1:], other[1:], (1, 1, 97), strict=True)
-    )
 
 
 def _decoder_hook(axis: Axis, decoder: nn.Module, seen: Seen) -> AroundHook:
@@ -341,11 +245,11 @@ def _denoisers(target: Any) -> list[nn.Module]:
         raise ArgumentTypeError(
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
-    found = [getattr(target, name, None) for name in ("transformer", "transformer_2")]
+    found = [getattr(target, name, None) for name in ("transformer", "transformer_2", "unet")]
     modules = [module for module in found if isinstance(module, nn.Module)]
     if not modules:
         held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
-        raise UnsupportedError(f"{type(target).__name__} has no transformer to parallelize; it holds {held}")
+        raise UnsupportedError(f"{type(target).__name__} has no denoiser to parallelize; it holds {held}")
     for module in modules:
         adapter_for(module)
     return modules

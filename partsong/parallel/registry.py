@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
+from typing import get_args, get_type_hints
 
 from partsong.errors import ArgumentError
 from partsong.parallel.cfg_parallel import CfgParallel
@@ -33,7 +34,7 @@ def parse_strategy(text: str) -> Strategy:
     """Reads ``NAME[:key=value,...]``.
 
     Raises:
-        ArgumentError: an unknown name or key, or a value that is no whole number; names the legal ones.
+        ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
 
     Example:
         >>> parse_strategy("displaced-patch:warmup_steps=4")
@@ -43,16 +44,29 @@ def parse_strategy(text: str) -> Strategy:
     if name not in STRATEGIES:
         raise ArgumentError(f"no strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
     knobs = [knob.name for knob in fields(STRATEGIES[name])]
-    values: dict[str, int] = {}
+    values: dict[str, int | float | str] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         if key not in knobs:
             raise ArgumentError(f"strategy {name} has no option {key!r}; its options are {', '.join(knobs)}")
         if key in values:
             raise ArgumentError(f"strategy {name}: {key} is given twice")
-        if not re.fullmatch(r"-?\d+", value):
-            raise ArgumentError(f"strategy {name}: {key}={value!r} is no whole number")
-        values[key] = int(value)
+        values[key] = _read(name, STRATEGIES[name], key, value)
     strategy = STRATEGIES[name](**values)
     strategy.validate()
     return strategy
+
+
+def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | float | str:
+    """A knob's value: a number where the knob takes numbers, a word where it takes words."""
+    types = get_type_hints(strategy)[key]
+    accepted = set(get_args(types)) or {types}
+    if int in accepted and re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if float in accepted and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", text):
+        return float(text)
+    if str in accepted and re.fullmatch(r"[a-z_]+", text):
+        return text
+    names = {int: "a whole number", float: "a number", str: "a word"}
+    wanted = " or ".join(words for kind, words in names.items() if kind in accepted)
+    raise ArgumentError(f"strategy {name}: {key}={text!r} is not {wanted}")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from partsong.kernels import merge
+from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import ring_exchange
 from partsong.parallel.mesh import Axis, Mesh
 from partsong.parallel.sequence import AttentionCall, AttentionShape, masked_attention
@@ -37,7 +38,7 @@ class Ring(Strategy):
 
     degree: int | None = None
 
-    def stages(self, mesh: Mesh) -> list[RingStage]:
+    def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """The attention stages this strategy adds to a plan."""
         return [RingStage(mesh.axis("ring"))]
 

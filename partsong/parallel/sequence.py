@@ -68,6 +68,8 @@ class AttentionShape:
     itemsize: int
     sizes: tuple[int, ...]
     index: int
+    step: int = 0
+    is_last: bool = False
 
 
 class Stage(Protocol):
@@ -238,22 +240,21 @@ class SequenceParallel:
         whole = whole.to(mask.dtype)
         return tuple(part[:, None, None] for part in whole.split(list(sizes), dim=1))
 
-    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int) -> dict[str, int]:
-        """Bytes the rank at `index` of the token axes sends in one forward, by purpose (axis names, masks, gather)."""
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the rank at `index` of the token axes sends in one forward of a step (its number, whether the last)."""
         cut = {stream: split_sizes(total, self.axis.size) for stream, total in tokens.items()}
-        moved: dict[str, int] = {**dict.fromkeys(TOKEN_AXES, 0), "masks": 0, "gather": 0}
+        moved = 0
         for _, streams, module in self.layers:
             sizes = tuple(sum(cut[stream][i] for stream in streams) for i in range(self.axis.size))
-            shape = AttentionShape(batch, *head_counts(module), itemsize, sizes, index)
-            moved["masks"] += batch * sizes[index] * self.mask_itemsize * (self.axis.size - 1)
+            shape = AttentionShape(batch, *head_counts(module), itemsize, sizes, index, *step)
+            moved += batch * sizes[index] * self.mask_itemsize * (self.axis.size - 1)
             for stage in self.stages:
                 sent, shape = stage.predict(shape)
-                moved[stage.axis.name] += sent
+                moved += sent
         assert self.adapter.gather is not None
         width = self.module.get_submodule(self.adapter.gather[0]).out_features
         assert isinstance(width, int)
-        moved["gather"] = batch * cut["image"][index] * width * itemsize * (self.axis.size - 1)
-        return moved
+        return moved + batch * cut["image"][index] * width * itemsize * (self.axis.size - 1)
 
 
 def head_counts(module: Any) -> tuple[int, int, int]:

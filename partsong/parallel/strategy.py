@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.mesh import AXES, check_degrees
+
+if TYPE_CHECKING:
+    from partsong.parallel.clock import StepClock
+    from partsong.parallel.mesh import Mesh
+    from partsong.parallel.sequence import Stage
 
 __all__ = ["Kind", "Strategy", "mesh_for"]
 
@@ -36,6 +41,14 @@ class Strategy:
         """Lays `ranks` ranks out over this strategy's axes that have no degree of their own."""
         free = [axis for axis, degree in self.wanted().items() if degree is None]
         return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
+
+    def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
+        """The links this strategy adds to the chain of an attention over split tokens, outermost call first."""
+        return ()
+
+    def stale(self) -> str | None:
+        """What is old when it is read, as a line of `Plan.explain`; None where nothing is."""
+        return None
 
     def validate(self) -> None:
         """Refuses knob values that mean nothing.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import Pending, all_to_all
 from partsong.parallel.mesh import Axis, Mesh
 from partsong.parallel.sequence import AttentionCall, AttentionShape
@@ -51,7 +52,7 @@ class Ulysses(Strategy):
         if isinstance(self.waves, bool) or not isinstance(self.waves, int) or self.waves < 1:
             raise ArgumentError(f"Ulysses: waves={self.waves!r}; use 1 or more")
 
-    def stages(self, mesh: Mesh) -> list[UlyssesStage]:
+    def stages(self, mesh: Mesh, clock: StepClock) -> list[UlyssesStage]:
         """The attention stages this strategy adds to a plan."""
         return [UlyssesStage(mesh.axis("ulysses"), self.waves)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partsong.parallel.clock import StepClock
 from partsong.parallel.mesh import Mesh
 from partsong.parallel.ring import RingStage
 from partsong.parallel.sequence import Stage
@@ -46,6 +47,6 @@ class Usp(Strategy):
             return {"ring": ring, "ulysses": ranks // ring}
         return {axis: ranks for axis, degree in self.wanted().items() if degree is None}
 
-    def stages(self, mesh: Mesh) -> list[Stage]:
+    def stages(self, mesh: Mesh, clock: StepClock) -> list[Stage]:
         """The attention stages this strategy adds to a plan, outermost call first."""
         return [UlyssesStage(mesh.axis("ulysses")), RingStage(mesh.axis("ring"))]

@@ -63,7 +63,7 @@ REFUSED = {
     "other guidance": ("ArgumentError", "another hidden_states"),
     "same noise DiT": ("ArgumentError", "another hidden_states"),
     "two plans": ("UnsupportedError", "already parallelized"),
-    "UNet": ("UnsupportedError", "unet"),
+    "UNet": ("UnsupportedError", "UNet2DConditionModel is not a supported"),
     "ControlNet": ("UnsupportedError", "block_controlnet_hidden_states"),
     "einsum processor": ("UnsupportedError", "Einsum"),
     "causal processor": ("UnsupportedError", "causal"),
