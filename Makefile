@@ -44,8 +44,9 @@ $(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
 demo: $(VENV)/demo.stamp
 	$(BIN)/partsong demo --out partsong-demo.html
 
+# WORKERS=2 runs two files at a time. The tests of a file share what their ranks computed, so a file stays in one process.
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile) $(TESTS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -7,18 +7,17 @@ timings and NAME.md with the table.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
-
-from partsong.cli.info import env
+from filing import file_result, markdown_table
 
 NAMESPACE = "partsong-bench"
 BURST, LATENCY = "1mb", "400ms"
@@ -47,16 +46,11 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     for link in config.link or [None]:
         rows += _timed(config, link)
-    machine = env()
-    result = {
-        "command": " ".join(["python", "benchmarks/image.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "hardware": {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")},
-        "rows": rows,
-    }
-    config.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    config.out.with_suffix(".md").write_text(_markdown(result))
-    print(_markdown(result))
+    note = (
+        "One denoiser step, float32, one thread per process, all cases interleaved in one run, median. Drift is the "
+        "relative error of the step's output against serial (random weights)."
+    )
+    file_result(config.out, "benchmarks/image.py", rows, "Image strategies", note, _table(rows))
 
 
 def _timed(config: Config, link: str | None) -> list[dict[str, Any]]:
@@ -83,30 +77,28 @@ def _open_namespace(rate: str) -> None:
     subprocess.run([*inside, "tc", "qdisc", "replace", "dev", "lo", "root", *bucket], check=True)
 
 
-def _markdown(result: dict[str, Any]) -> str:
+def _table(rows: list[dict[str, Any]]) -> str:
+    columns = ("link", "model", "tokens", "case", "seconds", "speed-up", "waiting, most", "least", "MB sent per rank")
     lines = [
-        f"# Image strategies, {result['date']}",
-        "",
-        f"`{result['command']}`; {result['hardware']['cores']} cores, {result['hardware']['system']}; packages: "
-        + ", ".join(f"{name} {version}" for name, version in result["hardware"]["packages"].items()),
-        "",
-        "One denoiser step, float32, one thread per process, all cases interleaved in one run, median. Drift is the "
-        "relative error of the step's output against serial (random weights).",
-        "",
-        "| link | model | tokens | case | seconds | speed-up | waiting, most | least | MB sent per rank | drift |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        (
+            row["link"],
+            row["model"],
+            row["size"],
+            row["case"],
+            f"{row['seconds_median']:.3f}",
+            f"{row['ratio_to_serial']:.2f}x",
+            _known(row["waiting_fraction"], lambda share: f"{100 * share:.1f} %"),
+            _known(row["waiting_least_fraction"], lambda share: f"{100 * share:.1f} %"),
+            _known(row["bytes_sent_per_step"], lambda sent: f"{sent / 1e6:.1f}"),
+            f"{row['relative_drift']:.1e}",
+        )
+        for row in rows
     ]
-    for row in result["rows"]:
-        waiting, least = (
-            "" if row[key] is None else f"{100 * row[key]:.1f} %"
-            for key in ("waiting_fraction", "waiting_least_fraction")
-        )
-        sent = "" if row["bytes_sent_per_step"] is None else f"{row['bytes_sent_per_step'] / 1e6:.1f}"
-        lines.append(
-            f"| {row['link']} | {row['model']} | {row['size']} | {row['case']} | {row['seconds_median']:.3f} | "
-            f"{row['ratio_to_serial']:.2f}x | {waiting} | {least} | {sent} | {row['relative_drift']:.1e} |"
-        )
-    return "\n".join(lines) + "\n"
+    return markdown_table((*columns, "drift"), lines)
+
+
+def _known(value: float | None, form: Callable[[float], str]) -> str:
+    return "" if value is None else form(value)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,28 @@ number of ranks, and writes NAME.json and NAME.md.
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
+from filing import file_result, markdown_table
 
-from partsong.cli.info import env
 from partsong.evals.zoo_drift import study
-from partsong.parallel import DisplacedPatch, Ulysses
+from partsong.parallel import DisplacedPatch, PartialPatch, PatchPipeline, Strategy, SyncPatch, Ulysses
+
+Cases = list[tuple[Strategy, ...]]
+DISPLACED: Cases = [
+    (DisplacedPatch(warmup_steps=2),),
+    (DisplacedPatch(warmup_steps=2, order=0),),
+    *((PartialPatch(warmup_steps=2, portion=portion),) for portion in (0.1, 0.3, 0.5)),
+    (PartialPatch(warmup_steps=2, portion="auto"),),
+]
+#: What each zoo model is sampled with, after its serial twin.
+CASES: dict[str, Cases] = {
+    "shapes": [(Ulysses(),), *DISPLACED, (PatchPipeline(warmup_steps=1),), (PatchPipeline(warmup_steps=2),)],
+    "shapes-unet": [(SyncPatch(),), *DISPLACED],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,8 @@ class Config:
 
     out: Path
     """Result files without suffix."""
+    model: list[str] = field(default_factory=lambda: list(CASES))
+    """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of ranks."""
     captions: int = 100
@@ -36,39 +48,35 @@ class Config:
 
 def main(config: Config) -> None:
     """Runs the study and writes the files."""
-    cases = [(Ulysses(),), (DisplacedPatch(warmup_steps=2),), (DisplacedPatch(warmup_steps=2, order=0),)]
     rows: list[dict[str, Any]] = []
-    for nproc in config.nproc:
-        rows += study(cases, nproc=nproc, num_captions=config.captions, seed=config.seed)
-    machine = env()
-    result = {
-        "command": " ".join(["python", "benchmarks/zoo_drift.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "hardware": {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")},
-        "rows": rows,
-    }
-    config.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    config.out.with_suffix(".md").write_text(_markdown(result))
-    print(_markdown(result))
+    for model in config.model:
+        for nproc in config.nproc:
+            found = study(CASES[model], nproc=nproc, model=model, num_captions=config.captions, seed=config.seed)
+            rows += [{"model": model, **row} for row in found]
+    note = (
+        "The trained models at their default steps and guidance, float32; PSNR against the serial image, in dB; "
+        "megabytes that the busiest rank sends per image, and seconds per image with one thread per rank."
+    )
+    file_result(config.out, "benchmarks/zoo_drift.py", rows, "Drift of the zoo's pictures", note, _table(rows))
 
 
-def _markdown(result: dict[str, Any]) -> str:
+def _table(rows: list[dict[str, Any]]) -> str:
+    columns = ("model", "ranks", "case", "captions", "facts read", "PSNR median", "PSNR worst", "MB", "s")
     lines = [
-        f"# Drift of the zoo's pictures, {result['date']}",
-        "",
-        f"`{result['command']}`; {result['hardware']['cores']} cores, {result['hardware']['system']}.",
-        "",
-        "The trained `shapes` model at its default steps and guidance, float32; PSNR against the serial image, in dB.",
-        "",
-        "| ranks | case | captions | facts read | PSNR median | PSNR worst |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        lines.append(
-            f"| {row['nproc']} | {row['case']} | {row['num_captions']} | {100 * row['facts_read']:.2f} % | "
-            f"{row['psnr_median']:.1f} | {row['psnr_min']:.1f} |"
+        (
+            row["model"],
+            row["nproc"],
+            row["case"],
+            row["num_captions"],
+            f"{100 * row['facts_read']:.2f} %",
+            f"{row['psnr_median']:.1f}",
+            f"{row['psnr_min']:.1f}",
+            f"{row['bytes_sent'] / 1e6:.2f}",
+            f"{row['seconds']:.2f}",
         )
-    return "\n".join(lines) + "\n"
+        for row in rows
+    ]
+    return markdown_table(columns, lines)
 
 
 if __name__ == "__main__":

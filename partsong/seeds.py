@@ -229,30 +229,34 @@ def _positions(size: tuple[int, ...], begin: tuple[int, ...], full: tuple[int, .
 
 
 def philox(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int] | tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10: four random 32-bit words per counter.
 
     Args:
-        counter: four int64 tensors of 32-bit words.
-        key: two 32-bit words.
+        counter: four int64 tensors of 32-bit words; they broadcast.
+        key: two 32-bit words; int64 tensors of them broadcast against the counters.
 
     Returns:
         Four int64 tensors of 32-bit words.
     """
-    a, b, c, d = counter
+    import torch
+
+    shape = torch.broadcast_shapes(*(x.shape for x in (*counter, *key) if isinstance(x, torch.Tensor)))
+    a, b, c, d = (word.expand(shape) for word in counter)
+    # All rounds work in the same memory: fresh pages would take longer than the arithmetic.
+    left, right, *rooms = (torch.empty(shape, dtype=torch.int64, device=a.device) for _ in range(6))
     low, high = key
-    for _ in range(_ROUNDS):
-        # The product wraps around 2**64 in int64, which keeps its bits; the masks drop the copies of the sign.
-        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b, c, d = (
-            ((second >> 32) & _WORD) ^ b ^ low,
-            second & _WORD,
-            ((first >> 32) & _WORD) ^ d ^ high,
-            first & _WORD,
-        )
+    for turn in range(_ROUNDS):
+        # The product wraps around 2**64 in int64, which keeps its bits. Copies of the sign, and what b and d hold
+        # above their words, are dropped where a and c are multiplied next, and at the end.
+        first = torch.mul(a, _MULTIPLIERS[0], out=rooms[turn % 2])
+        second = torch.mul(c, _MULTIPLIERS[1], out=rooms[2 + turn % 2])
+        a = torch.bitwise_right_shift(second, 32, out=left).bitwise_xor_(b).bitwise_xor_(low).bitwise_and_(_WORD)
+        c = torch.bitwise_right_shift(first, 32, out=right).bitwise_xor_(d).bitwise_xor_(high).bitwise_and_(_WORD)
+        b, d = second, first
         low, high = (low + _KEY_STEPS[0]) & _WORD, (high + _KEY_STEPS[1]) & _WORD
-    return a, b, c, d
+    return a, b.bitwise_and_(_WORD), c, d.bitwise_and_(_WORD)
 
 
 def _to_unit(bits: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Config:
     text_steps: int = 600
     text_minutes: float = 600.0
     text_batch: int = 128
-    unet_steps: int = 3600
+    unet_steps: int = 3000
     unet_minutes: float = 6000.0
     unet_batch: int = 64
     width: int = 64

@@ -1,8 +1,24 @@
-"""Before anything imports triton: kernels run in its interpreter here, there may be no GPU."""
+"""Before anything imports torch or triton: one thread per process, and kernels in the interpreter without a GPU."""
 
+import multiprocessing
 import os
+from multiprocessing import forkserver
 
-import torch
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # reads the number of threads when it is imported
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server(request: pytest.FixtureRequest) -> None:
+    """Lets ranks be forked from a process that has imported what most of them need: once, not once per rank."""
+    ranked = any("parallel" in item.path.parts for item in request.session.items)
+    if ranked and not torch.cuda.is_available():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["partsong.parallel", "tests.parallel.pipelines"])
+        forkserver.ensure_running()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.evals import tune_kernels
 from partsong.evals.bench_kernels import run
 from partsong.evals.tune_kernels import tune
 from partsong.kernels import Causal, Segment, tuned
+from partsong.kernels.backends import triton_attention
 from partsong.kernels.call import Call
 
 
@@ -49,6 +52,23 @@ def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
         pytest.skip("a GPU is here")
     with pytest.raises(UnsupportedError, match="no CUDA device|not installed"):
         tune(tmp_path / "tuned.json")
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_tuning_tries_the_copy_engine_where_it_can_read(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(1, 1, 64, 64, dtype=torch.float16)
+    call = Call(x, (Segment(x, x, position=0),), None, None, 0.125)
+    monkeypatch.setattr(triton_attention, "fits_copy_engine", lambda segments: able)
+
+    def timed(cases, *_):
+        return [{"name": name, "seconds_median": -int(name)} for name, _ in cases]  # the last candidate wins
+
+    monkeypatch.setattr(tune_kernels, "timed", timed)
+    best = tune_kernels._best_config(call)
+    assert best.tma == able
+    assert triton_attention.Config(**asdict(best)) == best
+    without = {name: value for name, value in asdict(best).items() if name != "tma"}
+    assert not triton_attention.Config(**without).tma, "tables written before there was a choice are still read"
 
 
 def test_a_tuned_file_is_looked_up_by_gpu_and_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

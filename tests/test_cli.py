@@ -15,6 +15,7 @@ from PIL import Image
 
 from partsong import zoo
 from partsong.cli import main
+from partsong.cli.arguments import read_arguments
 from partsong.parallel import STRATEGIES
 
 COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
@@ -55,7 +56,7 @@ def folder(path: Path, index: object, *parts: str) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for each way a model folder can be wrong."""
     root = tmp_path_factory.mktemp("models")
-    unet = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+    unet = {"_class_name": "TextToVideoSDPipeline", "unet": ["diffusers", "UNet3DConditionModel"]}
     flux = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
     folder(root / "unet", unet, "unet")
     folder(root / "broken", "{not json")
@@ -88,12 +89,40 @@ REFUSED = {
     "degree and ranks": (["image", CAPTION, "--nproc", 2, "--strategy", "ulysses:degree=3"], "3"),
     "same axis twice": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--strategy", "ring"], "ring"),
     "ranks without strategy": (["image", CAPTION, "--nproc", 2], "--strategy"),
+    "setting without a value": (["image", CAPTION, "--set", "true_cfg_scale"], "KEY=VALUE"),
+    "setting without a name": (["image", CAPTION, "--set", "=4"], "KEY=VALUE"),
+    "setting with a flag of its own": (["image", CAPTION, "--set", "height=64"], "--height"),
+    "setting given twice": (["image", CAPTION, "--set", "mu=1", "--set", "mu=2"], "mu is given twice"),
+    "setting that is broken JSON": (["image", CAPTION, "--set", "sigmas=[1.0, 0.5"], "JSON"),
+    "setting that is no number": (["image", CAPTION, "--set", "mu=nan"], "finite"),
     "unknown model": (["image", CAPTION, "--model", "nope"], "shapes"),
     "missing folder": (["image", CAPTION, "--model", "./nope"], "./nope"),
     "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
     "unknown bench": (["bench", "sound"], "sound"),
     "unknown list": (["list", "colours"], "colours"),
     "demo on one rank": (["demo", "--nproc", 1], "2 or more"),
+}
+
+SETTINGS = [
+    ("cfg_scale=4", "guidance_scale", 1),
+    ("cfg_scale=4", "guidance_scale", 2),
+    ("skip_layer_guidance_scale=lots", "a number", 1),
+    ("clip_skip=high", "refused the call", 1),
+]
+
+VALUES = {
+    "4": 4,
+    "-4.5": -4.5,
+    ".5": 0.5,
+    "1e-3": 1e-3,
+    "True": True,
+    "none": None,
+    "": "",
+    "a=b": "a=b",
+    "3 boats": "3 boats",
+    '"4"': "4",
+    "[1, 2]": [1, 2],
+    '{"a": null}': {"a": None},
 }
 
 BAD_FOLDERS = {
@@ -123,6 +152,12 @@ def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) 
     refuses(capsys, list(args), told)
 
 
+@pytest.mark.parametrize("text", VALUES)
+def test_a_setting_is_read_as_what_it_looks_like(text: str) -> None:
+    value = read_arguments([f"key={text}"])["key"]
+    assert (value, type(value)) == (VALUES[text], type(VALUES[text]))
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("name", BAD_FOLDERS)
 def test_bad_model_folder_is_one_line(name: str, nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +168,7 @@ def test_bad_model_folder_is_one_line(name: str, nproc: int, folders: Path, caps
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_unsupported_architecture_is_one_line(nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["image", CAPTION, "--model", folders / "unet", "--nproc", nproc, "--strategy", "ring"]
-    refuses(capsys, args, "UNet2DConditionModel")
+    refuses(capsys, args, "UNet3DConditionModel")
 
 
 def test_every_rank_refuses_and_one_says_it(
@@ -189,6 +224,24 @@ def test_image_on_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @needs_weights
 def test_pipeline_refusal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses(capsys, ["image", CAPTION, "--height", 61, "--out", tmp_path / "x.png"], "61")
+
+
+@needs_weights
+@pytest.mark.parametrize(("setting", "told", "nproc"), SETTINGS)
+def test_setting_the_pipeline_does_not_take_is_one_line(
+    setting: str, told: str, nproc: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["image", CAPTION, "--set", setting, "--nproc", nproc, "--strategy", "ulysses", "--out", tmp_path / "x.png"]
+    refuses(capsys, args, told)
+
+
+@needs_weights
+def test_settings_reach_the_pipeline(tmp_path: Path) -> None:
+    """Noise levels of one's own instead of a number of steps: the ledger has as many records."""
+    ledger = tmp_path / "l.jsonl"
+    settings = ["--set", "sigmas=[1.0, 0.6, 0.3]", "--set", "prompt_2=a red circle"]
+    assert run("image", CAPTION, *settings, "--out", tmp_path / "x.png", "--ledger", ledger) == 0
+    assert len(ledger.read_text(encoding="utf-8").splitlines()) == 3
 
 
 @needs_weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from partsong.cli.arguments import read_arguments
 from partsong.cli.models import Source, class_number, find_model
 from partsong.cli.options import Image
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
@@ -19,6 +20,7 @@ def image(options: Image) -> dict[str, Any]:
     """Samples the image and returns the result by JSON key; on ranks other than 0 an empty dictionary."""
     nproc = num_ranks(options.nproc)
     _check(options)
+    read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
     source = find_model(options.model)
     strategies, degrees = _place(options, source, nproc)
     # Last, as it is what takes seconds: everything above fails without torch's help.
@@ -113,4 +115,5 @@ def _arguments(options: Image, source: Source) -> dict[str, Any]:
         "width": options.width,
         "negative_prompt": options.negative_prompt,
     }
-    return {**source.defaults, **{name: value for name, value in given.items() if value is not None}}
+    named = {name: value for name, value in given.items() if value is not None}
+    return {**source.defaults, **named, **read_arguments(options.set)}

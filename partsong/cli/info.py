@@ -41,8 +41,9 @@ def env() -> dict[str, Any]:
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """The models, strategies, rules or suites there are, as flat rows."""
-    return {"models": _models, "strategies": _strategies, "rules": _none, "suites": _none}[options.what]()
+    """The models, strategies, supported pairs, rules or suites there are, as flat rows."""
+    made = {"models": _models, "strategies": _strategies, "support": _support, "rules": _none, "suites": _none}
+    return made[options.what]()
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -69,6 +70,19 @@ def _strategies() -> list[dict[str, Any]]:
             "description": (kind.__doc__ or "").strip().splitlines()[0],
         }
         for name, kind in STRATEGIES.items()
+    ]
+
+
+def _support() -> list[dict[str, Any]]:
+    from partsong.parallel.support import support_rows
+
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in support_rows():
+        for strategy in list(row)[2:]:
+            groups.setdefault((strategy, row[strategy]), []).append(row["architecture"])
+    return [
+        {"strategy": strategy, "class": kind, "architectures": ", ".join(found)}
+        for (strategy, kind), found in groups.items()
     ]
 
 

@@ -45,6 +45,10 @@ class Image(_Common):
     """Width in pixels."""
     negative_prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """What not to draw."""
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
+    ] = ()
+    """Any other argument of the pipeline's call, such as true_cfg_scale=4; repeat it for several."""
     num_images: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Images of the prompt; image i looks the same in any number and on any number of ranks."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
@@ -88,7 +92,7 @@ class Env(_Common):
 class List(_Common):
     """List what there is to choose from."""
 
-    what: Annotated[Literal["models", "strategies", "rules", "suites"], tyro.conf.Positional]
+    what: Annotated[Literal["models", "strategies", "support", "rules", "suites"], tyro.conf.Positional]
     """What to list."""
 
 

@@ -18,16 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.evals.bench_models import BENCH_MODELS
+from partsong.evals.bench_models import BENCH_MODELS, BenchModel
 from partsong.evals.peers import cpu_shims, diffusers_ring, diffusers_ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import (
     AXES,
-    DisplacedPatch,
     Mesh,
-    Ring,
-    Strategy,
-    Ulysses,
     launch,
     mesh_for,
     parallelize,
@@ -36,11 +32,6 @@ from partsong.parallel.collectives import agree
 
 __all__ = ["run"]
 
-STRATEGIES: dict[str, Strategy] = {
-    "Ulysses": Ulysses(),
-    "Ring": Ring(),
-    "DisplacedPatch": DisplacedPatch(warmup_steps=1),
-}
 PEERS: dict[str, Callable[[nn.Module, int], None]] = {
     "diffusers Ulysses": diffusers_ulysses,
     "diffusers ring": diffusers_ring,
@@ -78,6 +69,7 @@ class _Case:
     name: str
     module: nn.Module
     everyone: bool = True
+    ours: bool = False
     seconds: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
@@ -98,20 +90,21 @@ def _on_rank(
     with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims():
         for model in models:
             torch.manual_seed(0)
-            module = BENCH_MODELS[model].build().eval()
+            row = BENCH_MODELS[model]
+            module = row.build().eval()
             for count in tokens:
-                cases = _cases(module, nproc, peers)
-                _rounds(cases, BENCH_MODELS[model].inputs, count, repeats, mesh)
+                cases = _cases(row, module, nproc, peers and row.peers)
+                _rounds(cases, row.inputs, count, repeats, mesh)
                 rows += [_row(model, count, case, cases[0], mesh) for case in cases]
     return rows
 
 
-def _cases(module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
+def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
     cases = [_Case("serial", module, everyone=False), _Case(LIMIT, module)]
-    for name, strategy in STRATEGIES.items():
+    for strategy in row.strategies:
         twin = _twin(module)
         parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
-        cases.append(_Case(name, twin))
+        cases.append(_Case(type(strategy).__name__, twin, ours=True))
     for name, enable in PEERS.items() if peers else ():
         twin = _twin(module)
         enable(twin, nproc)
@@ -166,7 +159,6 @@ def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict
     if mesh.is_main:
         assert case.first is not None and serial.first is not None
         error = ((case.first - serial.first).norm() / serial.first.norm()).item()
-    ours = case.name in STRATEGIES
     steps = mesh.world_size if case.name == LIMIT else 1
     return {
         "name": f"{model} {case.name}",
@@ -177,8 +169,8 @@ def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict
         "ratio_to_serial": steps * reference / seconds,
         "processor_seconds": statistics.median(case.cpu),
         "relative_drift": error,
-        "waiting_fraction": statistics.median(case.waiting) / seconds if ours else None,
-        "waiting_least_fraction": statistics.median(case.exposed) / seconds if ours else None,
-        "bytes_sent_per_step": case.sent if ours else None,
+        "waiting_fraction": statistics.median(case.waiting) / seconds if case.ours else None,
+        "waiting_least_fraction": statistics.median(case.exposed) / seconds if case.ours else None,
+        "bytes_sent_per_step": case.sent if case.ours else None,
         "seconds_all": case.seconds,
     }

@@ -159,8 +159,14 @@ def _token_head(device: str, repeats: int) -> list[dict[str, Any]]:
     def in_float64() -> tuple[Tensor, Tensor]:
         return torch.softmax((hidden @ weight.T).double(), dim=-1).max(dim=-1)
 
+    def drawn_in_float64() -> tuple[Tensor, Tensor]:
+        logits = (hidden @ weight.T).double()
+        noise = -torch.log(-torch.log(torch.rand_like(logits)))
+        return torch.softmax(logits, dim=-1).amax(dim=-1), (logits + noise).argmax(dim=-1)
+
     cases: list[Case] = [
         ("token head float64 softmax", in_float64),
+        ("token head float64 softmax, drawn", drawn_in_float64),
         ("token head float32 softmax", lambda: torch.softmax((hidden @ weight.T).float(), dim=-1).max(dim=-1)),
         ("token head token_stats", lambda: token_stats(hidden, weight)),
         ("token head token_stats, drawn", lambda: token_stats(hidden, weight, temperature=1.0, noise=0)),

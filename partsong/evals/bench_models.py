@@ -1,4 +1,4 @@
-"""Random-weight transformers of about 100 M parameters and their inputs, for timing on any machine."""
+"""Random-weight denoisers of about 100 M parameters and their inputs, for timing on any machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from partsong.parallel import DisplacedPatch, PartialPatch, Ring, Strategy, SyncPatch, Ulysses
 
 __all__ = ["BENCH_MODELS", "BenchModel"]
 
@@ -22,12 +24,16 @@ class BenchModel:
     Attributes:
         name: as it appears in result tables.
         build: makes the module; weights are random, seeded by the caller.
-        inputs: keyword arguments for a number of image tokens and a timestep in [0, 1].
+        inputs: keyword arguments for a number of image tokens (positions of the latent) and a timestep in [0, 1].
+        strategies: what it is timed with.
+        peers: whether other libraries can split it too.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, float], dict[str, Any]]
+    strategies: tuple[Strategy, ...] = (Ulysses(), Ring(), DisplacedPatch(warmup_steps=1))
+    peers: bool = True
 
 
 def _flux() -> nn.Module:
@@ -87,6 +93,31 @@ def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
     }
 
 
+def _unet() -> nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    kind: Any = UNet2DConditionModel  # whose annotations know only one of the forms it takes
+    return kind(
+        block_out_channels=(128, 256, 512),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 1, 4),
+        attention_head_dim=(2, 4, 8),
+        cross_attention_dim=WIDTH,
+        use_linear_projection=True,
+    )
+
+
+def _unet_inputs(tokens: int, time: float) -> dict[str, Any]:
+    side = round(tokens**0.5)
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "sample": _randn(draw, 1, 4, side, side),
+        "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
+        "timestep": torch.tensor(time * 1000),
+    }
+
+
 def _randn(draw: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=draw)
 
@@ -96,5 +127,18 @@ BENCH_MODELS = {
     for row in (
         BenchModel(name="flux-like", build=_flux, inputs=_flux_inputs),
         BenchModel(name="wan-like", build=_wan, inputs=_wan_inputs),
+        BenchModel(
+            name="sdxl-like",
+            build=_unet,
+            inputs=_unet_inputs,
+            strategies=(
+                SyncPatch(),
+                Ulysses(),
+                Ring(),
+                DisplacedPatch(warmup_steps=1),
+                PartialPatch(warmup_steps=1, portion=0.3),
+            ),
+            peers=False,
+        ),
     )
 }

@@ -20,7 +20,7 @@ from partsong.evals.compare import Images, Run, drift, parallel_run, serial_run
 from partsong.outputs import save_images
 from partsong.parallel import Mesh, Plan, Strategy
 from partsong.progress import progress
-from partsong.samplers import generate
+from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
 __all__ = ["ImageJob", "facts_read", "load_pipeline", "quiet", "run_image"]
@@ -73,8 +73,8 @@ def run_image(job: ImageJob) -> dict[str, Any]:
         On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
 
     Raises:
-        ArgumentError: the folder cannot be read, or the pipeline refuses an argument's value.
-        UnsupportedError: the pipeline makes no images, or has no such argument.
+        ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
+        UnsupportedError: the pipeline makes no images.
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -152,14 +152,13 @@ def _pipeline_class(name: str) -> Any:
 
 
 def _check_call(job: ImageJob) -> None:
-    known = inspect.signature(_pipeline_class(job.pipeline).__call__).parameters
+    pipeline = _pipeline_class(job.pipeline)
+    known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in known:
         raise UnsupportedError(f"{job.pipeline} makes films, not images; partsong image samples image pipelines")
     if "prompt" not in known and "class_labels" not in known:
         raise UnsupportedError(f"{job.pipeline} takes no prompt; partsong image samples text-to-image pipelines")
-    for name in job.arguments:
-        if name not in known:
-            raise UnsupportedError(f"{job.pipeline} has no argument {name}; leave that option out")
+    check_arguments(pipeline, job.arguments)
 
 
 def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
@@ -171,16 +170,16 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
         arguments["class_labels"] = [job.prompt] * job.num_images
     else:
         # A list instead of num_images_per_prompt, which some pipelines do not have.
-        arguments["prompt"] = [job.prompt] * job.num_images
-        if isinstance(arguments.get("negative_prompt"), str):
-            arguments["negative_prompt"] = [arguments["negative_prompt"]] * job.num_images
+        arguments["prompt"] = job.prompt
+        texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
+        arguments |= {name: [text] * job.num_images for name, text in texts.items()}
     try:
         if isinstance(target, Plan):
             return np.asarray(generate(target, **arguments, output_type="np").images)
         return np.asarray(target(**arguments, output_type="np").images)
     except PartsongError:
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ArgumentError(f"{job.pipeline} refused the call: {error}") from error
 
 

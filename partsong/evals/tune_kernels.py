@@ -21,10 +21,9 @@ from partsong.kernels.tuned import shape_class
 __all__ = ["tune"]
 
 CANDIDATES = [
-    Config(block_m=m, block_n=n, num_warps=warps, num_stages=stages)
-    for m, n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+    Config(block_m=m, block_n=n, num_warps=warps, num_stages=stages, tma=tma)
+    for m, n, warps, stages, tma in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), (False, True))
 ]
-#: A backend this much slower than the best one of a class is listed behind it all the same, by time.
 REPEATS = 5
 
 
@@ -65,6 +64,7 @@ def _best_config(call: Call) -> Config:
 
         return run
 
-    cases = [(str(index), run_with(config)) for index, config in enumerate(CANDIDATES)]
+    able = triton_attention.fits_copy_engine(call.segments)
+    cases = [(str(index), run_with(config)) for index, config in enumerate(CANDIDATES) if able or not config.tma]
     rows = [row for row in timed(cases, call.num_keys, REPEATS, "cuda") if row["seconds_median"] is not None]
     return CANDIDATES[int(min(rows, key=lambda row: row["seconds_median"])["name"])]

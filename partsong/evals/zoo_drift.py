@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.evals.compare import Images, gather
+from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Strategy, launch, mesh_for, parallelize
 from partsong.samplers import generate
@@ -41,7 +44,8 @@ def study(
 
     Returns:
         A row for the serial twin, then one per composition: ``case nproc num_captions facts_read psnr_median
-        psnr_min max_abs_diff``; PSNR in dB against the serial image, infinite as 999.
+        psnr_min max_abs_diff seconds bytes_sent``; PSNR in dB against the serial image, infinite as 999; seconds per
+        image, and bytes that the rank sending most sends per image.
     """
     return launch(_on_rank, nproc, tuple(strategies), model, num_captions, seed, batch)
 
@@ -59,15 +63,19 @@ def _on_rank(
     for chosen in ((), *strategies):
         degrees: dict[str, Any] = mesh_for(chosen, world) if chosen else {"data": world}
         with Mesh(**degrees, timeout=1800.0) as mesh:
-            images = None
-            if chosen:
-                with parallelize(pipe, *chosen, mesh=mesh) as plan:
-                    images = _sample(plan, pipe, row, captions, seed, batch)
-            elif mesh.is_main:
-                images = serial = _sample(None, pipe, row, captions, seed, batch)
-            gather(mesh, [0.0], "end of a case")
+            images, start = None, time.perf_counter()
+            with Ledger(flops=False) as ledger:
+                if chosen:
+                    with parallelize(pipe, *chosen, mesh=mesh) as plan:
+                        images = _sample(plan, pipe, row, captions, seed, batch)
+                elif mesh.is_main:
+                    images = serial = _sample(None, pipe, row, captions, seed, batch)
+            seconds, sent = time.perf_counter() - start, ledger.summary().get("bytes_sent", 0)
+            spent = gather(mesh, [seconds, sent], "end of a case")
             if mesh.is_main:
-                rows.append(_row(chosen, mesh.world_size, row, captions, images, serial))
+                used = {"seconds": max(map(itemgetter(0), spent)), "bytes_sent": max(map(itemgetter(1), spent))}
+                per_image = {name: value / len(captions) for name, value in used.items()}
+                rows.append(_row(chosen, mesh.world_size, row, captions, images, serial) | per_image)
     return rows
 
 

@@ -129,7 +129,7 @@ def check_mask(
 
 
 def check_init(q: Tensor, init: object) -> None:
-    """Raises unless `init` is (out, lse) of q's shape."""
+    """Raises unless `init` is (out, lse) of q's shape, on q's device."""
     if not (isinstance(init, tuple | list) and len(init) == 2 and all(isinstance(x, Tensor) for x in init)):
         raise ArgumentTypeError(f"init is a pair (out, lse) of an earlier attention, found {_describe(init)}")
     out, lse = init
@@ -138,6 +138,8 @@ def check_init(q: Tensor, init: object) -> None:
             f"init needs out {tuple(q.shape)} and lse {tuple(q.shape[:3])}, found {tuple(out.shape)} of {out.dtype} "
             f"and {tuple(lse.shape)} of {lse.dtype}"
         )
+    if not out.device == lse.device == q.device:
+        raise ArgumentError(f"init is on {out.device} and {lse.device} but q is on {q.device}; move it there")
 
 
 def additive(q: Tensor, num_keys: int, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

@@ -82,7 +82,8 @@ class Call:
     @property
     def needs_gradient(self) -> bool:
         """Whether autograd would have to follow this call."""
-        tensors = [self.q, *(x for s in self.segments for x in (s.k, s.v)), *([] if self.bias is None else [self.bias])]
+        tensors = [self.q, *(x for s in self.segments for x in (s.k, s.v)), *(self.init or ())]
+        tensors += [] if self.bias is None else [self.bias]
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property

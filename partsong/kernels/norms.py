@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
-from partsong.kernels import norms_naive
+from partsong.kernels import norms_cpu, norms_naive
 
 __all__ = [
     "adaptive_layer_norm",
@@ -293,7 +293,9 @@ def _implementation(fused: str, *tensors: Tensor | None, row: int = 1) -> Module
     else:
         ok, reason = import_module("partsong.kernels.norms_triton").supports(given, row)
     _log_once(fused, ok, reason)
-    return import_module(f"partsong.kernels.{fused}") if ok else norms_naive
+    if ok:
+        return import_module(f"partsong.kernels.{fused}")
+    return norms_cpu if norms_cpu.supports(*given) else norms_naive
 
 
 @cache

@@ -47,13 +47,14 @@ def merge_group_norm_stats(
     """Mean and variance `[B, G]` of the whole out of each patch's; this is a few numbers, so nothing faster exists."""
     # A patch without elements is left out: whatever its statistics hold, a weight of 0 would not silence a NaN.
     filled = [index for index, count in enumerate(counts) if count]
-    mean = torch.stack([means[index] for index in filled])
-    var = torch.stack([variances[index] for index in filled])
-    shares = _shares(tuple(counts[index] for index in filled), accumulator(mean, var), mean.device)
+    dtype = accumulator(*means, *variances)
+    mean = torch.stack([means[index].to(dtype) for index in filled])
+    var = torch.stack([variances[index].to(dtype) for index in filled])
+    shares = _shares(tuple(counts[index] for index in filled), dtype, mean.device)
     # Only differences of means are averaged: they stay small where the means are large.
     whole = mean[0] + (shares * (mean - mean[0])).sum(dim=0)
     spread = (shares * (var + (mean - whole).square())).sum(dim=0)
-    return whole.to(mean.dtype), spread.to(mean.dtype)
+    return whole.to(means[0].dtype), spread.to(means[0].dtype)
 
 
 @lru_cache(maxsize=64)
@@ -72,9 +73,13 @@ def corrected_group_norm_stats(
     var = (var_all + mean_all^2) + (var_fresh + mean_fresh^2) - (var_stale + mean_stale^2) - mean^2 is multiplied out,
     so that no large squares cancel: var_all + (var_fresh - var_stale) + 2 change (mean_stale - mean_all).
     """
-    change = own_fresh[0] - own_stale[0]
-    var = stale_all[1] + (own_fresh[1] - own_stale[1]) + 2 * change * (own_stale[0] - stale_all[0])
-    return stale_all[0] + change, torch.where(var < 0, own_fresh[1], var)
+    dtype = accumulator(*stale_all, *own_stale, *own_fresh)
+    mean, var = (stat.to(dtype) for stat in stale_all)
+    (stale, stale_var), (fresh, fresh_var) = ([stat.to(dtype) for stat in pair] for pair in (own_stale, own_fresh))
+    change = fresh - stale
+    corrected = var + (fresh_var - stale_var) + 2 * change * (stale - mean)
+    kept = torch.where(corrected < 0, fresh_var, corrected)
+    return (mean + change).to(stale_all[0].dtype), kept.to(stale_all[0].dtype)
 
 
 def group_norm_apply(

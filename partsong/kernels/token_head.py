@@ -32,6 +32,8 @@ _LOG = logging.getLogger("partsong.kernels")
 ENV = "PARTSONG_TOKEN_HEAD"
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Not uint8: PyTorch itself reads that as a mask, and neither reading would be noticed.
+_POSITIONS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -203,7 +205,7 @@ def _positive(name: str, value: float, least: float = 0.0) -> float:
 
 def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
     """Int64 indices `[M]` into the flattened rows."""
-    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.is_complex():
+    if not isinstance(positions, Tensor) or positions.dtype not in _POSITIONS:
         found = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {found}")
     if positions.dtype is torch.bool:
@@ -250,7 +252,8 @@ def _noise_of_rows(
     if not isinstance(places, Tensor) or places.dtype is not torch.int64 or places.shape != shape:
         found = f"{places.dtype} {tuple(places.shape)}" if isinstance(places, Tensor) else type(places).__name__
         raise ArgumentError(f"TokenNoise needs positions int64 {tuple(shape)}, hidden's shape without C; found {found}")
-    return keys, places.reshape(-1).to(device)
+    # The kernel knows no stride of it, and a view of every other position has one.
+    return keys, places.reshape(-1).to(device).contiguous()
 
 
 def _signed(seed: int) -> int:

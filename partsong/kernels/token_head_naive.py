@@ -1,13 +1,14 @@
 """The token head in plain torch: runs everywhere, and the Triton kernel must agree with it.
 
-Logits exist one tile of rows x tokens at a time; each tile becomes a `TokenState` and the states are merged.
+Logits exist one tile of rows x tokens at a time; each tile becomes a `TokenState` and the states are merged. On a CPU
+the tile is what makes it fast: it is small enough that everything after the product happens in the cache.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,14 @@ LANES = 8
 GROUP = 4 * LANES
 
 #: Most logits held at once, and most weights converted at once: megabytes, whatever the model and the batch.
-MAX_LOGITS = 1 << 20
+MAX_LOGITS = 1 << 19
 MAX_WEIGHTS = 1 << 22
-_MAX_TOKENS = 8192
+#: Most rows of a tile: more would not make the product faster.
+MAX_ROWS = 128
+#: Tokens of one product: for few rows it is memory that counts, and panels of this size stay in a CPU's cache.
+PANEL = 512
+#: Neighbouring logits whose maximum is taken first: to look for it in one block costs less than to carry indices along.
+BLOCK = 64
 
 _WORD = 0xFFFFFFFF
 
@@ -62,6 +68,10 @@ class Draw:
     positions: Tensor
     inverse_temperature: float
 
+    def rows(self, here: slice) -> Draw:
+        """The draw of some of the rows."""
+        return replace(self, keys=self.keys[here], positions=self.positions[here])
+
 
 def scan(
     hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None, *, first_token: int = 0
@@ -78,19 +88,46 @@ def scan(
     Returns:
         Fields `[N]`, in float32 (float64 for float64 inputs).
     """
-    vocabulary, width = weight.shape
-    tokens = min(max(MAX_WEIGHTS // width, 1), _MAX_TOKENS, vocabulary)
-    rows = max(MAX_LOGITS // tokens, 1)
-    parts = []
+    dtype = compute_dtype(hidden.dtype)
+    num_rows, num_tokens = _tile_shape(len(hidden), *weight.shape, converted=weight.dtype is not dtype)
+    slabs = [slice(low, low + num_rows) for low in range(0, max(len(hidden), 1), num_rows)]
+    states: list[list[TokenState]] = [[] for _ in slabs]
     # Autocast would turn the products into bfloat16 ones; meta tensors have no autocast to switch off.
     with nullcontext() if hidden.is_meta else torch.autocast(hidden.device.type, enabled=False):
-        for low in range(0, max(len(hidden), 1), rows):
-            here = slice(low, low + rows)
-            local = draw and Draw(
-                keys=draw.keys[here], positions=draw.positions[here], inverse_temperature=draw.inverse_temperature
-            )
-            parts.append(_scan_rows(hidden[here], weight, logits, local, first_token, tokens))
-    return TokenState.cat(parts)
+        for low in range(0, len(weight), num_tokens):
+            here = slice(low, low + num_tokens)
+            part = weight[here].to(dtype)
+            for slab, done in zip(slabs, states, strict=True):
+                x = _logits(_products(hidden[slab].to(dtype), part), logits, here)
+                done.append(_tile(x, draw and draw.rows(slab), first_token + low))
+        return TokenState.cat([merge_token_states(done) for done in states])
+
+
+def _tile_shape(num_rows: int, vocabulary: int, width: int, converted: bool) -> tuple[int, int]:
+    """Rows and tokens of a tile."""
+    rows = max(min(num_rows, MAX_ROWS), 1)
+    tokens = MAX_LOGITS // rows
+    if converted:
+        tokens = min(tokens, MAX_WEIGHTS // width)
+    return rows, min(max(tokens, 1), vocabulary)
+
+
+def _products(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The products hidden @ weight.T, a panel of tokens at a time."""
+    x = hidden.new_empty(len(hidden), len(weight))
+    for low in range(0, len(weight), PANEL):
+        here = slice(low, low + PANEL)
+        torch.mm(hidden, weight[here].T, out=x[:, here])
+    return x
+
+
+def _logits(x: Tensor, logits: Logits, here: slice) -> Tensor:
+    """What the products x of the tokens `here` become, in place."""
+    if logits.softcap is not None:
+        x.div_(logits.softcap).tanh_().mul_(logits.softcap)
+    if logits.bias is not None:
+        x.add_(logits.bias[here].to(x.dtype))
+    return x if logits.scale == 1.0 else x.mul_(logits.scale)
 
 
 def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -> Tensor:
@@ -116,15 +153,23 @@ def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -
     counter = torch.arange(first * LANES, last * LANES, device=device).view(1, -1, LANES)
     low, high = _words(positions)
     stream = torch.full((), STREAM, device=device)
-    # Key words broadcast against the counters as tensors just as numbers would.
-    words = philox((counter, low, high, stream), _words(keys))  # pyright: ignore[reportArgumentType]
-    bits = torch.stack(words, dim=2).flatten(1)[:, skipped : skipped + num_tokens]
-    v = (bits.float() + 0.5) * 2.0**-32
-    u = ((_WORD - bits).float() + 0.5) * 2.0**-32
-    half = v / (2.0 - v)
+    words = philox((counter, low, high, stream), _words(keys))
+    noise = torch.empty(len(keys), last - first, GROUP // LANES, LANES, device=device)
+    for column, word in enumerate(words):
+        noise[:, :, column] = _gumbel_of(word)
+    return noise.flatten(1)[:, skipped : skipped + num_tokens]
+
+
+def _gumbel_of(bits: Tensor) -> Tensor:
+    """The noise of 32 random bits, which are overwritten: memory takes longer than the arithmetic."""
+    v = bits.float().add_(0.5).mul_(2.0**-32)
+    u = bits.bitwise_xor_(_WORD).float().add_(0.5).mul_(2.0**-32)
+    half = 2.0 - v
+    torch.div(v, half, out=half)
     square = half * half
-    series = 2.0 * half * (1.0 + square * (1.0 / 3.0 + square * (1.0 / 5.0 + square * (1.0 / 7.0))))
-    return -torch.log(torch.where(v < 0.25, series, -torch.log(u)))
+    series = (square * (1.0 / 7.0)).add_(1.0 / 5.0).mul_(square).add_(1.0 / 3.0).mul_(square).add_(1.0)
+    series.mul_(half.mul_(2.0))
+    return torch.where(v < 0.25, series, u.log_().neg_(), out=u).log_().neg_()
 
 
 def _words(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,45 +178,38 @@ def _words(x: Tensor) -> tuple[Tensor, Tensor]:
     return x & _WORD, (x >> 32) & _WORD
 
 
-def _scan_rows(
-    hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None, first_token: int, tokens: int
-) -> TokenState:
-    dtype = compute_dtype(hidden.dtype)
-    hidden = hidden.to(dtype)
-    state: TokenState | None = None
-    for low in range(0, len(weight), tokens):
-        here = slice(low, low + tokens)
-        x = hidden @ weight[here].to(dtype).T
-        if logits.softcap is not None:
-            x.div_(logits.softcap).tanh_().mul_(logits.softcap)
-        if logits.bias is not None:
-            x.add_(logits.bias[here].to(dtype))
-        part = _tile(x.mul_(logits.scale), draw, first_token + low)
-        state = part if state is None else merge_token_states([state, part])
-    assert state is not None, "the vocabulary is not empty"
-    return state
-
-
 def _tile(x: Tensor, draw: Draw | None, first_token: int) -> TokenState:
-    """The state of one tile of logits `[rows, tokens]`."""
-    largest, argmax = x.max(dim=1)
+    """The state of one tile of logits `[rows, tokens]`, which are overwritten."""
+    largest, argmax = _largest(x)
     top = largest.clamp(min=FLOOR)
-    if draw is None:
-        token, token_logit, score = argmax, top, top
-    else:
-        noise = gumbel(draw.keys, draw.positions, first_token, x.shape[1])
-        score, token = torch.add(noise, x, alpha=draw.inverse_temperature).max(dim=1)
+    token, token_logit, score = argmax, top, top
+    if draw is not None:
+        noise = gumbel(draw.keys, draw.positions, first_token, x.shape[1]).to(x.dtype)
+        score, token = _largest(noise.add_(x, alpha=draw.inverse_temperature))
         token_logit = x.gather(1, token.unsqueeze(1)).squeeze(1)
-    shifted = x - top.unsqueeze(1)
+    # The largest is taken out to find the second. Its own weight is put back, and it adds nothing to the slope.
+    second = x.scatter_(1, argmax.unsqueeze(1), -math.inf).amax(dim=1)
+    # The clamp makes -inf * 0, a token that cannot be, the 0 it counts for.
+    shifted = x.sub_(top.unsqueeze(1)).clamp_(min=FLOOR)
     weights = torch.exp(shifted)
+    total = weights.sum(dim=1).add_(torch.exp(largest - top))
     return TokenState(
         top=top,
-        total=weights.sum(dim=1),
-        # The clamp makes -inf * 0, a token that cannot be, the 0 it counts for.
-        slope=(weights * shifted.clamp(min=FLOOR)).sum(dim=1),
+        total=total,
+        slope=weights.mul_(shifted).sum(dim=1),
         argmax=argmax + first_token,
-        second=x.scatter(1, argmax.unsqueeze(1), -math.inf).amax(dim=1),
+        second=second,
         token=token + first_token,
         token_logit=token_logit,
         score=score,
     )
+
+
+def _largest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry of each row and its column, the first among equals: `x.max(dim=1)`."""
+    if x.shape[1] % BLOCK:
+        return x.max(dim=1)
+    blocks = x.unflatten(1, (-1, BLOCK))
+    top, block = blocks.amax(dim=2).max(dim=1)
+    inside = blocks.gather(1, block.view(-1, 1, 1).expand(-1, 1, BLOCK)).squeeze(1)
+    return top, block * BLOCK + inside.max(dim=1).indices

@@ -4,13 +4,20 @@ from partsong.parallel.adapters import ADAPTERS, Adapter, Split
 from partsong.parallel.cfg_parallel import CfgParallel
 from partsong.parallel.data_parallel import DataParallel
 from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.dry import predict
 from partsong.parallel.explain import Explanation
 from partsong.parallel.launch import launch
 from partsong.parallel.mesh import AXES, Axis, Mesh
+from partsong.parallel.parallel_vae import ParallelVae
+from partsong.parallel.partial_patch import PartialPatch
+from partsong.parallel.patch_pipeline import PatchPipeline
 from partsong.parallel.plan import Plan, parallelize
 from partsong.parallel.registry import STRATEGIES, parse_strategy
 from partsong.parallel.ring import Ring
 from partsong.parallel.strategy import Strategy, mesh_for
+from partsong.parallel.structure_guidance import StructureGuidance
+from partsong.parallel.sync_patch import SyncPatch
+from partsong.parallel.token_ring import TokenRing
 from partsong.parallel.ulysses import Ulysses
 from partsong.parallel.usp import Usp
 
@@ -25,14 +32,21 @@ __all__ = [
     "DisplacedPatch",
     "Explanation",
     "Mesh",
+    "PartialPatch",
+    "ParallelVae",
+    "PatchPipeline",
     "Plan",
     "Ring",
     "Split",
     "Strategy",
+    "StructureGuidance",
+    "SyncPatch",
+    "TokenRing",
     "Ulysses",
     "Usp",
     "launch",
     "mesh_for",
     "parallelize",
     "parse_strategy",
+    "predict",
 ]

@@ -27,20 +27,23 @@ class BatchSplit:
 
     Args:
         axis: the ranks that share the batch.
-        batched: names of arguments whose first dimension is the batch; dictionaries among them are searched.
+        batched: names of arguments whose first dimension is the batch, or that are lists with an item per sample;
+            dictionaries among them are searched.
+        residuals: names of arguments that hold several such tensors.
     """
 
-    def __init__(self, axis: Axis, batched: tuple[str, ...]) -> None:
-        self.axis, self.batched = axis, batched
+    def __init__(self, axis: Axis, batched: tuple[str, ...], residuals: tuple[str, ...] = ()) -> None:
+        self.axis, self.batched, self.residuals = axis, batched, residuals
 
-    def run(self, forward: Forward, named: Mapping[str, Any], sample: Tensor) -> Any:
+    def run(self, forward: Forward, named: Mapping[str, Any], sample: Tensor | list[Tensor]) -> Any:
         """One call, with the batch counted on `sample`."""
-        total = sample.shape[0]
+        total = len(sample)
         sizes = split_sizes(total, self.axis.size)
         start, size = offsets(sizes)[self.axis.index], sizes[self.axis.index]
         # A rank without a sample computes the first one too: its result is dropped, its shape is needed.
         rows = slice(start, start + size) if size else slice(0, 1)
         local = {name: _rows(value, rows, total) if name in self.batched else value for name, value in named.items()}
+        local |= {name: _each(local[name], rows, total) for name in self.residuals if local.get(name) is not None}
         output = forward(**local)
         return map_sample(output, lambda x: gather_tokens(self.axis, x[:size], sizes, 0, name="gather of samples"))
 
@@ -54,7 +57,15 @@ def _rows(value: Any, rows: slice, total: int) -> Any:
         return {name: _rows(item, rows, total) for name, item in value.items()}
     if isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == total:
         return value[rows]
+    if isinstance(value, (list, tuple)) and len(value) == total:
+        return value[rows]
     return value
+
+
+def _each(values: Any, rows: slice, total: int) -> Any:
+    if isinstance(values, dict):
+        return {key: _rows(value, rows, total) for key, value in values.items()}
+    return [_rows(value, rows, total) for value in values]
 
 
 class GuidancePair:

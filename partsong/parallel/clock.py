@@ -21,13 +21,14 @@ class StepClock:
         step: index of the current step.
         branch: index of the current call within the step.
         num_steps: steps of this generation where known.
+        steps_before: steps that were made in the generation before.
     """
 
     #: Farthest a forecast may reach, in units of the last step: beyond it a straight line is a bad guess.
     MAX_RATIO = 2.0
 
     def __init__(self) -> None:
-        self.step, self.branch = 0, 0
+        self.step, self.branch, self.steps_before = 0, 0, 0
         self.num_steps: int | None = None
         self.driven = False
         self._calls = 0
@@ -44,11 +45,18 @@ class StepClock:
         Args:
             times: the timestep of every step where known beforehand.
         """
-        self.step, self.branch, self._calls = 0, 0, 0
+        self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
         self.num_steps = None if times is None else len(times)
         self._times = list(times or ())
         for callback in self._on_begin:
             callback()
+
+    def begun_at(self, timestep: Any) -> None:
+        """Notes at which timestep the first step was made: image-to-image pipelines skip those before."""
+        now = _first(timestep)
+        if now in self._times:
+            self._times = self._times[self._times.index(now) :]
+            self.num_steps = len(self._times)
 
     def advance(self) -> None:
         """Ends a step."""
@@ -62,7 +70,7 @@ class StepClock:
         self._calls += 1
 
     def _follow(self, timestep: Any) -> None:
-        now = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
+        now = _first(timestep)
         if not self._times or now > self._times[-1]:
             self.begin()
             self._times = [now]
@@ -82,3 +90,7 @@ class StepClock:
     def is_last_step(self) -> bool:
         """Whether no further step follows; False where the number of steps is unknown."""
         return self.num_steps is not None and self.step >= self.num_steps - 1
+
+
+def _first(timestep: Any) -> float:
+    return float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)

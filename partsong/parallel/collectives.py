@@ -82,6 +82,8 @@ def exchange(
         for peer, tensor in parts.items():
             if tensor.numel() == 0:
                 continue
+            if axis.dry:
+                continue
             wire = _on_wire(axis, tensor, kind is dist.isend)
             if wire is not tensor and kind is dist.irecv:
                 finish.append(_copier(tensor, wire))
@@ -193,6 +195,8 @@ def broadcast(axis: Axis, tensor: Tensor, *, name: str = "broadcast") -> Tensor:
 
 def agree(axis: Axis, values: Sequence[float], *, name: str = "agreement") -> list[list[float]]:
     """Every rank's numbers, in rank order, so that all ranks can compare them and reach the same verdict."""
+    if axis.dry:
+        return [list(values)] * axis.size
     device = torch.device("cuda", torch.cuda.current_device()) if _is_nccl(axis) else torch.device("cpu")
     table = torch.zeros(axis.size, len(values), dtype=torch.float64, device=device)
     table[axis.index] = torch.tensor(list(values), dtype=torch.float64)

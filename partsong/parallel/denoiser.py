@@ -8,18 +8,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partsong import ledger
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import adapter_for
+from partsong.parallel.agreement import check_alike
 from partsong.parallel.batch import BatchSplit, GuidancePair
-from partsong.parallel.collectives import agree
 from partsong.parallel.explain import AGREED_STEPS, Seen, counting_flops
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES
+from partsong.parallel.noise import share_random_state
 from partsong.parallel.sequence import TOKEN_AXES, SequenceParallel
+from partsong.parallel.support import refuse
+from partsong.parallel.unet import RowParallel
+from partsong.parallel.verify import verified
 
 if TYPE_CHECKING:
     from partsong.parallel.plan import Plan
@@ -35,33 +38,69 @@ class Denoiser:
         self.adapter = adapter_for(module)
         self.seen = Seen()
         mesh = plan.mesh
+        refuse(plan.strategies, self.adapter, mesh)
+        self.hooks, self.verified = hooks, not self.adapter.inferred or mesh.world_size == 1
         self.stages = plan.stages()
-        self.sequence = None
-        if mesh.axis(*TOKEN_AXES).size > 1:
-            self.sequence = SequenceParallel(module, self.adapter, mesh, self.stages)
+        self.sequence: SequenceParallel | RowParallel | None = None
+        own = [cut for s in plan.strategies if (cut := s.cut(module, self.adapter, mesh, plan.clock)) is not None]
+        if own:
+            self.sequence = own[0]
+        elif mesh.axis(*TOKEN_AXES).size > 1:
+            if self.adapter.rows:
+                self.sequence = RowParallel(module, self.adapter, mesh, tuple(self.stages), plan.borders())
+            else:
+                self.sequence = SequenceParallel(module, self.adapter, mesh, self.stages)
+        if self.sequence is not None:
             self.sequence.attach(hooks)
         self.everyone = mesh.axis(*AXES)
-        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched)
+        self.checked = self.everyone.size > 1 and not self.everyone.dry
+        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched, self.adapter.residuals)
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
-        plan.clock.on_begin(self.seen.steps.clear)
+        plan.clock.on_begin(self.seen.begin)
         hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """One call of the transformer on this rank."""
+        if self.plan.loop is not None:
+            self.plan.check_loop()
+            return self._compute(forward, **named)
         self._refuse(named)
         clock = self.plan.clock
-        clock.enter(named.get("timestep"))
-        if clock.step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.everyone.size > 1:
-            self._agree(named)
-        self.seen.steps.add(clock.step)
-        output = self._share(functools.partial(self._compute, forward), named)
+        clock.enter(named.get(self.adapter.timestep))
+        if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
+            self.plan.seen.state_bytes = share_random_state(self.everyone, self.plan.mesh.device)
+        self._note_step(named, clock.step)
+        shared = functools.partial(self._share, functools.partial(self._compute, forward))
+        if self.verified:
+            output = shared(named)
+        else:
+            output = verified(self.everyone, self.module, self.hooks, named, shared)
+            self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1)
         self.seen.note_call(named[self.adapter.sample], sample_of(output), clock.branch)
         if not clock.driven:
             self.plan.close_record()
         return output
 
+    def begin_call(self, named: dict[str, Any], step: int) -> None:
+        """For a loop of its own: refuses a call that has no correct form, or differs between ranks, before any work.
+
+        Args:
+            named: the model's arguments, the same on every rank.
+            step: the step they are for.
+        """
+        self._refuse(named)
+        for name in self.adapter.residuals:
+            if named.get(name) is not None:
+                raise UnsupportedError(f"{self.adapter.model}: {name} was given; run a ControlNet with Ulysses instead")
+        self._note_step(named, step)
+
+    def _note_step(self, named: dict[str, Any], step: int) -> None:
+        if step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.checked:
+            self._agree(named)
+        self.seen.steps.add(step)
+
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        if self.batch.axis.size > 1 and named[self.adapter.sample].shape[0] > 1:
+        if self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1:
             return self.batch.run(forward, named, named[self.adapter.sample])
         if self.guidance.axis.size > 1:
             return self.guidance.run(forward, named)
@@ -69,13 +108,14 @@ class Denoiser:
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
         if self.sequence is not None:
-            self.sequence.begin_forward()
+            self.sequence.begin_forward(named[self.adapter.sample])
         active = ledger.active()
         if active is None:
             output = forward(**named)
         else:
             start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
-            output = counting_flops(forward, named, self.seen.flops) if active.flops else forward(**named)
+            part = None if self.sequence is None else (self.sequence.axis.index, self.sequence.axis.size)
+            output = counting_flops(forward, named, self.seen.flops, part) if active.flops else forward(**named)
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.sequence is not None:
@@ -91,29 +131,4 @@ class Denoiser:
 
     def _agree(self, named: dict[str, Any]) -> None:
         """Refuses, on all ranks alike, a call whose inputs differ between ranks."""
-        tensors = {name: named[name] for name in self.adapter.batched if isinstance(named.get(name), Tensor)}
-        values = [number for tensor in tensors.values() for number in _fingerprint(tensor)]
-        values += [0.0] * (4 * len(self.adapter.batched) - len(values))
-        table = agree(self.everyone, values, name="comparison of the ranks' inputs")
-        for rank, row in zip(self.everyone.ranks, table, strict=True):
-            for position, name in enumerate(tensors):
-                mine, other = table[0][4 * position :][:4], row[4 * position :][:4]
-                if not _alike(mine, other):
-                    raise ArgumentError(
-                        f"rank {rank} was given another {name} than rank {self.everyone.ranks[0]}: make the same call "
-                        "on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
-                    )
-
-
-def _fingerprint(tensor: Tensor) -> list[float]:
-    flat = tensor.detach().flatten().double()
-    ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
-    return [float(flat.numel()), flat.sum().item(), flat.abs().sum().item(), (flat * ramp).sum().item()]
-
-
-def _alike(one: list[float], other: list[float]) -> bool:
-    # Room for the rounding of a GPU's reductions, far below what another prompt or seed changes.
-    slack = 1e-4 * (one[2] + 1e-12)
-    return one[0] == other[0] and all(
-        abs(a - b) <= slack * w for a, b, w in zip(one[1:], other[1:], (1, 1, 97), strict=True)
-    )
+        check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})

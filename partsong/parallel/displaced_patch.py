@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.borders import DisplacedBorders
 from partsong.parallel.clock import StepClock
-from partsong.parallel.collectives import Pending, all_gather, all_to_all
 from partsong.parallel.mesh import Axis, Mesh
-from partsong.parallel.ring import unpack_keys_values, write_keys_values
-from partsong.parallel.sequence import AttentionCall, AttentionShape
-from partsong.parallel.shards import offsets
+from partsong.parallel.ring import unpack_keys_values
+from partsong.parallel.sequence import AttentionCall, AttentionShape, shard_runs
+from partsong.parallel.slots import Slots, View, num_rows, view_of, visible
 from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["DisplacedPatch", "DisplacedStage"]
+__all__ = ["DisplacedPatch", "DisplacedStage", "attend_to"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,86 +53,32 @@ class DisplacedPatch(Strategy):
     def validate(self) -> None:
         """Refuses a warm-up of less than one step and orders other than 0 and 1."""
         super(DisplacedPatch, self).validate()
+        name = type(self).__name__
         if isinstance(self.warmup_steps, bool) or not isinstance(self.warmup_steps, int) or self.warmup_steps < 1:
             raise ArgumentError(
-                f"DisplacedPatch: warmup_steps={self.warmup_steps!r}; use 1 or more, the first step has nothing old "
-                "to read"
+                f"{name}: warmup_steps={self.warmup_steps!r}; use 1 or more, the first step has nothing old to read"
             )
         if isinstance(self.order, bool) or self.order not in (0, 1):
-            raise ArgumentError(f"DisplacedPatch: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
+            raise ArgumentError(f"{name}: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
 
     def stale(self) -> str:
         """What is old, and how it is read."""
         how = "one step old" if self.order == 0 else "extrapolated from the last two steps"
         return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
 
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses models without keys and values to displace."""
+        if adapter.linear_attention and not adapter.attention:
+            return "linear attention exchanges one small matrix per head, too little to displace; use Ulysses"
+        return None
+
+    def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
+        """Border rows and norms of an image cut into rows are as old as the keys and values."""
+        return DisplacedBorders(axis, clock, self.warmup_steps, self.order)
+
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """The attention stages this strategy adds to a plan."""
         return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
-
-
-class _Slots:
-    """Keys and values of all ranks for one layer and branch: those of the last steps, and room to receive the next.
-
-    `held` has the newest last; `own` is where this rank's rows are. A buffer is reused only after the messages that
-    read or fill it are done.
-    """
-
-    def __init__(self, like: Tensor, sizes: tuple[int, ...], own: slice, order: int) -> None:
-        batch, heads, _, dim = like.shape
-        self.sizes, self.own, self._keep = sizes, own, order + 1
-        self.held: list[Tensor] = []
-        self._free = [like.new_empty((sum(sizes), batch, 2, heads, dim)) for _ in range(2 + order)]
-        self._incoming: Tensor | None = None
-        self._pending: Pending | None = None
-
-    def gather(self, axis: Axis, call: AttentionCall) -> Tensor:
-        """A synchronous step: everybody's fresh rows."""
-        self.settle()
-        whole = self._free.pop()
-        write_keys_values(whole[self.own], call.k, call.v)
-        all_gather(axis, whole, self.sizes, name="displaced patches, warm-up").wait()
-        self._hold(whole)
-        return whole
-
-    def forecast(self, call: AttentionCall, ratio: float | None) -> Tensor:
-        """Own fresh rows and a forecast of the others', which is the last step's where `ratio` is None."""
-        self.settle()
-        if ratio is None or len(self.held) < 2:
-            whole = self.held[-1]
-        else:
-            # The older step is not needed any more: last + ratio * (last - older) is written over it.
-            whole, last = self.held.pop(0), self.held[-1]
-            for others in (slice(0, self.own.start), slice(self.own.stop, None)):
-                whole[others].lerp_(last[others], 1.0 + ratio)
-            self._free.append(whole)
-        write_keys_values(whole[self.own], call.k, call.v)
-        return whole
-
-    def send(self, axis: Axis, whole: Tensor) -> None:
-        """Sends own rows of this step and receives the others', to be read in the next."""
-        spare = next(buffer for buffer in self._free if buffer is not whole)
-        self._free = [buffer for buffer in self._free if buffer is not spare]
-        self._incoming = spare
-        recvs = spare.split(list(self.sizes))
-        self._pending = all_to_all(axis, [whole[self.own]] * axis.size, recvs, name="displaced patches")
-
-    def settle(self) -> None:
-        """Waits for the messages of the last step."""
-        if self._pending is not None and self._incoming is not None:
-            self._pending.wait()
-            self._hold(self._incoming)
-            self._pending = self._incoming = None
-
-    @property
-    def under_way(self) -> bool:
-        """Whether rows of the last step are still to be waited for."""
-        return self._pending is not None
-
-    def _hold(self, buffer: Tensor) -> None:
-        self.held.append(buffer)
-        if len(self.held) > self._keep:
-            self._free.append(self.held.pop(0))
 
 
 class DisplacedStage:
@@ -138,7 +86,7 @@ class DisplacedStage:
 
     def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
-        self._slots: dict[tuple[int, int, int], _Slots] = {}
+        self._slots: dict[tuple[int, int, int], Slots] = {}
         clock.on_begin(self.reset)
 
     def reset(self) -> None:
@@ -151,27 +99,49 @@ class DisplacedStage:
         """Forgets what is under way without waiting, after an error."""
         self._slots.clear()
 
+    def portion(self, layer: int) -> float:
+        """How far this rank sees, in patches: everything."""
+        return math.inf
+
     def run(self, call: AttentionCall, inner: Any) -> Tensor:
         """Attention of the local queries to all slots; `inner` computes it."""
-        key, sizes = (call.layer, call.wave, self.clock.branch), call.sizes
+        key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
         slots = self._slots.get(key)
         if slots is None:
-            start = offsets(sizes)[self.axis.index]
-            own = slice(start, start + sizes[self.axis.index])
-            slots = self._slots[key] = _Slots(call.k, sizes, own, self.order)
-        assert slots.sizes == sizes, "the token count changed within a generation"
-        if self.clock.step < self.warmup_steps or not (slots.held or slots.under_way):
-            whole = slots.gather(self.axis, call)
-        else:
-            whole = slots.forecast(call, self.clock.step_ratio if self.order else None)
-            if not self.clock.is_last_step:
-                slots.send(self.axis, whole)
-        k, v = unpack_keys_values(whole)
-        return inner(AttentionCall(call.layer, call.q, k, v, (sum(sizes),), 0, call.masks, call.scale))
+            batch, heads, _, dim = call.k.shape
+            like = call.k.new_empty((0, batch, 2, heads, dim))
+            slots = self._slots[key] = Slots(self.axis, runs, like, self.portion(call.layer), self.order)
+        assert slots.runs == runs, "the token count changed within a generation"
+        if self.clock.step < self.warmup_steps or slots.is_empty:
+            return self.run_warmup(call, slots, inner)
+        return self.run_displaced(call, slots, inner)
+
+    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+        """Attention to the fresh keys of everybody."""
+        return attend_to(slots.gather(call), view_of(slots.runs, self.axis.index, math.inf), call, inner)
+
+    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+        """Attention to own fresh keys and to those of the others that are known."""
+        rows = slots.forecast(call, self.clock.step_ratio if self.order else None)
+        if not self.clock.is_last_step:
+            slots.send(rows)
+        return attend_to(rows, slots.view, call, inner)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in a step: its keys and values to every other rank (the last ones have no reader)."""
-        if shape.is_last and shape.step >= self.warmup_steps:
+        """Bytes this rank sends in a step: to every other rank what it sees (the last ones have no reader)."""
+        is_warm = shape.step < self.warmup_steps
+        if shape.is_last and not is_warm:
             return 0, shape
-        unit = shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
-        return shape.sizes[shape.index] * unit * (self.axis.size - 1), shape
+        own, portion = shard_runs(shape)[shape.index], math.inf if is_warm else self.portion(shape.layer)
+        peers = (peer for peer in range(self.axis.size) if peer != shape.index)
+        rows = sum(num_rows(visible(own, peer - shape.index, portion)) for peer in peers)
+        return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
+
+
+def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Any) -> Tensor:
+    """Attention of a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
+    k, v = unpack_keys_values(rows)
+    pieces = [(index, stream, part) for index, shard in enumerate(view) for stream, part in shard]
+    runs = tuple((stream, part.stop - part.start) for _, stream, part in pieces)
+    masks = call.masks and tuple(call.masks[index][..., part] for index, _, part in pieces)
+    return inner(replace(call, k=k, v=v, sizes=(rows.shape[0],), runs=(runs,), index=0, masks=masks))

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partsong.parallel.mesh import AXES
+from partsong.parallel.noise import SHAPE_NUMBERS
 from partsong.parallel.sequence import TOKEN_AXES
+from partsong.parallel.structure_guidance import PATCHES
 
 if TYPE_CHECKING:
     from partsong.parallel.plan import Plan
 
-__all__ = ["SHAPE_NUMBERS", "Explanation", "Seen", "counting_flops", "explain"]
-
-#: Numbers with which the ranks compare the shape of the first latents.
-SHAPE_NUMBERS = 8
+__all__ = ["Explanation", "Seen", "counting_flops", "explain"]
 
 #: First steps of a generation in which ranks compare what they were given.
 AGREED_STEPS = 2
@@ -36,7 +35,9 @@ class Seen:
         tokens: tokens per stream.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
         latents_bytes: size of the first latents where they were shared.
+        state_bytes: size of the random state where it was shared.
         decoded: samples and bytes per sample of each decoder call that was split.
+        check_bytes: what the check of an inferred row sent in this generation.
         flops: floating-point operations per input shape.
     """
 
@@ -46,17 +47,24 @@ class Seen:
     tokens: dict[str, int] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     latents_bytes: int = 0
+    state_bytes: int = 0
     decoded: list[tuple[int, int]] = field(default_factory=list)
+    check_bytes: int = 0
     flops: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Starts a generation."""
+        self.steps.clear()
+        self.check_bytes = 0
 
     @property
     def known(self) -> bool:
         """Whether a call has been seen."""
         return self.batch > 0
 
-    def note_call(self, hidden_states: Tensor, sample: Tensor, branch: int) -> None:
+    def note_call(self, latents: Tensor | list[Tensor], sample: Tensor, branch: int) -> None:
         """Remembers the shapes of one call."""
-        self.batch = hidden_states.shape[0]
+        self.batch = len(latents)
         self.sample_bytes = sample[0].numel() * sample.element_size()
         self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
 
@@ -133,7 +141,7 @@ def _step_bytes(plan: Plan, step: int, rank: int) -> int:
         if step in called:
             position = called.index(step)
             total += _denoiser_bytes(plan, denoiser, step, position, rank)
-            total += agreement * len(denoiser.adapter.batched) if position < AGREED_STEPS else 0
+            total += agreement * len(denoiser.adapter.compared) if position < AGREED_STEPS else 0
     return total
 
 
@@ -147,7 +155,8 @@ def _called_in(plan: Plan, denoiser: Any) -> list[int]:
 
 def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: int) -> int:
     seen = denoiser.seen
-    if denoiser.batch.axis.size > 1 and seen.batch > 1:
+    # A loop of its own makes the same calls on all of them.
+    if plan.loop is None and denoiser.batch.axis.size > 1 and seen.batch > 1:
         index = _place(plan, rank, ("data", "cfg"))
         gathered = denoiser.batch.predict(seen.sample_bytes, seen.batch, index)
         local = max(1, gathered // (seen.sample_bytes * (denoiser.batch.axis.size - 1)))
@@ -163,8 +172,10 @@ def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: i
 def _sequence_bytes(plan: Plan, denoiser: Any, step: int, rank: int, batch: int) -> int:
     if denoiser.sequence is None:
         return 0
-    place = _place(plan, rank, TOKEN_AXES)
-    when = (step, plan.clock.num_steps == step + 1)
+    place = _place(plan, rank, (*TOKEN_AXES, "pipe"))
+    # A denoiser's own first step has nothing stale to read, however late in the generation it comes.
+    begins = not denoiser.seen.steps or step == min(denoiser.seen.steps)
+    when = (0 if begins else step, plan.clock.num_steps == step + 1)
     return denoiser.sequence.predict(batch, denoiser.seen.tokens, _itemsize(denoiser.module), place, when)
 
 
@@ -175,7 +186,10 @@ def _itemsize(module: nn.Module) -> int:
 def _once_bytes(plan: Plan, rank: int) -> int:
     peers = plan.mesh.world_size - 1
     total = 8 * SHAPE_NUMBERS * peers if plan.seen.latents_bytes else 0
-    total += plan.seen.latents_bytes * peers if rank == 0 else 0
+    total += (plan.seen.latents_bytes + plan.seen.state_bytes) * peers if rank == 0 else 0
+    total += sum(denoiser.seen.check_bytes for denoiser in plan.denoisers)
+    total += sum(coder.predict(rank) for coder in plan.coders)
+    total += sum(getattr(stage, "bytes_once", 0) for denoiser in plan.denoisers for stage in denoiser.stages)
     size = plan.mesh.degrees["data"]
     for samples, sample_bytes in plan.seen.decoded:
         index = _place(plan, rank, ("data",))
@@ -184,12 +198,15 @@ def _once_bytes(plan: Plan, rank: int) -> int:
 
 
 def _split_lines(plan: Plan) -> list[str]:
-    seen, lines = plan.denoisers[0].seen, []
+    seen = next((denoiser.seen for denoiser in plan.denoisers if denoiser.seen.known), Seen())
+    lines = [line for coder in plan.coders for line in coder.describe()]
     degrees = plan.mesh.degrees
     tokens = " and ".join(f"{total} {stream}" for stream, total in seen.tokens.items())
     for axis in AXES:
-        if degrees[axis] > 1:
-            what = f"{tokens} tokens" if axis in TOKEN_AXES else f"{seen.batch} samples, {seen.branches} calls per step"
+        if degrees[axis] > 1 and seen.known:
+            whole = tokens if PATCHES in seen.tokens else f"{tokens} tokens"
+            what = whole if axis in TOKEN_AXES else f"{seen.batch} samples, {seen.branches} calls per step"
+            what = f"{tokens} tokens in patches, and the blocks," if axis == "pipe" else what
             lines.append(f"{what} over {degrees[axis]} ranks ({axis})")
     return lines or ["nothing: one rank"]
 
@@ -199,11 +216,13 @@ def _stale_lines(plan: Plan) -> list[str]:
     return [line for strategy in used if (line := strategy.stale()) is not None]
 
 
-def counting_flops(forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int]) -> Any:
-    """Calls `forward`, counting its floating-point operations once per set of shapes into the active ledger."""
+def counting_flops(
+    forward: Callable[..., Any], named: dict[str, Any], known: dict[tuple[Any, ...], int], part: Any
+) -> Any:
+    """Calls `forward`, counting its operations once per set of shapes and part of the tokens into the active ledger."""
     from partsong import ledger
 
-    key = tuple(tuple(value.shape) for value in named.values() if isinstance(value, Tensor))
+    key = (part, *(tuple(value.shape) for value in named.values() if isinstance(value, Tensor)))
     if key in known:
         output = forward(**named)
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 
-__all__ = ["AttentionHook", "AroundHook", "HookSet", "InputHook", "OutputHook", "map_sample"]
+__all__ = [
+    "AttentionHook",
+    "AroundHook",
+    "HookSet",
+    "InputHook",
+    "OutputHook",
+    "map_sample",
+    "original_forward",
+    "sample_of",
+]
 
 PREFIX = "partsong."
 
@@ -46,6 +56,20 @@ class HookSet:
                 vars(module).pop("forward", None)
                 vars(module).pop("_diffusers_hook", None)
         self._placed.clear()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Lets the modules run as they would without these hooks."""
+        shown: dict[nn.Module, Any] = {module: module.forward for module, _ in self._placed}
+        for module, name in reversed(self._placed):
+            hook = HookRegistry.check_if_exists_or_initialize(module).get_hook(name)
+            assert hook is not None, "a hook of this plan was taken off by somebody else"
+            vars(module)["forward"] = original_forward(hook)
+        try:
+            yield
+        finally:
+            for module, forward in shown.items():
+                vars(module)["forward"] = forward
 
 
 class InputHook(ModelHook):
@@ -87,7 +111,7 @@ class AroundHook(ModelHook):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Binds the arguments to their names and hands the call over."""
         bound = self.signature.bind(*args, **kwargs)
-        return self.run(_inner(self), bound.arguments)
+        return self.run(original_forward(self), bound.arguments)
 
 
 class AttentionHook(ModelHook):
@@ -105,7 +129,7 @@ class AttentionHook(ModelHook):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
         with _Redirect(self.attend) as redirect:
-            output = _inner(self)(*args, **kwargs)
+            output = original_forward(self)(*args, **kwargs)
         if redirect.calls != 1:
             processor = type(getattr(module, "processor", module)).__name__
             raise UnsupportedError(
@@ -115,9 +139,10 @@ class AttentionHook(ModelHook):
         return output
 
 
-def _inner(hook: ModelHook) -> Callable[..., Any]:
-    forward: Any = hook.fn_ref.original_forward
-    return forward
+def original_forward(hook: ModelHook) -> Callable[..., Any]:
+    """What a module's forward was before a hook was put on it."""
+    reference: Any = hook.fn_ref
+    return reference.original_forward or reference.forward
 
 
 class _Redirect(TorchFunctionMode):
@@ -136,13 +161,17 @@ def map_sample(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Replaces the sample in what a diffusers model returned: a tensor, a tuple, or an output object."""
     if isinstance(output, Tensor):
         return change(output)
+    if isinstance(output, list):
+        return list(change(sample_of(output)).unbind(0))
     if isinstance(output, tuple):
-        return (change(output[0]), *output[1:])
-    return type(output)(**{**output, "sample": change(output.sample)})
+        return (map_sample(output[0], change), *output[1:])
+    return type(output)(**{**output, "sample": map_sample(output["sample"], change)})
 
 
 def sample_of(output: Any) -> Tensor:
-    """The sample tensor in what a diffusers model returned."""
+    """The sample in what a diffusers model returned, `[B, ...]`; a list with a tensor per picture is stacked."""
     if isinstance(output, Tensor):
         return output
-    return output[0]
+    if isinstance(output, list):
+        return torch.stack(output)
+    return sample_of(output[0])

@@ -34,6 +34,7 @@ class Axis:
         ranks: global ranks along the axis, in order.
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
+        dry: exchanges are counted and not made (`partsong.parallel.predict`).
         calls: numbers the exchanges on this axis; all its ranks make the same ones, other groups of the mesh need not.
     """
 
@@ -41,6 +42,7 @@ class Axis:
     ranks: tuple[int, ...]
     index: int
     group: Any = None
+    dry: bool = False
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property

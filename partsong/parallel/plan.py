@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,27 +16,31 @@ from torch import Tensor, nn
 from partsong import ledger
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.parallel.adapters import adapter_for
+from partsong.parallel.autoencoder import AutoencoderParallel
 from partsong.parallel.batch import BatchSplit
+from partsong.parallel.borders import Borders, SyncBorders
 from partsong.parallel.clock import StepClock
-from partsong.parallel.collectives import agree, broadcast
 from partsong.parallel.denoiser import Denoiser
-from partsong.parallel.explain import SHAPE_NUMBERS, Explanation, Seen, explain
+from partsong.parallel.explain import Explanation, Seen, explain
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES, Axis, Mesh
-from partsong.parallel.sequence import Stage
-from partsong.parallel.strategy import Kind, Strategy, combined_kind, mesh_for
+from partsong.parallel.noise import share_latents
+from partsong.parallel.sequence import TOKEN_AXES, Stage
+from partsong.parallel.strategy import Kind, Strategy, combined_kind, mesh_for, own_loop
+from partsong.parallel.unet import RowParallel
 
 __all__ = ["Plan", "parallelize"]
 
 
 def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None) -> Plan:
-    """Attaches strategies to a diffusers pipeline, or to a transformer of one.
+    """Attaches strategies to a diffusers pipeline, or to a transformer or autoencoder of one.
 
     The object stays the user's: hooks are put on it, and `Plan.undo` takes them off without a trace. Call the
-    pipeline as before, with the same arguments on every rank; every rank returns the same output.
+    pipeline as before, with the same arguments on every rank; every rank returns the same output. Without a generator
+    the noise is what rank 0 draws: the default generators of the other ranks take over its state.
 
     Args:
-        pipe_or_module: an unmodified diffusers pipeline, or its transformer.
+        pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` alone.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
 
@@ -56,7 +61,8 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
         ...     plan.kind
         'exact'
     """
-    modules = _denoisers(pipe_or_module)
+    bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
+    modules = [] if bare else _denoisers(pipe_or_module)
     if mesh is None:
         world = dist.get_world_size() if dist.is_initialized() else _world_size()
         mesh, owned = Mesh(**mesh_for(strategies, world)), True
@@ -75,6 +81,7 @@ class Plan:
         mesh: the ranks.
         kind: ``exact``, ``bounded`` or ``approximate``.
         clock: the current step and branch.
+        loop: name of the sampler the strategies need; None is the pipeline's own call.
     """
 
     def __init__(
@@ -87,9 +94,16 @@ class Plan:
         self._owns_mesh, self._hooks = owns_mesh, HookSet()
         self._patched: list[tuple[Any, str]] = []
         self.denoisers: list[Denoiser] = []
+        self.coders: list[AutoencoderParallel] = []
+        self.loop: str | None = None
+        self._in_loop = False
         try:
             for module in modules:
                 self.denoisers.append(Denoiser(self, module, self._hooks))
+            self.loop = own_loop(strategies, mesh, target, modules)
+            self.coders = [coder for s in strategies if (coder := s.codes(target, mesh)) is not None]
+            for coder in self.coders:
+                coder.attach(self._hooks, self.clock)
             if not isinstance(target, nn.Module):
                 self._follow_pipeline(target)
         except BaseException:
@@ -105,21 +119,60 @@ class Plan:
         chain.sort(key=lambda link: -link[0])
         names = [stage.axis.name for _, stage in chain]
         if "ring" in names and "patch" in names:
-            raise UnsupportedError("DisplacedPatch and a ring cannot share an attention; combine it with Ulysses")
+            raise UnsupportedError("patches and a ring cannot share an attention; combine either with Ulysses")
         return [stage for _, stage in chain]
+
+    def borders(self) -> Borders:
+        """How ranks that hold neighbouring rows of an image come to know of each other's."""
+        axis = self.mesh.axis(*TOKEN_AXES)
+        made = [borders for s in self.strategies if (borders := s.borders(axis, self.clock)) is not None]
+        return made[0] if made else SyncBorders(axis)
+
+    @contextmanager
+    def looping(self) -> Iterator[None]:
+        """Inside, the sampler named by `loop` may call the model."""
+        self._in_loop = True
+        try:
+            yield
+        finally:
+            self._in_loop = False
+
+    def check_loop(self) -> None:
+        """Refuses a call of the pipeline or the model that does not come from the plan's sampler."""
+        if self.loop is not None and not self._in_loop:
+            names = " and ".join(type(strategy).__name__ for strategy in self.strategies)
+            raise ArgumentError(
+                f"{names} samples with a loop of its own: use generate(plan, ...) of partsong.samplers instead of "
+                "calling the pipeline"
+            )
+
+    def _check_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def check_inputs(*args: Any, **kwargs: Any) -> Any:
+            self.check_loop()
+            return original(*args, **kwargs)
+
+        return check_inputs
 
     def _follow_pipeline(self, pipe: Any) -> None:
         scheduler = getattr(pipe, "scheduler", None)
         if scheduler is None:
+            return
+        if self.loop is not None:
+            # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
+            if hasattr(pipe, "check_inputs"):
+                self._wrap(pipe, "check_inputs", self._check_before)
             return
         self.clock.driven = True
         self._wrap(scheduler, "set_timesteps", self._begin_after)
         self._wrap(scheduler, "step", self._advance_after)
         if hasattr(pipe, "prepare_latents"):
             self._wrap(pipe, "prepare_latents", self._share_latents_after)
+        elif hasattr(scheduler, "scale_model_input"):
+            # The pipeline draws its latents inline, as DiT's does: here they are seen first.
+            self._wrap(scheduler, "scale_model_input", self._share_latents_before)
         decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
         axis = self.mesh.axis("data")
-        if decoder is not None and axis.size > 1:
+        if decoder is not None and axis.size > 1 and not self.coders:
             self._hooks.add(decoder, _decoder_hook(axis, decoder, self.seen), "data")
 
     def _wrap(self, owner: Any, name: str, after: Callable[[Any], Callable[..., Any]]) -> None:
@@ -139,8 +192,10 @@ class Plan:
         return set_timesteps
 
     def _advance_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+        def step(model_output: Any, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(model_output, timestep, *args, **kwargs)
+            if self.clock.step == 0:
+                self.clock.begun_at(timestep)
             self.clock.advance()
             self.close_record()
             return result
@@ -159,14 +214,20 @@ class Plan:
             latents = result[0] if isinstance(result, tuple) else result
             if not isinstance(latents, Tensor):
                 return result
-            everyone = self.mesh.axis(*AXES)
-            _agree_on_shape(everyone, latents)
-            # Without a generator every rank has drawn noise of its own; rank 0's is the picture's.
-            shared = broadcast(everyone, latents.clone(), name="sharing of the first latents")
-            self.seen.latents_bytes = shared.numel() * shared.element_size()
+            shared = self._shared(latents)
             return (shared, *result[1:]) if isinstance(result, tuple) else shared
 
         return prepare_latents
+
+    def _share_latents_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale_model_input(sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return original(self._shared(sample) if self.clock.step == 0 else sample, *args, **kwargs)
+
+        return scale_model_input
+
+    def _shared(self, latents: Tensor) -> Tensor:
+        self.seen.latents_bytes = latents.numel() * latents.element_size()
+        return share_latents(self.mesh.axis(*AXES), latents)
 
     def explain(self) -> Explanation:
         """What is split, stale and moved, in bytes per step and rank, for the shapes of the last generation.
@@ -174,7 +235,7 @@ class Plan:
         Raises:
             ArgumentError: nothing has been sampled yet, so the shapes are not known.
         """
-        if not self.denoisers[0].seen.known:
+        if not any(denoiser.seen.known for denoiser in self.denoisers) and not any(c.known for c in self.coders):
             raise ArgumentError("call the pipeline once before explain(): the bytes depend on the picture's size")
         return explain(self)
 
@@ -202,23 +263,12 @@ class Plan:
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         for denoiser in self.denoisers:
+            if isinstance(denoiser.sequence, RowParallel):
+                denoiser.sequence.borders.abandon()
             for stage in denoiser.stages:
                 drop = getattr(stage, "abandon", None)
                 if drop is not None:
                     drop()
-
-
-def _agree_on_shape(axis: Axis, latents: Tensor) -> None:
-    """Refuses, on all ranks alike, latents of different sizes: a message longer than its buffer ends the process."""
-    padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
-    table = agree(axis, padded, name="comparison of the ranks' latents")
-    for rank, row in zip(axis.ranks, table, strict=True):
-        if row != table[0]:
-            shapes = [[int(size) for size in shape if size] for shape in (row, table[0])]
-            raise ArgumentError(
-                f"rank {rank} makes latents of shape {shapes[0]}, rank {axis.ranks[0]} of {shapes[1]}: make the same "
-                "call on every rank, with the same height, width and number of pictures"
-            )
 
 
 def _decoder_hook(axis: Axis, decoder: nn.Module, seen: Seen) -> AroundHook:
@@ -258,6 +308,7 @@ def _denoisers(target: Any) -> list[nn.Module]:
 def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
     wanted = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
     used = {axis for axis, degree in mesh.degrees.items() if degree > 1}
+    used -= set() if all(s.denoises for s in strategies) else {"data"}
     for axis in used - wanted.keys():
         raise ArgumentError(f"the mesh has {axis}={mesh.degrees[axis]}, but no strategy uses that axis")
     for axis, degree in wanted.items():

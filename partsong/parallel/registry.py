@@ -12,14 +12,33 @@ from partsong.errors import ArgumentError
 from partsong.parallel.cfg_parallel import CfgParallel
 from partsong.parallel.data_parallel import DataParallel
 from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.parallel_vae import ParallelVae
+from partsong.parallel.partial_patch import PartialPatch
+from partsong.parallel.patch_pipeline import PatchPipeline
 from partsong.parallel.ring import Ring
 from partsong.parallel.strategy import Strategy
+from partsong.parallel.structure_guidance import StructureGuidance
+from partsong.parallel.sync_patch import SyncPatch
+from partsong.parallel.token_ring import TokenRing
 from partsong.parallel.ulysses import Ulysses
 from partsong.parallel.usp import Usp
 
 __all__ = ["STRATEGIES", "parse_strategy"]
 
-_CLASSES = (CfgParallel, DataParallel, Ulysses, Ring, Usp, DisplacedPatch)
+_CLASSES = (
+    CfgParallel,
+    DataParallel,
+    Ulysses,
+    Ring,
+    Usp,
+    TokenRing,
+    SyncPatch,
+    DisplacedPatch,
+    PartialPatch,
+    PatchPipeline,
+    StructureGuidance,
+    ParallelVae,
+)
 
 
 def _kebab(name: str) -> str:
@@ -44,7 +63,7 @@ def parse_strategy(text: str) -> Strategy:
     if name not in STRATEGIES:
         raise ArgumentError(f"no strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
     knobs = [knob.name for knob in fields(STRATEGIES[name])]
-    values: dict[str, int | float | str] = {}
+    values: dict[str, int | float | str | tuple[int, ...]] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         if key not in knobs:
@@ -57,8 +76,8 @@ def parse_strategy(text: str) -> Strategy:
     return strategy
 
 
-def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | float | str:
-    """A knob's value: a number where the knob takes numbers, a word where it takes words."""
+def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | float | str | tuple[int, ...]:
+    """A knob's value: a number where the knob takes numbers, a word where it takes words, ``3+5`` for several."""
     types = get_type_hints(strategy)[key]
     accepted = set(get_args(types)) or {types}
     if int in accepted and re.fullmatch(r"-?\d+", text):
@@ -67,6 +86,8 @@ def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | flo
         return float(text)
     if str in accepted and re.fullmatch(r"[a-z_]+", text):
         return text
-    names = {int: "a whole number", float: "a number", str: "a word"}
+    if tuple[int, ...] in accepted and re.fullmatch(r"\d+(\+\d+)*", text):
+        return tuple(map(int, text.split("+")))
+    names = {int: "a whole number", float: "a number", str: "a word", tuple[int, ...]: "numbers such as 3+5"}
     wanted = " or ".join(words for kind, words in names.items() if kind in accepted)
     raise ArgumentError(f"strategy {name}: {key}={text!r} is not {wanted}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from partsong.kernels import merge
+from partsong.kernels import attention
 from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import ring_exchange
 from partsong.parallel.mesh import Axis, Mesh
-from partsong.parallel.sequence import AttentionCall, AttentionShape, masked_attention
+from partsong.parallel.sequence import AttentionCall, AttentionShape
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["Ring", "RingStage"]
@@ -21,8 +22,8 @@ __all__ = ["Ring", "RingStage"]
 class Ring(Strategy):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
-    The next block is in flight while the current one is computed, and the partial results are merged by their
-    log-sum-exp. Any number of heads, also fewer than ranks; memory for two blocks, never for all keys.
+    The next block is in flight while the current one is computed, and each block's attention goes on from the result
+    so far by its log-sum-exp. Any number of heads, also fewer than ranks; memory for two blocks, never for all keys.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
@@ -51,7 +52,7 @@ class RingStage:
 
     def run(self, call: AttentionCall, inner: Any) -> Tensor:
         """Attention of the local queries to the blocks of all ranks; `inner` is not needed."""
-        k, v, parts, pending = call.k, call.v, [], None
+        k, v, total, pending = call.k, call.v, None, None
         block = pack_keys_values(call.k, call.v)
         for turn in range(self.axis.size):
             owner = (self.axis.index - turn) % self.axis.size
@@ -59,19 +60,30 @@ class RingStage:
                 size = call.sizes[(owner - 1) % self.axis.size]
                 incoming = block.new_empty((size, *block.shape[1:]))
                 pending = ring_exchange(self.axis, block, incoming, name="ring attention")
-            mask = None if call.masks is None else call.masks[owner]
-            parts.append(masked_attention(call.q, k, v, mask, call.scale))
+            total = _attend(call, k, v, owner, total)
             if turn < self.axis.size - 1:
                 assert pending is not None
                 pending.wait()
                 block = incoming
                 k, v = unpack_keys_values(block)
-        return merge(parts)[0]
+        assert total is not None
+        return total[0].to(call.q.dtype)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
         """Bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, shape
+
+
+def _attend(
+    call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """The result so far with the block of rank `owner` added to it."""
+    mask = None if call.masks is None else call.masks[owner]
+    keep, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
+    out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
+    # In half precision every turn would round the total once more.
+    return out.to(lse.dtype), lse
 
 
 def pack_keys_values(k: Tensor, v: Tensor) -> Tensor:

@@ -11,9 +11,14 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.mesh import AXES, check_degrees
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from partsong.parallel.adapters import Adapter
+    from partsong.parallel.autoencoder import AutoencoderParallel
+    from partsong.parallel.borders import Borders
     from partsong.parallel.clock import StepClock
-    from partsong.parallel.mesh import Mesh
-    from partsong.parallel.sequence import Stage
+    from partsong.parallel.mesh import Axis, Mesh
+    from partsong.parallel.sequence import SequenceParallel, Stage
 
 __all__ = ["Kind", "Strategy", "mesh_for"]
 
@@ -31,6 +36,12 @@ class Strategy:
 
     axes: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "exact"
+    #: Name of the sampler this strategy needs, which `partsong.samplers.generate` knows; None is the pipeline's own.
+    loop: ClassVar[str | None] = None
+    #: Whether one rank needs that sampler too: it makes another picture than the pipeline's own call.
+    loops_alone: ClassVar[bool] = False
+    #: Whether it works on the denoiser. Others have no axis and use all ranks.
+    denoises: ClassVar[bool] = True
 
     def wanted(self) -> dict[str, int | None]:
         """The degree asked for on each axis; None takes what the other strategies leave."""
@@ -45,6 +56,22 @@ class Strategy:
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
         """The links this strategy adds to the chain of an attention over split tokens, outermost call first."""
         return ()
+
+    def borders(self, axis: Axis, clock: StepClock) -> Borders | None:
+        """How border rows and norms of an image cut into rows are exchanged; None has no wish, and they are fresh."""
+        return None
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Why this strategy has no correct form on an architecture, and what to use; None where it has one."""
+        return None
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> SequenceParallel | None:
+        """A cut of the model that is not one over the mesh's token axes; None where there is none."""
+        return None
+
+    def codes(self, target: Any, mesh: Mesh) -> AutoencoderParallel | None:
+        """Its work on the autoencoder of a pipeline; None where it leaves that alone."""
+        return None
 
     def stale(self) -> str | None:
         """What is old when it is read, as a line of `Plan.explain`; None where nothing is."""
@@ -70,7 +97,8 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
     """The mesh degrees that give each strategy its ranks.
 
     At most one strategy may leave its degree open, and it takes the ranks the others leave; `CfgParallel` leaves all
-    but two when another one is open too.
+    but two when another one is open too. Where a strategy uses all ranks whatever their axes, those that nobody takes
+    become ``data`` ranks.
 
     Args:
         strategies: the strategies to compose; each axis may be used once.
@@ -96,9 +124,17 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
                 raise UnsupportedError(f"{name} and {owner[axis]} both use the mesh axis {axis!r}; drop one of them")
             owner[axis] = name
             degrees[axis] = degree or 1
+        others = [type(other).__name__ for other in strategies if other is not strategy and other.denoises]
+        if strategy.loop is not None and others:
+            raise UnsupportedError(
+                f"{name} has a loop of its own and does not compose with {' and '.join(others)} yet; drop one"
+            )
         if None in strategy.wanted().values():
             open_ones.append(strategy)
     _fill(degrees, open_ones, world_size)
+    taken = math.prod(degrees.values())
+    if "data" not in owner and world_size % taken == 0 and not all(strategy.denoises for strategy in strategies):
+        degrees["data"] = world_size // taken
     check_degrees(degrees, world_size)
     return degrees
 
@@ -122,3 +158,22 @@ def combined_kind(strategies: Sequence[Strategy]) -> Kind:
     """The class of a composition: as weak as its weakest part."""
     kinds = {strategy.kind for strategy in strategies}
     return "approximate" if "approximate" in kinds else "bounded" if "bounded" in kinds else "exact"
+
+
+def own_loop(strategies: Sequence[Strategy], mesh: Mesh, target: Any, denoisers: Sequence[Any]) -> str | None:
+    """The sampler that the strategies need on this mesh, if it is not the pipeline's own call.
+
+    Raises:
+        UnsupportedError: such a strategy on a bare model, or on a pipeline with two denoisers.
+    """
+    for strategy in strategies:
+        alone = all(mesh.degrees[axis] == 1 for axis in strategy.axes)
+        if strategy.loop is None or (alone and not strategy.loops_alone):
+            continue
+        name = type(strategy).__name__
+        if not hasattr(target, "components") or not hasattr(target, "scheduler"):
+            raise UnsupportedError(f"{name} runs the sampling loop itself: give it a pipeline with a scheduler")
+        if len(denoisers) > 1:
+            raise UnsupportedError(f"{name} knows one denoiser; {type(target).__name__} holds {len(denoisers)}")
+        return strategy.loop
+    return None

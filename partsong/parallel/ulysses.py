@@ -13,7 +13,7 @@ from partsong.errors import ArgumentError
 from partsong.parallel.clock import StepClock
 from partsong.parallel.collectives import Pending, all_to_all
 from partsong.parallel.mesh import Axis, Mesh
-from partsong.parallel.sequence import AttentionCall, AttentionShape
+from partsong.parallel.sequence import AttentionCall, AttentionShape, merged_runs
 from partsong.parallel.shards import offsets, split_sizes
 from partsong.parallel.strategy import Strategy
 
@@ -116,7 +116,7 @@ class UlyssesStage:
             pending.wait()
             q, k, v = _unpack(arrived, mine, group)
             out = q  # no heads in this wave, but the others' outputs still come back
-            if mine.rows:
+            if mine.rows or wave == 0:  # inner stages may meet all ranks, so every rank calls them once at least
                 out = inner(replace(call, q=q, k=k, v=v, wave=call.wave * self.waves + wave, **outer))
             leaving.append(self._collect(out, shares, call, whole))
         for finish in leaving:
@@ -135,6 +135,7 @@ class UlyssesStage:
             masks = tuple(torch.cat(call.masks[s : s + size], dim=-1) for s in starts)
         return {
             "sizes": tuple(sum(call.sizes[s : s + size]) for s in starts),
+            "runs": merged_runs(call.runs, size),
             "index": call.index // size,
             "masks": masks,
         }
@@ -188,6 +189,7 @@ class UlyssesStage:
             heads=mine.q1 - mine.q0,
             kv_heads=mine.k1 - mine.k0 if aligned else mine.q1 - mine.q0,
             sizes=tuple(sum(shape.sizes[s : s + size]) for s in range(0, len(shape.sizes), size)),
+            runs=merged_runs(shape.runs, size),
             index=shape.index // size,
         )
         return (there + back) * unit, inner

@@ -64,6 +64,8 @@ def measured(variant: dict[str, Any], architecture: int, folder: Path) -> dict[s
         "tensor_core": len(TENSOR_CORE.findall(code)),
         "shared": built.metadata.shared,
         "copy_engine": len(re.findall(r"\bUTMALDG\b", code)),
+        "wants_copy_engine": variant.get("copy_engine", False),
+        "descriptor_bytes": built.metadata.global_scratch_size,
         "gives_registers_away": len(re.findall(r"\bUSETMAXREG\b", code)),
         "gluon": bool(variant.get("gluon")),
     }

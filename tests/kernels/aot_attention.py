@@ -8,8 +8,8 @@ from partsong.kernels.backends import triton_attention_kernel as kernel
 
 BASE: dict[str, Any] = {
     "WIDTH": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_N": 64, "GROUP_SIZE": 1, "SEGMENTED": False, "ORDER": 0,
-    "GROUP": 0, "KEY_IDS": False, "BIAS": 0, "INIT": False, "SPLITS": 1, "ALIGN": 1, "UPCAST": False,
-    "PRECISION": "ieee",
+    "GROUP": 0, "KEY_IDS": False, "BIAS": 0, "INIT": False, "SPLITS": 1, "ALIGN": 1, "TMA": False,
+    "UPCAST": False, "PRECISION": "ieee",
 }  # fmt: skip
 #: Arguments of stride 1 or 0 and counts; everything else that is a whole number is a stride, a multiple of 16.
 COUNTS = {
@@ -20,6 +20,7 @@ COUNTS = {
 
 def variant(name: str, dtype: str, warps: int, stages: int, out: str | None = None, **chosen: Any) -> dict[str, Any]:
     constexprs = {**BASE, **chosen}
+    tma = constexprs["TMA"]
     pointers = {
         "q_base": dtype, "k_base": dtype, "v_base": dtype, "table": "i64", "bias": "fp32", "query_ids": "i32",
         "key_ids": "i32", "leaves": "i32", "init_out": "fp32", "init_lse": "fp32", "out": out or dtype, "lse": "fp32",
@@ -36,8 +37,9 @@ def variant(name: str, dtype: str, warps: int, stages: int, out: str | None = No
             if argument not in COUNTS and argument != "scale":
                 aligned.append(argument)
     return {
-        "name": f"attention {name} {dtype}", "kernel": kernel.attention_kernel, "signature": signature,
-        "constexprs": constexprs, "aligned": aligned, "num_warps": warps, "num_stages": stages, "has_dot": True,
+        "name": f"attention {name} {dtype}" + " by the copy engine" * tma, "kernel": kernel.attention_kernel,
+        "signature": signature, "constexprs": constexprs, "aligned": aligned, "num_warps": warps,
+        "num_stages": stages, "has_dot": True, "copy_engine": tma, "architectures": (90, 100) if tma else (80, 90, 100),
     }  # fmt: skip
 
 
@@ -63,5 +65,8 @@ VARIANTS = [
             GROUP=kernel.GROUP_STREAMS, SEGMENTED=True, ALIGN=8, SPLITS=8),
     variant("tree d64", "fp16", 4, 2, GROUP=kernel.GROUP_TREE, KEY_IDS=True, **D64),
     variant("full d128", "fp32", 8, 2, BLOCK_M=32, BLOCK_N=32, PRECISION="tf32x3"),
+    variant("full d128", "bf16", 8, 3, TMA=True),
+    variant("segments with padding and a start d128", "bf16", 8, 3, out="fp32", SEGMENTED=True, ALIGN=8,
+            BIAS=kernel.BIAS_ROW, INIT=True, TMA=True),
     combine(),
 ]  # fmt: skip

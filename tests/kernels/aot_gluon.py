@@ -30,6 +30,7 @@ def variant(dtype: str, width: int, causal: bool) -> dict[str, Any]:
     return {
         "name": f"gluon d{width} {'causal' if causal else 'full'} {dtype}",
         "kernel": kernel.hopper_attention_kernel, "gluon": True, "architectures": (90,), "has_dot": True,
+        "copy_engine": True,
         "signature": {name: "constexpr" if name in constexprs else kinds.get(name, "i32") for name in names},
         "constexprs": constexprs, "aligned": ["out", "lse", "stride_ob", "stride_oh", "stride_ol"],
         "num_warps": 4, "num_stages": 1,

@@ -52,6 +52,14 @@ def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
     assert not [row for row in rows if row["shared"] > SHARED[row["architecture"]]]
 
 
+def test_the_copy_engine_loads_where_it_is_meant_to(rows: list[dict[str, Any]]) -> None:
+    assert {row["architecture"] for row in rows if row["wants_copy_engine"]} == {90, 100}
+    assert all(bool(row["copy_engine"]) == row["wants_copy_engine"] for row in rows)
+    # Two descriptors of 128 bytes, written by each program and overwritten for the next segment.
+    assert {row["descriptor_bytes"] for row in rows if row["wants_copy_engine"] and not row["gluon"]} == {256}
+    assert {row["descriptor_bytes"] for row in rows if not row["wants_copy_engine"]} == {0}
+
+
 def test_the_hopper_kernel_is_warp_specialised(rows: list[dict[str, Any]]) -> None:
     hopper = [row for row in rows if row["gluon"]]
     assert hopper

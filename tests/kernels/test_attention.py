@@ -157,6 +157,39 @@ def test_mask_forms(name, form) -> None:
         assert difference(attention(q, k, v, **options), oracle(q, k, v, **options)) <= 1e-12
 
 
+@pytest.mark.parametrize("name", ["naive", "cpu_flash"])
+@pytest.mark.parametrize("form", ["causal", "mask", "bias", "segments", "init", "layout"])
+def test_bfloat16(name, form) -> None:
+    # Against float64 of the same rounded inputs. The log-sum-exp is float32, but PyTorch's kernel takes a quick e^x.
+    q, k, v = inputs(2, 6, 2, 65, 300, 64, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(4)
+    keep = torch.rand(2, 1, 1, 300, generator=generator) < 0.6
+    bias = torch.randn(6, 65, 300, generator=generator)
+    row = torch.cat([torch.full((100,), math.log(3)), torch.zeros(200)])
+    given, truth = {
+        "causal": ({"mask": Causal(offset=235)}, {"mask": torch.ones(65, 300).tril(235).bool()}),
+        "mask": ({"mask": keep}, {"mask": keep}),
+        "bias": ({"bias": bias}, {"bias": bias}),
+        "segments": ({"segments": parts_of(k, v, [100], [math.log(3), 0.0])}, {"bias": row}),
+        "init": ({}, {}),
+        "layout": ({}, {}),
+    }[form]
+    with force_backend(name):
+        if form == "segments":
+            found = attention(q, **given)
+        elif form == "init":
+            start = attention(q, k[:, :, :90], v[:, :, :90])
+            found = attention(q, k[:, :, 90:], v[:, :, 90:], init=(start[0].float(), start[1]))
+        else:
+            if form == "layout":
+                k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+            found = attention(q, k, v, **given)
+    wanted = oracle(q, k, v, **truth)
+    assert found[0].dtype is (torch.float32 if form == "init" else torch.bfloat16)
+    assert difference(found, wanted) <= TOLERANCE[torch.bfloat16]
+    assert (found[1] - wanted[1]).abs().max() <= (1e-5 if name == "naive" else 1e-4)
+
+
 def test_bias_of_half_precision_inputs_is_not_rounded() -> None:
     q, k, v = inputs(1, 2, 2, 20, 30, 16, dtype=torch.bfloat16)
     bias = torch.full((1, 30), 3.003)
@@ -277,6 +310,15 @@ def test_gradients_go_through_out_and_lse() -> None:
         attention(q, k, v)
 
 
+def test_gradients_go_through_init() -> None:
+    (q, k, v), (start, _, _) = inputs(1, 2, 2, 3, 5, 4), inputs(1, 2, 2, 3, 5, 4, seed=1)
+    lse = torch.randn(1, 2, 3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda *init: attention(q, k, v, init=init), (start.requires_grad_(), lse))
+    call = Call(q, (Segment(k, v, position=0),), None, None, 0.5, init=(start, lse))
+    assert call.needs_gradient
+    assert not call.plain().needs_gradient  # what is merged afterwards is no business of the kernel
+
+
 def test_naive_ignores_autocast_and_slices_long_queries(monkeypatch) -> None:
     q, k, v = inputs(1, 2, 2, 23, 11, 8, dtype=torch.float32)
     mask = torch.rand(23, 11, generator=torch.Generator().manual_seed(2)) < 0.3
@@ -363,6 +405,8 @@ def test_refused_types() -> None:
         attention(q.long(), k.long(), v.long())
     with pytest.raises(ArgumentError, match="one device"):
         attention(q.to("meta"), k, v)
+    with pytest.raises(ArgumentError, match="init is on meta"):
+        attention(q, k, v, init=[x.to("meta") for x in attention(q, k, v)])
 
 
 def test_forcing(monkeypatch) -> None:

@@ -88,6 +88,16 @@ def test_flex_masks(uncompiled, kind, shape) -> None:
     assert (found[0][found[1].isinf()] == 0).all()
 
 
+@pytest.mark.parametrize("backend", ["flex", "naive", "cpu_flash"])
+def test_a_query_in_no_stream_sees_the_shared_keys(uncompiled, backend) -> None:
+    q, k, v = inputs(1, 2, 2, 3, 6, 8)
+    query, key = torch.tensor([0, -2, -1]), torch.tensor([SHARED, 0, 1, SHARED, 0, 2])
+    with force_backend(backend):
+        found = attention(q, k, v, mask=Streams(query, key))
+    dense = (key == SHARED)[None] | (key[None] == query[:, None])
+    assert difference(found, oracle(q, k, v, mask=dense)) <= 1e-12
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("form", [(2, 6, 7, 11), (1, 6, 1, 11), (2, 1, 7, 1), None])
 def test_flex_biases_and_dtypes(uncompiled, dtype, form) -> None:

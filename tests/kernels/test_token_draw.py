@@ -80,13 +80,35 @@ def test_draws_do_not_know_their_neighbours(twin) -> None:
     assert torch.equal(found.token, whole.token.flatten())
 
 
+@on_each_twin
+def test_positions_may_have_strides(twin) -> None:
+    hidden, weight = inputs(6, 200, 20)
+    places = torch.arange(12)[::2]
+    found = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places))
+    wanted = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places.clone()))
+    assert not torch.equal(token_stats(hidden, weight, temperature=1.3, noise=3).token, wanted.token)
+    assert torch.equal(found.token, wanted.token)
+
+
 def test_draws_do_not_know_the_tiles(monkeypatch) -> None:
     hidden, weight = inputs(24, 333, 20)
     whole = token_stats(hidden, weight, temperature=1.3, noise=8)
-    for max_logits, max_weights in ((64, 20 * 7), (1, 20 * 64), (500, 1)):
+    for max_logits, max_weights, max_rows in ((64, 20 * 7, 128), (1, 20 * 64, 10), (500, 1, 7)):
         monkeypatch.setattr(token_head_naive, "MAX_LOGITS", max_logits)
         monkeypatch.setattr(token_head_naive, "MAX_WEIGHTS", max_weights)
+        monkeypatch.setattr(token_head_naive, "MAX_ROWS", max_rows)
         assert torch.equal(token_stats(hidden, weight, temperature=1.3, noise=8).token, whole.token)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_scores_have_the_dtype_of_the_logits(dtype) -> None:
+    hidden, weight = inputs(5, 128, 20, dtype)
+    draw = Draw(keys=torch.full((5,), 8), positions=torch.arange(5), inverse_temperature=0.7)
+    state = token_head_naive.scan(hidden, weight, Logits(), draw)
+    scores = 0.7 * logits_of(hidden, weight) + gumbel(draw.keys, draw.positions, 0, 128).double()
+    assert state.score.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert torch.equal(state.token, scores.argmax(dim=1))
+    assert (state.score - scores.amax(dim=1)).abs().max() <= (1e-12 if dtype is torch.float64 else 1e-5)
 
 
 @on_triton
@@ -231,10 +253,11 @@ cases = st.builds(
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(case=cases, max_logits=st.integers(200, 5000), max_weights=st.integers(500, 9000))
-def test_any_shape_naive(case, max_logits, max_weights) -> None:
+@given(case=cases, max_logits=st.integers(200, 5000), max_weights=st.integers(500, 9000), max_rows=st.integers(1, 40))
+def test_any_shape_naive(case, max_logits, max_weights, max_rows) -> None:
     hidden, weight, bias = case.inputs()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_head_naive, "MAX_ROWS", max_rows)
         patch.setattr(token_head_naive, "MAX_LOGITS", max_logits)
         patch.setattr(token_head_naive, "MAX_WEIGHTS", max_weights)
         logits = Logits(bias=bias)

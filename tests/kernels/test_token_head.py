@@ -122,6 +122,24 @@ def test_nothing_allowed(twin, temperature) -> None:
         assert getattr(found, name).tolist() == [0, 0], name
 
 
+@on_each_twin
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # which the interpreter notes, not the GPU
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinite_logits(twin, value) -> None:
+    # One token that takes all: nobody's probability. One that cannot be, by overflow instead of by bias: it is 0.
+    hidden, weight = torch.ones(1, 1), torch.zeros(40, 1)
+    weight[7] = value
+    found = token_stats(hidden, weight)
+    if value > 0:
+        assert found.argmax.item() == 7
+        assert found.max_prob.isnan().all()
+        assert found.entropy.isnan().all()
+    else:
+        assert found.max_prob.item() == pytest.approx(1 / 39)
+        assert found.entropy.item() == pytest.approx(math.log(39), rel=1e-6)
+        assert found.margin.item() == 0.0
+
+
 def test_nan_shows_but_the_token_exists() -> None:
     hidden, weight = inputs(3, 50, 8)
     hidden[1] = math.nan
@@ -292,6 +310,7 @@ HIDDEN, WEIGHT = torch.zeros(2, 3, 4), torch.zeros(5, 4)
         ({"positions": torch.tensor([-1])}, ArgumentError, "found -1 to -1"),
         ({"positions": torch.zeros(2, 3)}, ArgumentTypeError, "float32"),
         ({"positions": [0, 1]}, ArgumentTypeError, "list"),
+        ({"positions": torch.ones(6, dtype=torch.uint8)}, ArgumentTypeError, "uint8"),
         ({"softcap": 0.0}, ArgumentError, "softcap above 0; found 0.0"),
         ({"softcap": "30"}, ArgumentTypeError, None),
         ({"logit_scale": math.inf}, ArgumentError, "logit_scale"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import math
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, force_backend
 from partsong.kernels.backends import triton_attention
+from partsong.kernels.call import Call
 from tests.kernels.oracle import difference, inputs, oracle
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
@@ -120,6 +122,51 @@ def test_mask_kinds(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", masks(1, 1))
+def test_bfloat16(name: str) -> None:
+    # The interpreter would compute garbage from it: operands are widened when they are loaded.
+    length, keys = 20, 50
+    q, k, v = inputs(1, 4, 2, length, keys, 24, dtype=torch.bfloat16)
+    mask = masks(length, keys)[name]
+    keep = None if mask is None else visible(mask, length, keys)
+    bias = torch.randn(1, 1, 1, keys, generator=torch.Generator().manual_seed(1))
+    found = run(q, k, v, mask=mask, bias=bias)
+    assert found[0].dtype is torch.bfloat16
+    assert difference(found, oracle(q, k, v, mask=keep, bias=bias)) <= TOLERANCE[torch.bfloat16]
+
+
+def test_bfloat16_goes_on_from_a_start_and_in_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_attention, "num_splits", lambda call, config: 3)
+    q, k, v = inputs(1, 4, 2, 3, 200, 16, dtype=torch.bfloat16)
+    wanted = oracle(q, k, v)
+    out, lse = run(q, k[:, :, :90], v[:, :, :90])
+    found = run(q, segments=table(k[:, :, 90:], v[:, :, 90:], [31]), init=(out.float(), lse))
+    assert found[0].dtype is torch.float32
+    assert difference(found, wanted) <= TOLERANCE[torch.bfloat16]
+    # The log-sum-exp never was in half precision.
+    assert (found[1] - wanted[1]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "upcast"), [(torch.bfloat16, True), (torch.float16, False), (torch.float32, False)])
+def test_operands_are_widened_in_the_interpreter_only(
+    dtype: torch.dtype, upcast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+
+    class Recorder:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *args, **given: options.update(given)
+
+    monkeypatch.setattr(triton_attention._device_code(), "attention_kernel", Recorder())
+    q, k, v = inputs(1, 1, 1, 2, 3, 16, dtype=dtype)
+    run(q, k, v)
+    assert (options["UPCAST"], options["PRECISION"]) == (upcast, "ieee")
+    monkeypatch.setattr(triton_attention, "interpreted", lambda: False)
+    call = Call(q, (Segment(k, v, position=0),), None, None, 0.25)
+    triton_attention.run(call, triton_attention.Config(block_m=16, block_n=16, num_warps=4, num_stages=1))
+    assert (options["UPCAST"], options["PRECISION"]) == (False, "tf32x3" if dtype is torch.float32 else "ieee")
+
+
+@pytest.mark.parametrize("name", masks(1, 1))
 def test_mask_kinds_with_key_padding(name: str) -> None:
     length, keys = 21, 50
     q, k, v = inputs(2, 2, 1, length, keys, 16, dtype=torch.float32)
@@ -211,10 +258,97 @@ def test_splits_over_the_keys(splits: int, segmented: bool, monkeypatch: pytest.
     assert difference(found, wanted) <= 2e-6
 
 
+@pytest.fixture
+def by_descriptors(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Asks for the copy engine; every launch notes whether it was used."""
+    rule, room, used = triton_attention.config_for, triton_attention._make_room_for_descriptors, []
+    monkeypatch.setattr(triton_attention, "config_for", lambda call: dataclasses.replace(rule(call), tma=True))
+    monkeypatch.setattr(
+        triton_attention, "_make_room_for_descriptors", lambda device: (used.append(True), room(device))
+    )
+    return used
+
+
+def without_descriptors(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_attention, "fits_copy_engine", lambda segments: False)
+        return run(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float16) for name in masks(1, 1)] + [("causal", torch.float32), ("causal", torch.bfloat16)],
+)
+def test_descriptors_read_the_same_numbers(name: str, dtype: torch.dtype, by_descriptors: list[bool]) -> None:
+    length, keys = 17, 50
+    q, k, v = inputs(1, 2, 1, length, keys, 24, dtype=dtype)
+    mask = masks(length, keys)[name]
+    start = (torch.randn(1, 2, length, 24), torch.randn(1, 2, length))
+    for way in ({"k": k, "v": v, "init": start}, {"segments": table(k, v, [5, 38, 38], bias=[0.0, 0.3, 0.0, -0.5])}):
+        found, wanted = run(q, mask=mask, **way), without_descriptors(q, mask=mask, **way)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert len(by_descriptors) == 2
+
+
+@pytest.mark.parametrize(("width", "used"), [(64, True), (72, True), (256, True), (20, False), (1, False)])
+def test_descriptors_need_aligned_rows(width: int, used: bool, by_descriptors: list[bool]) -> None:
+    q, k, v = inputs(1, 2, 2, 9, 35, width, dtype=torch.float16)
+    assert difference(run(q, k, v), oracle(q, k, v)) <= 2e-3
+    assert bool(by_descriptors) == used
+
+
+@pytest.mark.parametrize("layout", ["bshd", "heads expanded", "rows expanded", "width strided", "offset"])
+def test_descriptors_of_any_layout(layout: str, by_descriptors: list[bool]) -> None:
+    q, k, v = inputs(2, 4, 4, 18, 33, 16, dtype=torch.float16)
+    if layout == "bshd":
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    elif layout == "heads expanded":
+        k, v = k[:, :1].expand(-1, 4, -1, -1), v[:1].expand(2, -1, -1, -1)
+    elif layout == "rows expanded":
+        k = k[:, :, :1].expand(-1, -1, 33, -1)
+    elif layout == "width strided":
+        k = k.mT.contiguous().mT  # copied, as threads need it too
+    else:
+        k, v = (torch.cat([x.new_zeros(2, 4, 33, 4), x], dim=3)[..., 4:] for x in (k, v))
+    assert difference(run(q, k, v), oracle(q, k, v)) <= 2e-3
+    assert bool(by_descriptors) == (layout not in ("rows expanded", "offset"))
+
+
+def test_descriptors_and_splits(monkeypatch: pytest.MonkeyPatch, by_descriptors: list[bool]) -> None:
+    monkeypatch.setattr(triton_attention, "num_splits", lambda call, config: 3)
+    q, k, v = inputs(2, 8, 2, 3, 200, 16, dtype=torch.float32)
+    found = run(q, segments=table(k, v, [70, 141]), mask=Causal(offset=160))
+    assert difference(found, oracle(q, k, v, mask=visible(Causal(offset=160), 3, 200))) <= 2e-6
+    assert by_descriptors
+
+
+def test_room_for_descriptors_is_asked_for_by_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import _allocation
+
+    before, found = _allocation._allocator.get(), []
+    launch = triton_attention._launch
+
+    def watched(*args: Any) -> None:
+        launch(*args)
+        found.append(_allocation._allocator.get()(256, 128, None))
+
+    monkeypatch.setattr(triton_attention, "_launch", watched)
+    q, k, v = inputs(1, 1, 1, 4, 8, 16, dtype=torch.float16)
+    call = Call(q, (Segment(k, v, position=0),), None, None, 0.25)
+    config = dataclasses.replace(triton_attention.config_for(call), tma=True)
+    triton_attention.run(call, config)
+    assert found[0].numel() * found[0].element_size() == 256
+    assert _allocation._allocator.get() is before
+
+
+def test_the_copy_engine_is_used_only_where_it_was_measured() -> None:
+    assert not triton_attention.Config(block_m=64, block_n=64, num_warps=4, num_stages=2).tma
+    q, k, v = inputs(1, 1, 1, 4, 8, 16, dtype=torch.float16)
+    assert not triton_attention.config_for(Call(q, (Segment(k, v, position=0),), None, None, 0.25)).tma
+
+
 def test_few_queries_are_split_and_many_are_not() -> None:
     q, k, v = inputs(1, 4, 4, 1, 2000, 16, dtype=torch.float32)
-    from partsong.kernels.call import Call
-
     few = Call(q, (Segment(k, v, position=0),), None, None, 1.0)
     many = Call(q.expand(64, -1, -1, -1), (Segment(k, v, position=0),), None, None, 1.0)
     assert triton_attention.num_splits(few, triton_attention.config_for(few)) == 1

@@ -44,7 +44,6 @@ def _case(mesh: Mesh, family: str, strategy: Strategy, before: bool, backend: st
 
 
 def run() -> dict[str, list[dict[str, float]]]:
-    torch.set_num_threads(1)
     results = {}
     for label, (family, strategy, before, backend) in CASES.items():
         with Mesh(**{strategy.axes[0]: 2}) as mesh:

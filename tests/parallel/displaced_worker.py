@@ -1,15 +1,21 @@
 """Runs on every rank: DisplacedPatch after its warm-up, against its definition simulated in one process.
 
 Order 0: keys and values of the other ranks are those of the step before. Order 1: from the third step on they lie on
-the line through the two steps before, carried on by the ratio of the time steps, which is at most 2.
+the line through the two steps before, carried on by the ratio of the time steps, which is at most 2. A rank that sees
+only a portion has text whole, and of the image what lies within that many patches of its own.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from partsong.parallel import DisplacedPatch, Mesh, parallelize
 from tests.parallel.families import FAMILIES
@@ -18,23 +24,64 @@ from tests.parallel.ranks import error, gathered
 TIMES = (900, 800, 500, 450, 100)
 #: warm-up steps, calls of the model per step, order of the forecast
 CASES = ((1, 1, 0), (2, 1, 0), (3, 2, 0), (1, 1, 1), (3, 2, 1), (len(TIMES), 1, 1))
+#: Token streams of every attention of one forward, in order; None is one that no rank shares.
+STREAMS: dict[str, list[tuple[str, ...] | None]] = {
+    "DiT": [("image",)] * 2,
+    "PixArt masked": [("image",), None] * 2,
+    "SD3": [("image", "text"), ("image",), ("image", "text"), ("image", "text")],
+    "Flux": [("text", "image")] * 3,
+}
 
 
-class Simulated:
-    """A DiT block's self-attention in which every rank's tokens see fresh own keys and old ones of the others.
+class Simulated(TorchFunctionMode):
+    """Attention in which every rank's tokens see fresh own keys and old ones of the others.
 
     Written from the definition, with full-length tensors and dense weights; knows nothing of ranks or messages.
+
+    Args:
+        parts: the ranks.
+        warmup: steps in which all is fresh.
+        order: of the forecast.
+        streams: what each attention mixes, as in `STREAMS`.
+        portions: how far a rank sees, for each attention; None sees everything.
+        merged: tokens are cut into this many times more runs, which neighbours put together again.
     """
 
-    def __init__(self, parts: int, warmup: int, order: int) -> None:
-        self.parts, self.warmup, self.order = parts, warmup, order
-        self.step, self.branch = 0, 0
+    def __init__(
+        self,
+        parts: int,
+        warmup: int,
+        order: int,
+        streams: Sequence[tuple[str, ...] | None],
+        portions: Sequence[float] | None = None,
+        merged: int = 1,
+    ) -> None:
+        super().__init__()
+        self.parts, self.warmup, self.order, self.merged = parts, warmup, order, merged
+        self.streams, self.portions = streams, portions
+        self.step, self.branch, self.text, self.calls = 0, 0, 0, 0
         self.past: dict[tuple[int, int, int], Tensor] = {}
 
-    def owner(self, tokens: int) -> Tensor:
-        """The rank of each token: runs as even as can be, longer ones first."""
-        runs = torch.arange(tokens).tensor_split(self.parts)
-        return torch.cat([torch.full((len(run),), rank) for rank, run in enumerate(runs)])
+    def begin(self, step: int, branch: int, text: int) -> None:
+        """Notes that a forward begins, with this many tokens of text."""
+        self.step, self.branch, self.text, self.calls = step, branch, text, 0
+
+    def shards(self, tokens: int) -> list[Tensor]:
+        """The positions of each rank: runs as even as can be, longer ones first."""
+        runs = torch.arange(tokens).tensor_split(self.parts * self.merged)
+        return [torch.cat(runs[rank * self.merged : (rank + 1) * self.merged]) for rank in range(self.parts)]
+
+    def seen(self, stream: str, tokens: int, portion: float) -> tuple[Tensor, Tensor]:
+        """The rank of each token, and for each rank the tokens it sees."""
+        owner, sees = torch.zeros(tokens, dtype=torch.long), torch.ones(self.parts, tokens, dtype=torch.bool)
+        for rank, shard in enumerate(self.shards(tokens)):
+            owner[shard] = rank
+            for place, token in enumerate(shard.tolist()):
+                for viewer in range(self.parts):
+                    patches, before = abs(viewer - rank) - 1, len(shard) - 1 - place if viewer > rank else place
+                    if stream == "image" and patches >= 0 and math.isfinite(portion):
+                        sees[viewer, token] = before < (Fraction(str(portion)) - patches) * len(shard)
+        return owner, sees
 
     def remembered(self, layer: int, fresh: Tensor) -> Tensor:
         """What a rank knows of the others' keys and values in this step."""
@@ -47,59 +94,81 @@ class Simulated:
         older, (before, then, now) = self.past[layer, self.branch, self.step - 2], TIMES[self.step - 2 : self.step + 1]
         return last + min((now - then) / (then - before), 2.0) * (last - older)
 
-    def __call__(self, attn: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        q, k, v = (f(hidden_states).unflatten(2, (attn.heads, -1)) for f in (attn.to_q, attn.to_k, attn.to_v))
-        old_k, old_v = self.remembered(id(attn), torch.stack((k, v)))
-        owner = self.owner(q.shape[1])
-        own = (owner[:, None] == owner[None, :])[None, None]
-        scale = q.shape[-1] ** -0.5
-        fresh, stale = (torch.einsum("blhd,bmhd->bhlm", q, keys) * scale for keys in (k, old_k))
-        weights = torch.where(own, fresh, stale).softmax(-1)
-        out = torch.einsum("bhlm,bmhd->blhd", weights * own, v)
-        out = out + torch.einsum("bhlm,bmhd->blhd", weights * ~own, old_v)
-        return attn.to_out[0](out.flatten(2))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        layer, self.calls = self.calls, self.calls + 1
+        if self.streams[layer] is None:
+            return func(*args, **(kwargs or {}))
+        return self.attend(layer, *args, **(kwargs or {}))
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        streams = self.streams[layer] or ()
+        lengths = {"text": self.text, "image": query.shape[2] - self.text * ("text" in streams)}
+        known = [self.seen(stream, lengths[stream], self.portion(layer)) for stream in streams]
+        owner, sees = (torch.cat(rows, dim=-1) for rows in zip(*known, strict=True))
+        old_key, old_value = self.remembered(layer, torch.stack((key, value)))
+        own, scale = owner[:, None] == owner[None, :], query.shape[-1] ** -0.5
+        logits = torch.where(own, query @ key.mT * scale, query @ old_key.mT * scale)
+        logits = logits.masked_fill(~sees[owner], -math.inf)
+        weights = (logits if attn_mask is None else logits + attn_mask).softmax(-1)
+        return (weights * own) @ value + (weights * ~own) @ old_value
+
+    def portion(self, layer: int) -> float:
+        """How far a rank sees in this step."""
+        if self.portions is None or self.step < self.warmup:
+            return math.inf
+        return self.portions[sum(streams is not None for streams in self.streams[:layer])]
 
 
-def _calls(side: int, branches: int) -> list[dict[str, Any]]:
-    """Every step has other latents and, per branch, another class; as a sampler would call."""
+def calls_of(family: str, side: int, branches: int) -> list[dict[str, Any]]:
+    """Every step has other latents and, per branch, another class or text; as a sampler would call."""
     calls = []
     for step, time in enumerate(TIMES):
-        named = FAMILIES["DiT"].call(side, 2, torch.float64, seed=70 + step)
+        named = FAMILIES[family].call(side, 2, torch.float64, seed=70 + step)
+        named["timestep"] = torch.full_like(named["timestep"], time / 1000 if family == "Flux" else time)
         for branch in range(branches):
-            labels = (named["class_labels"] + 3 * branch) % 10
-            calls.append({**named, "timestep": torch.full((2,), time), "class_labels": labels})
+            other = dict(named)
+            if "class_labels" in named:
+                other["class_labels"] = (named["class_labels"] + 3 * branch) % 10
+            else:
+                other["encoder_hidden_states"] = named["encoder_hidden_states"] + branch
+            calls.append(other)
     return calls
 
 
-def _simulate(side: int, parts: int, warmup: int, branches: int, order: int) -> list[Tensor]:
-    model = FAMILIES["DiT"].model(side, torch.float64)
-    attention = Simulated(parts, warmup, order)
-    for block in model.transformer_blocks:
-        block.attn1.set_processor(attention)
+def simulate(model: Any, calls: Sequence[dict[str, Any]], branches: int, attention: Simulated) -> list[Tensor]:
+    """What the model answers when its attention is the simulated one."""
     outputs = []
-    for number, call in enumerate(_calls(side, branches)):
-        attention.step, attention.branch = divmod(number, branches)
-        outputs.append(model(**call).sample)
+    for number, call in enumerate(calls):
+        text = call.get("encoder_hidden_states", torch.empty(0, 0)).shape[1]
+        attention.begin(*divmod(number, branches), text)
+        with attention:
+            outputs.append(model(**call).sample)
     return outputs
 
 
 def run(nproc: int) -> dict[tuple[int, int, int], list[list[dict[str, Any]]]]:
     """For each case, rank and generation: the distance from the definition and from the serial model, by step."""
-    torch.set_num_threads(1)
     results = {}
     with Mesh(patch=nproc) as mesh, torch.no_grad():
         for case in CASES:
-            warmup, _, order = case
+            warmup, branches, order = case
             model = FAMILIES["DiT"].model(6, torch.float64)
+            calls = calls_of("DiT", 6, branches)
+            attentions = (Simulated(parts, warmup, order, STREAMS["DiT"]) for parts in (nproc, 1))
+            want, serial = (simulate(model, calls, branches, attention) for attention in attentions)
             with parallelize(model, DisplacedPatch(warmup_steps=warmup, order=order), mesh=mesh):
-                results[case] = gathered([_generation(model, nproc, *case) for _ in range(2)])
+                results[case] = gathered([_generation(model, calls, branches, want, serial) for _ in range(2)])
     return results
 
 
-def _generation(model: Any, nproc: int, warmup: int, branches: int, order: int) -> dict[str, list[float]]:
-    got = [model(**call).sample for call in _calls(6, branches)]
-    want = _simulate(6, nproc, warmup, branches, order)
-    serial = _simulate(6, 1, warmup, branches, order)
+def _generation(
+    model: Any, calls: Sequence[dict[str, Any]], branches: int, want: Sequence[Tensor], serial: Sequence[Tensor]
+) -> dict[str, list[float]]:
+    got = [model(**call).sample for call in calls]
     errors = [error(g, w) for g, w in zip(got, want, strict=True)]
     drifts = [error(g, s) for g, s in zip(got, serial, strict=True)]
     return {

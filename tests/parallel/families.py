@@ -15,6 +15,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
+from tests.parallel import image_families as more
+
 
 def _dit(side: int) -> Any:
     return DiTTransformer2DModel(
@@ -157,11 +159,19 @@ def _wan_inputs(side: int, batch: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a tiny model and its inputs; `side` is the latent's side, odd multiples of 2 give odd tokens."""
+    """How to make a tiny model and its inputs; `side` is the latent's side, odd multiples of 2 give odd tokens.
+
+    `timestep` names the argument and `unit` is what a scheduler's timestep is divided by before it is passed on. A
+    `brief` family runs one size per type; in a `ragged` one the samples of a batch have texts of several lengths.
+    """
 
     name: str
     build: Callable[[int], Any]
     inputs: Callable[[int, int], dict[str, Any]]
+    timestep: str = "timestep"
+    unit: int = 1
+    brief: bool = False
+    ragged: bool = False
 
     def model(self, side: int, dtype: torch.dtype) -> Any:
         """The model with seeded random weights everywhere, also where the class starts with zeros."""
@@ -175,10 +185,16 @@ class Family:
     def call(self, side: int, batch: int, dtype: torch.dtype, seed: int = 5) -> dict[str, Any]:
         """Seeded inputs."""
         torch.manual_seed(seed)
-        return {k: _cast(k, v, dtype) for k, v in self.inputs(side, batch).items()}
+        return {name: _cast(value, dtype) for name, value in self.inputs(side, batch).items()}
+
+    def at(self, named: dict[str, Any], time: float) -> dict[str, Any]:
+        """The inputs at another time."""
+        return {**named, self.timestep: torch.full_like(named[self.timestep], time / self.unit)}
 
 
-def _cast(name: str, value: Any, dtype: torch.dtype) -> Any:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
@@ -189,7 +205,14 @@ FAMILIES = {
         Family("PixArt", _pixart, _pixart_inputs),
         Family("PixArt masked", _pixart, _masked_pixart_inputs),
         Family("SD3", _sd3, _sd3_inputs),
-        Family("Flux", _flux, _flux_inputs),
+        Family("Flux", _flux, _flux_inputs, unit=1000),
         Family("Wan", _wan, _wan_inputs),
+        Family("Flux2", more.flux2, more.flux2_inputs, unit=1000, brief=True),
+        Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000, brief=True),
+        Family("Sana", more.sana, more.sana_inputs, brief=True),
+        Family("HunyuanDiT", more.hunyuan_dit, more.hunyuan_dit_inputs, brief=True),
+        Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, brief=True, ragged=True),
+        Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000, brief=True),
+        Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, brief=True, ragged=True),
     )
 }

@@ -27,7 +27,7 @@ from tests.parallel.families import FAMILIES
 STEPS = 3
 
 
-def _vae(dtype: torch.dtype) -> AutoencoderKL:
+def vae(dtype: torch.dtype) -> AutoencoderKL:
     torch.manual_seed(3)
     blocks = 4
     return (
@@ -61,11 +61,11 @@ def _dit(dtype: torch.dtype) -> DiTPipeline:
     model = FAMILIES["DiT"].build(6).eval()
     torch.manual_seed(11)
     model = type(model)(**{**model.config, "num_embeds_ada_norm": 1000}).eval()
-    _randomize(model)
-    return DiTPipeline(model.to(dtype), _vae(dtype), DDIMScheduler())
+    randomize(model)
+    return DiTPipeline(model.to(dtype), vae(dtype), DDIMScheduler())
 
 
-def _randomize(model: Any) -> None:
+def randomize(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)
@@ -73,13 +73,13 @@ def _randomize(model: Any) -> None:
 
 def _pixart(dtype: torch.dtype) -> PixArtAlphaPipeline:
     model = FAMILIES["PixArt"].model(6, dtype)
-    return PixArtAlphaPipeline(None, None, _vae(dtype), model, DPMSolverMultistepScheduler())
+    return PixArtAlphaPipeline(None, None, vae(dtype), model, DPMSolverMultistepScheduler())
 
 
 def _sd3(dtype: torch.dtype) -> StableDiffusion3Pipeline:
     model = FAMILIES["SD3"].model(6, dtype)
     return StableDiffusion3Pipeline(
-        model, FlowMatchEulerDiscreteScheduler(), _vae(dtype), None, None, None, None, None, None
+        model, FlowMatchEulerDiscreteScheduler(), vae(dtype), None, None, None, None, None, None
     )
 
 
@@ -97,8 +97,8 @@ def _flux(dtype: torch.dtype) -> FluxPipeline:
         guidance_embeds=False,
         axes_dims_rope=(2, 2, 4),
     ).eval()
-    _randomize(model)
-    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), _vae(dtype), None, None, None, None, model.to(dtype))
+    randomize(model)
+    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), vae(dtype), None, None, None, None, model.to(dtype))
 
 
 def _wan(dtype: torch.dtype) -> WanPipeline:
@@ -107,7 +107,7 @@ def _wan(dtype: torch.dtype) -> WanPipeline:
     return WanPipeline(None, None, _wan_vae(), scheduler, model)
 
 
-def _embeds(batch: int, dtype: torch.dtype, length: int = 7, seed: int = 1) -> torch.Tensor:
+def embeds(batch: int, dtype: torch.dtype, length: int = 7, seed: int = 1) -> torch.Tensor:
     return torch.randn(batch, length, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
@@ -123,30 +123,30 @@ def _pixart_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[
     keep = torch.ones(1, 7)
     keep[:, 5:] = 0
     return {
-        "prompt_embeds": _embeds(1, dtype),
+        "prompt_embeds": embeds(1, dtype),
         "prompt_attention_mask": keep,
         "num_images_per_prompt": batch,
-        "negative_prompt_embeds": _embeds(1, dtype, seed=2),
+        "negative_prompt_embeds": embeds(1, dtype, seed=2),
         "negative_prompt_attention_mask": keep,
         "negative_prompt": None,
         "use_resolution_binning": False,
         "output_type": "latent",
-        **_size(size),
+        **sized(size),
     }
 
 
 def _sd3_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
-    return {**_pooled_call(batch, dtype), "output_type": "pt", **_size(size)}
+    return {**pooled_call(batch, dtype), "output_type": "pt", **sized(size)}
 
 
 def _flux_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
-    return {**_pooled_call(batch, dtype), "true_cfg_scale": 3.0, "output_type": "latent", **_size(size)}
+    return {**pooled_call(batch, dtype), "true_cfg_scale": 3.0, "output_type": "latent", **sized(size)}
 
 
-def _pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
+def pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        "prompt_embeds": _embeds(batch, dtype),
-        "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "prompt_embeds": embeds(batch, dtype),
+        "negative_prompt_embeds": embeds(batch, dtype, seed=2),
         "pooled_prompt_embeds": _pooled(batch, dtype, 3),
         "negative_pooled_prompt_embeds": _pooled(batch, dtype, 4),
     }
@@ -154,15 +154,15 @@ def _pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
 
 def _wan_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
     return {
-        "prompt_embeds": _embeds(batch, dtype),
-        "negative_prompt_embeds": _embeds(batch, dtype, seed=2),
+        "prompt_embeds": embeds(batch, dtype),
+        "negative_prompt_embeds": embeds(batch, dtype, seed=2),
         "num_frames": 9,
         "output_type": "latent",
-        **_size(size),
+        **sized(size),
     }
 
 
-def _size(size: tuple[int, int]) -> dict[str, int]:
+def sized(size: tuple[int, int]) -> dict[str, int]:
     return {"height": size[0], "width": size[1]}
 
 

@@ -13,7 +13,6 @@ from tests.parallel.families import FAMILIES
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     victim = int(sys.argv[1]) if len(sys.argv) > 1 else None
     model, named = FAMILIES["DiT"].model(8, torch.float64), FAMILIES["DiT"].call(8, 1, torch.float64)
     with Mesh(ulysses=2) as mesh, torch.no_grad():

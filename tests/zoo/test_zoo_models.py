@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline
 
 from partsong import zoo
 from partsong.errors import PartsongError
 from partsong.zoo.shapes.scoring import score
 
 FOLDER = zoo.MODELS["shapes"].folder
-LIMIT_BYTES = 25_000_000
+LIMIT_BYTES = {"shapes": 25_000_000, "shapes-unet": 15_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +24,21 @@ def pipeline() -> StableDiffusion3Pipeline:
     return loaded
 
 
-def files() -> list[Path]:
-    return [path for path in FOLDER.rglob("*") if path.is_file()]
+def files(name: str) -> list[Path]:
+    return [path for path in zoo.MODELS[name].folder.rglob("*") if path.is_file()]
 
 
-def test_folder_holds_safetensors_and_json_only() -> None:
-    assert {path.suffix for path in files()} <= {".safetensors", ".json", ".md"}
-    assert sum(path.stat().st_size for path in files()) < LIMIT_BYTES
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_folder_holds_safetensors_and_text_only(name: str) -> None:
+    assert {path.suffix for path in files(name)} <= {".safetensors", ".json", ".md", ".txt"}
+    assert sum(path.stat().st_size for path in files(name)) < LIMIT_BYTES[name]
 
 
-def test_weights_are_half_precision() -> None:
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_weights_are_half_precision(name: str) -> None:
     from safetensors import safe_open
 
-    for path in FOLDER.rglob("*.safetensors"):
+    for path in zoo.MODELS[name].folder.rglob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             kinds = {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
         assert kinds == {"F16"}, path
@@ -68,6 +70,16 @@ def test_serial_samples_show_the_facts(pipeline: StableDiffusion3Pipeline) -> No
     assert 0.0 <= result.all_right <= 1.0
 
 
+def test_the_unet_is_a_stock_stable_diffusion_pipeline_that_draws() -> None:
+    loaded = zoo.load("shapes-unet")
+    assert type(loaded) is StableDiffusionPipeline
+    loaded.set_progress_bar_config(disable=True)
+    result = score(loaded, 12, seed=5, batch=12, **zoo.MODELS["shapes-unet"].defaults)
+    kinds = result.by_kind()
+    assert kinds["colour"][0] >= 0.85
+    assert kinds["shape"][0] >= 0.8
+
+
 def test_longest_caption_fits_the_tokenizer(pipeline: StableDiffusion3Pipeline) -> None:
     captions = [
         *zoo.shapes.captions(200, seed=11),
@@ -95,6 +107,7 @@ def test_load_in_half_precision() -> None:
     assert {loaded.transformer.dtype, loaded.vae.dtype, loaded.text_encoder.dtype} == {torch.bfloat16}
 
 
-def test_folder_names_no_path_of_the_machine_that_made_it() -> None:
-    for path in FOLDER.rglob("*.json"):
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_folder_names_no_path_of_the_machine_that_made_it(name: str) -> None:
+    for path in zoo.MODELS[name].folder.rglob("*.json"):
         assert "_name_or_path" not in path.read_text(), path

@@ -195,9 +195,10 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
         shape = (1, segment.length)
         key = torch.full(shape, segment.stream, device=q.device) if mask.key is None else _rows(mask.key, q)
         shared = key == SHARED
-        # Ids of queries are never negative, so a shared key's interval [-1, largest) holds them all.
-        leave = torch.where(shared, torch.iinfo(torch.int64).max, key + 1)
-        interval = (_rows(mask.query, q), key, leave)
+        # A shared key's interval holds every id, also that of a query in no stream, which sees the shared keys alone.
+        every = torch.iinfo(torch.int64)
+        enter, leave = torch.where(shared, every.min, key), torch.where(shared, every.max, key + 1)
+        interval = (_rows(mask.query, q), enter, leave)
         if mask.offset is not None:
             order = _positions(mask.offset, position, q.shape[2], segment.length, q.device)
     else:

@@ -101,10 +101,12 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         return hopper.TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
 
     grid = (-(-length // (kernel.ROWS * kernel.CONSUMERS)), batch * heads)
-    kernel.hopper_attention_kernel[grid](
-        tiles(q, kernel.ROWS), tiles(k, BLOCK_N), tiles(v, BLOCK_N), out, lse, *out.stride()[:3],
-        heads, heads // k.shape[1], length, call.num_keys, call.scale * 1.4426950408889634,
-        WIDTH=width, BLOCK_N=BLOCK_N, STAGES=STAGES, CAUSAL=call.mask is not None, CONSUMERS=kernel.CONSUMERS,
-        num_warps=4,
-    )  # fmt: skip
+    # Triton starts kernels on the current device, which need not be that of the tensors.
+    with torch.cuda.device_of(q):
+        kernel.hopper_attention_kernel[grid](
+            tiles(q, kernel.ROWS), tiles(k, BLOCK_N), tiles(v, BLOCK_N), out, lse, *out.stride()[:3],
+            heads, heads // k.shape[1], length, call.num_keys, call.scale * 1.4426950408889634,
+            WIDTH=width, BLOCK_N=BLOCK_N, STAGES=STAGES, CAUSAL=call.mask is not None, CONSUMERS=kernel.CONSUMERS,
+            num_warps=4,
+        )  # fmt: skip
     return out, lse

@@ -5,10 +5,13 @@ Also runs on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1`` before 
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import importlib
 import importlib.util
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +22,7 @@ from partsong.kernels.call import Call, Segment
 from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
 from partsong.kernels.tuned import tuned
 
-__all__ = ["Config", "config_for", "interpreted", "num_splits", "run", "supports", "usable"]
+__all__ = ["Config", "config_for", "fits_copy_engine", "interpreted", "num_splits", "run", "supports", "usable"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_SIZE = 256
@@ -27,19 +30,23 @@ MAX_HEAD_SIZE = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Tile sizes of one launch.
+    """Tile sizes of one launch, and how it reads keys and values.
 
     Attributes:
         block_m: rows per program.
         block_n: keys per step.
         num_warps: warps per program.
         num_stages: depth of the software pipeline.
+        tma: whether the copy engine of Hopper and newer reads keys and values, where it can (`fits_copy_engine`); else
+            and elsewhere threads do, with the same numbers. Off unless a tuned table says otherwise: it makes every
+            launch allocate memory for descriptors and every program write some, and no GPU has shown yet that it pays.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    tma: bool = False
 
 
 def interpreted() -> bool:
@@ -79,6 +86,14 @@ def supports(call: Call) -> tuple[bool, str]:
     return True, "partsong's Triton kernel"
 
 
+def fits_copy_engine(segments: Sequence[Segment]) -> bool:
+    """Whether the copy engine can read these keys and values: from sm_90 on, rows aligned, apart and contiguous."""
+    tensors = [x for segment in segments for x in (segment.k, segment.v)]
+    # A descriptor cannot say that rows overlap, as those of an expanded dim do.
+    rows = all(x.stride(3) == 1 and x.stride(2) >= x.shape[3] for x in tensors)
+    return rows and _alignment(segments) > 1 and _has_copy_engine(tensors[0].device)
+
+
 def run(call: Call, config: Config | None = None) -> tuple[Tensor, Tensor]:
     """Attention of any call that is not empty; `config` overrides the tile sizes."""
     config = config or config_for(call)
@@ -87,13 +102,17 @@ def run(call: Call, config: Config | None = None) -> tuple[Tensor, Tensor]:
     splits = num_splits(call, config)
     out = _empty_like(q, q.dtype if init is None else init[0].dtype)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-    if splits == 1:
-        _launch(call, q, config, 1, out[None], lse)
-        return out, lse
-    parts = torch.empty(splits, batch, heads, length, width, dtype=torch.float32, device=q.device)
-    part_lse = torch.empty(splits, batch, heads, length, dtype=torch.float32, device=q.device)
-    _launch(call, q, config, splits, parts, part_lse)
-    _combine(parts, part_lse, out, lse)
+    # In a context of its own, which ends with the launch, the program's allocator for Triton stays as it is.
+    launch = functools.partial(contextvars.copy_context().run, _launch) if config.tma else _launch
+    # Triton starts kernels on the current device, which need not be that of the tensors.
+    with torch.cuda.device_of(q):
+        if splits == 1:
+            launch(call, q, config, 1, out[None], lse)
+            return out, lse
+        parts = torch.empty(splits, batch, heads, length, width, dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(splits, batch, heads, length, dtype=torch.float32, device=q.device)
+        launch(call, q, config, splits, parts, part_lse)
+        _combine(parts, part_lse, out, lse)
     return out, lse
 
 
@@ -139,6 +158,12 @@ def _multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def _has_copy_engine(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return interpreted()  # which knows descriptors too
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse: Tensor) -> None:
     kernel = _device_code()
 
@@ -151,8 +176,11 @@ def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse
     group, query_ids, key_ids, leaves = _ids(call)
     bias_kind, bias, bias_strides = _bias(call)
     init_out, init_lse = (q, lse) if call.init is None else (_unit_stride(call.init[0]), call.init[1].contiguous())
+    tma = config.tma and fits_copy_engine(segments)
     upcast = interpreted() and q.dtype is torch.bfloat16
     grid = (-(-length * (heads // key_heads) // config.block_m), batch * key_heads, splits)
+    if tma:
+        _make_room_for_descriptors(q.device)
     kernel.attention_kernel[grid](
         q, first.k, first.v, _table(segments) if segmented else q, bias, query_ids, key_ids, leaves, init_out, init_lse,
         out, lse, *q.stride()[:3], *first.k.stride()[:3], *first.v.stride()[:3], *bias_strides,
@@ -162,8 +190,19 @@ def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse
         GROUP_SIZE=heads // key_heads, SEGMENTED=segmented, ORDER=order, GROUP=group,
         KEY_IDS=isinstance(call.mask, Tree) or (isinstance(call.mask, Streams) and call.mask.key is not None),
         BIAS=bias_kind, INIT=call.init is not None, SPLITS=splits, ALIGN=_alignment(segments) if segmented else 1,
-        UPCAST=upcast, PRECISION=precision(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        TMA=tma, UPCAST=upcast, PRECISION=precision(q.dtype), num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )  # fmt: skip
+
+
+def _make_room_for_descriptors(device: torch.device) -> None:
+    """Tells Triton, for the rest of this context, where kernels find memory for descriptors."""
+    triton: Any = importlib.import_module("triton")
+
+    def allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(size, dtype=torch.int8, device=device)
+
+    triton.set_allocator(allocate)
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -246,7 +285,7 @@ def _table(segments: list[Segment]) -> Tensor:
     return table.pin_memory().to(segments[0].k.device, non_blocking=True) if segments[0].k.is_cuda else table
 
 
-def _alignment(segments: list[Segment]) -> int:
+def _alignment(segments: Sequence[Segment]) -> int:
     """Elements in 16 bytes if all rows of all segments start at multiples of that, else 1."""
     size = segments[0].k.element_size()
     unit = 16 // size

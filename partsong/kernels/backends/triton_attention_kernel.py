@@ -34,11 +34,19 @@ _WIDTH = tl.constexpr(TABLE_WIDTH)
 
 
 @triton.jit
-def _tile(base, stride, first, length, dims, width: tl.constexpr, upcast: tl.constexpr, rows: tl.constexpr):
-    """Rows `[first, first + rows)` of keys or values, zero beyond `length`: a product with garbage could be NaN."""
-    cols = first + tl.arange(0, rows)
-    inside = (cols < length)[:, None] & (dims < width)[None, :]
-    tile = tl.load(base + cols.to(tl.int64)[:, None] * stride + dims[None, :], mask=inside, other=0.0)
+def _tile(
+    base, stride, first, length, dims, width: tl.constexpr, tma: tl.constexpr, upcast: tl.constexpr, rows: tl.constexpr
+):
+    """Rows `[first, first + rows)` of keys or values, zero beyond `length`: a product with garbage could be NaN.
+
+    base is the address of row 0 or, for the copy engine (tma), the descriptor of all rows, which knows their stride.
+    """
+    if tma:
+        tile = base.load([first, 0])
+    else:
+        cols = first + tl.arange(0, rows)
+        inside = (cols < length)[:, None] & (dims < width)[None, :]
+        tile = tl.load(base + cols.to(tl.int64)[:, None] * stride + dims[None, :], mask=inside, other=0.0)
     if upcast:
         tile = tile.to(tl.float32)
     return tile
@@ -73,13 +81,13 @@ def _run(
     acc, top, total, q, k_base, v_base, stride_k, stride_v, low, high, length, position, stream, logit, start,
     row_position, row_id, key_ids, leaves, block, bias, stride_bias, scale, dims,
     MASKED: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, KEY_IDS: tl.constexpr, BIAS: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attends to the keys `[low, high)` of one segment."""
     for begin in tl.range(low, high, BLOCK_N):
         first = tl.multiple_of(begin, BLOCK_N)
         cols = first + tl.arange(0, BLOCK_N)
-        k = _tile(k_base, stride_k, first, length, dims, WIDTH, UPCAST, BLOCK_N)
+        k = _tile(k_base, stride_k, first, length, dims, WIDTH, TMA, UPCAST, BLOCK_N)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + logit
         if BIAS == _ROW:
             row = tl.load(bias + (start + cols) * stride_bias, mask=cols < length, other=0.0)
@@ -97,7 +105,7 @@ def _run(
         safe = tl.where(new == -float("inf"), 0.0, new)
         weights = tl.exp2(logits - safe[:, None])
         fade = tl.exp2(top - safe)
-        v = _tile(v_base, stride_v, first, length, dims, WIDTH, UPCAST, BLOCK_N)
+        v = _tile(v_base, stride_v, first, length, dims, WIDTH, TMA, UPCAST, BLOCK_N)
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
         top = new
@@ -113,7 +121,8 @@ def attention_kernel(
     scale, num_queries, num_keys, key_heads, num_segments, offset, block, batch_size,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_SIZE: tl.constexpr,
     SEGMENTED: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, KEY_IDS: tl.constexpr, BIAS: tl.constexpr,
-    INIT: tl.constexpr, SPLITS: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+    INIT: tl.constexpr, SPLITS: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out `[SPLITS, B, Hq, Lq, D]` and lse `[SPLITS, B, Hq, Lq]` of attention; grid (row tiles, B * Hkv, SPLITS).
 
@@ -180,6 +189,10 @@ def attention_kernel(
             k_head = k_base + wide_batch * stride_kb + head.to(tl.int64) * stride_kh
             v_head = v_base + wide_batch * stride_vb + head.to(tl.int64) * stride_vh
             length, position, stream, logit = num_keys, 0, -1, 0.0
+        if TMA:
+            # One descriptor per tensor, made here: the host cannot make those of segments it only knows by a table.
+            k_head = tl.make_tensor_descriptor(k_head, [length, WIDTH], [k_step, 1], [BLOCK_N, BLOCK_D])
+            v_head = tl.make_tensor_descriptor(v_head, [length, WIDTH], [v_step, 1], [BLOCK_N, BLOCK_D])
         tiles = tl.cdiv(length, BLOCK_N)
         low = tl.minimum(tl.maximum(split * share - done, 0), tiles) * BLOCK_N
         high = tl.minimum(tl.maximum((split + 1) * share - done, 0), tiles) * BLOCK_N
@@ -196,12 +209,12 @@ def attention_kernel(
         acc, top, total = _run(
             acc, top, total, q, k_head, v_head, k_step, v_step, low, free, length, position, stream, logit, start,
             row_position, row_id, key_ids, leaves, block, bias, stride_bk, scale, dims,
-            False, ORDER, GROUP, KEY_IDS, BIAS, WIDTH, BLOCK_N, UPCAST, PRECISION,
+            False, ORDER, GROUP, KEY_IDS, BIAS, WIDTH, BLOCK_N, TMA, UPCAST, PRECISION,
         )  # fmt: skip
         acc, top, total = _run(
             acc, top, total, q, k_head, v_head, k_step, v_step, free, high, length, position, stream, logit, start,
             row_position, row_id, key_ids, leaves, block, bias, stride_bk, scale, dims,
-            True, ORDER, GROUP, KEY_IDS, BIAS, WIDTH, BLOCK_N, UPCAST, PRECISION,
+            True, ORDER, GROUP, KEY_IDS, BIAS, WIDTH, BLOCK_N, TMA, UPCAST, PRECISION,
         )  # fmt: skip
         done += tiles
         start += length

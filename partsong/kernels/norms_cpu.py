@@ -1,0 +1,61 @@
+"""Group norm with given statistics on a CPU, several times faster than the plain version: torch's own fused passes.
+
+Holds every function of `norms_naive`; those that gain nothing here are the plain ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partsong.kernels import norms_naive
+from partsong.kernels.norms_naive import (
+    adaptive_layer_norm,
+    residual_adaptive_layer_norm,
+    rms_norm_rotary,
+)
+
+__all__ = [
+    "adaptive_layer_norm",
+    "group_norm_apply",
+    "group_norm_stats",
+    "residual_adaptive_layer_norm",
+    "rms_norm_rotary",
+    "supports",
+]
+
+
+def supports(*tensors: Tensor | None) -> bool:
+    """Whether all tensors are on a CPU, of one type that torch's fused pass computes in, and need no gradient."""
+    given = [x for x in tensors if x is not None]
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    return not grad and all(x.dtype == given[0].dtype and x.device.type == "cpu" for x in given)
+
+
+def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance `[B, G]` of x `[B, C, ...]`; both are 0 where a group has no elements."""
+    if x.dtype not in (torch.float32, torch.float64) or not x.numel():
+        return norms_naive.group_norm_stats(x, num_groups)
+    batch, channels = x.shape[:2]
+    # The normalised copy is thrown away: torch's one-pass statistics are still far quicker than its var_mean. Without
+    # an epsilon the inverse of a constant group is infinite, which gives it the variance of 0 that it has.
+    found = torch.native_group_norm(x.contiguous(), None, None, batch, channels, x[0, 0].numel(), num_groups, 0.0)
+    return found[1], found[2].pow(-2)
+
+
+def group_norm_apply(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias; x `[B, C, ...]`, mean and var `[B, G]`, weight and bias `[C]`."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return norms_naive.group_norm_apply(x, mean, var, weight, bias, eps)
+    (batch, channels), groups = x.shape[:2], mean.shape[1]
+    shape = (batch, channels, *(1,) * (x.dim() - 2))
+    centre, scale = (
+        stat[:, :, None].expand(-1, -1, channels // groups).reshape(shape) for stat in (mean, torch.rsqrt(var + eps))
+    )
+    if weight is not None:
+        scale = scale * weight.view(1, *shape[1:])
+    # The mean goes first: folded into the bias it would cancel where it is large against the spread.
+    out = x - centre
+    return out.mul_(scale) if bias is None else torch.addcmul(bias.view(1, *shape[1:]), out, scale)

@@ -1,0 +1,42 @@
+"""What partsong knows of each architecture, as data: where tokens enter and leave, which attention mixes them.
+
+Supporting a new transformer means adding a row to `cross` or `joint`, a UNet one to `unet`. Where a diffusers model
+class carries a context-parallel plan of its own (``_cp_plan``), a row may leave `splits` and `gather` out and the
+class' plan is read.
+A model without a row gets one inferred where it is plain enough, and the first call checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from torch import nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import cross, joint, unet
+from partsong.parallel.adapters.infer import inferred
+from partsong.parallel.adapters.row import Adapter, Split, places
+
+__all__ = ["ADAPTERS", "Adapter", "Split", "adapter_for", "places"]
+
+#: The supported architectures by the class name of their transformer.
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType({row.model: row for row in (*cross.ROWS, *joint.ROWS, *unet.ROWS)})
+
+
+def adapter_for(module: nn.Module) -> Adapter:
+    """The row of a model, resolved; one inferred where `ADAPTERS` has none.
+
+    Raises:
+        UnsupportedError: the architecture is not in `ADAPTERS`, and not plain enough to be inferred.
+    """
+    name = type(module).__name__
+    if name in ADAPTERS:
+        return ADAPTERS[name].resolved(module)
+    try:
+        return inferred(module)
+    except UnsupportedError as problem:
+        raise UnsupportedError(
+            f"{name} is not a supported architecture, and none could be inferred: {problem}. Supported are "
+            + ", ".join(f"{known.model} ({known.family})" for known in ADAPTERS.values())
+        ) from None

@@ -1,0 +1,90 @@
+"""Models that see the text by cross-attention: it stays whole on every rank, only the picture's tokens are cut."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
+
+__all__ = ["ROWS"]
+
+EMBEDDED = row(pos_embed={0: Split(dim=1, output=True)})
+RESIDUALS = Split(dim=1, optional=True)
+
+ROWS = (
+    Adapter(
+        family="DiT",
+        model="DiTTransformer2DModel",
+        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        splits=EMBEDDED,
+        gather=row(proj_out_2=Split(dim=1)),
+        batched=("hidden_states", "timestep", "class_labels"),
+    ),
+    Adapter(
+        family="PixArt",
+        model="PixArtTransformer2DModel",
+        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        # The mask must be as long as the local tokens: diffusers silently pads one that is not.
+        splits=MappingProxyType({**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}}),
+        gather=row(proj_out=Split(dim=1)),
+        batched=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "timestep",
+            "added_cond_kwargs",
+            "attention_mask",
+            "encoder_attention_mask",
+        ),
+    ),
+    Adapter(
+        family="HunyuanDiT",
+        model="HunyuanDiT2DModel",
+        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
+        # The rotary embedding is a pair [S, D]; cross-attention turns its queries by it too.
+        splits=MappingProxyType(
+            {**EMBEDDED, "": {"image_rotary_emb": Split(dim=0, optional=True), "controlnet_block_samples": RESIDUALS}}
+        ),
+        gather=row(proj_out=Split(dim=1)),
+        long_skips=True,
+        batched=(
+            "hidden_states",
+            "timestep",
+            "encoder_hidden_states",
+            "text_embedding_mask",
+            "encoder_hidden_states_t5",
+            "text_embedding_mask_t5",
+            "image_meta_size",
+            "style",
+        ),
+        residuals=("controlnet_block_samples",),
+    ),
+    Adapter(
+        family="Sana",
+        model="SanaTransformer2DModel",
+        linear_attention=row(**{"transformer_blocks.*.attn1": "SanaLinearAttnProcessor2_0"}),
+        convolutions=("transformer_blocks.*.ff.conv_depth",),
+        whole_rows=True,
+        splits=MappingProxyType(
+            {
+                "patch_embed": {0: Split(dim=1, output=True)},
+                "transformer_blocks.*": {"height": Split(dim=0)},
+                "": {"controlnet_block_samples": RESIDUALS},
+            }
+        ),
+        gather=row(proj_out=Split(dim=1)),
+        batched=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "timestep",
+            "guidance",
+            "encoder_attention_mask",
+        ),
+        residuals=("controlnet_block_samples",),
+    ),
+    Adapter(
+        family="Wan",
+        model="WanTransformer3DModel",
+        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image"),
+    ),
+)

@@ -1,0 +1,161 @@
+"""What a row holds: how one architecture's tokens are cut, exchanged and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from partsong.errors import UnsupportedError
+
+__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Split", "places", "row"]
+
+#: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
+IMAGE, TEXT, JOINT = "image", "text", "joint"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """One tensor that is cut along its tokens, or put together again.
+
+    Tuples, lists and dictionaries of tensors are cut one by one. A whole number is taken for the rows of the token
+    grid and replaced by those of this rank.
+
+    Attributes:
+        dim: the token dimension.
+        stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
+        ndim: cut only tensors of this many dimensions (others hold nothing per token); None cuts any.
+        output: cut what the module returns instead of what it is given.
+        optional: skip when the argument is None or absent.
+    """
+
+    dim: int
+    stream: str = IMAGE
+    ndim: int | None = None
+    output: bool = False
+    optional: bool = False
+
+
+def row(**values: Any) -> Mapping[Any, Any]:
+    """A mapping nobody changes."""
+    return MappingProxyType(values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """One architecture.
+
+    Paths name modules from the root (``""``); they may hold ``*`` for one name, and ``-1`` for the last of a list.
+
+    Attributes:
+        family: short name, as in the support table.
+        model: class name of the diffusers transformer.
+        attention: path of softmax self-attention -> the token streams it mixes, in order. Attention that no path
+            names (cross-attention to a replicated text) stays local.
+        linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
+        convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
+        whole_rows: tokens are cut between rows of their grid: `sample` is `[B, C, H, W]` in patches of the
+            configured ``patch_size``.
+        rows: the image stays an image, cut into rows, as in a UNet: convolutions, norms and attention look across. Its
+            one output split names where it enters, `gather` where it leaves, input splits what is added on the way.
+        splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
+        gather: path of modules whose output is put together again -> how. None as above.
+        blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
+            Needed only where blocks return more than ``hidden_states``.
+        long_skips: some blocks read what blocks far before them made.
+        sample: the argument that holds the noisy latents, a tensor or a list with a tensor per picture.
+        timestep: the argument that holds the timestep.
+        batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
+            sample; a dictionary is searched.
+        residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
+        refused: arguments of the root module that no parallel form here handles, with the reason.
+        text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
+        repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
+        inferred: nobody wrote this row: it is checked against the serial model in the first call.
+    """
+
+    family: str
+    model: str
+    attention: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    linear_attention: Mapping[str, str] = field(default_factory=dict)
+    convolutions: tuple[str, ...] = ()
+    whole_rows: bool = False
+    rows: bool = False
+    splits: Mapping[str, Mapping[str | int, Split]] | None = None
+    gather: Mapping[str, Split] | None = None
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    long_skips: bool = False
+    sample: str = "hidden_states"
+    timestep: str = "timestep"
+    batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
+    residuals: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    text_inputs: tuple[str, ...] = ()
+    repeats_keys: bool = False
+    inferred: bool = False
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Arguments of the root module that must be the same on every rank."""
+        return (*self.batched, *self.residuals)
+
+    def resolved(self, module: nn.Module) -> Adapter:
+        """This row with `splits` and `gather` filled in, from the model class' own plan where the row has none."""
+        if self.splits is not None and self.gather is not None:
+            return self
+        plan = getattr(module, "_cp_plan", None)
+        if not plan:
+            raise UnsupportedError(
+                f"{type(module).__name__} carries no context-parallel plan in this version of diffusers; "
+                "diffusers 0.40 or newer is needed"
+            )
+        return _from_class_plan(self, plan)
+
+    def streams_of(self, name: str) -> tuple[str, ...] | None:
+        """The token streams mixed by the attention module called `name`; None for any other module."""
+        return next((streams for path, streams in self.attention.items() if _fits(name, path)), None)
+
+
+def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the modules at a path; none where the list that would hold them is empty.
+
+    Raises:
+        UnsupportedError: there is no such module.
+    """
+    parent, _, last = path.rpartition(".")
+    if last == "-1" and parent in modules:
+        siblings = [name for name in modules if _fits(name, f"{parent}.*")]
+        found = siblings[-1:]
+    else:
+        found = [name for name in modules if _fits(name, path)]
+    if not found and not (
+        isinstance(modules.get(parent), nn.ModuleList) and len(list(modules[parent].children())) == 0
+    ):
+        raise UnsupportedError(f"there is no module {path!r} here; the model's layout has changed")
+    return found
+
+
+def _fits(name: str, path: str) -> bool:
+    return name.count(".") == path.count(".") and fnmatchcase(name, path)
+
+
+def _from_class_plan(adapter: Adapter, plan: Mapping[str, Any]) -> Adapter:
+    splits: dict[str, dict[str | int, Split]] = {}
+    gather = {}
+    for path, entry in plan.items():
+        if hasattr(entry, "gather_dim"):
+            gather[path] = Split(dim=entry.gather_dim)
+            continue
+        splits[path] = {}
+        for key, cut in entry.items():
+            stream = TEXT if key in adapter.text_inputs else IMAGE
+            splits[path][key] = Split(
+                dim=cut.split_dim, stream=stream, ndim=cut.expected_dims, output=cut.split_output, optional=True
+            )
+    if len(gather) != 1:
+        raise UnsupportedError(f"the context-parallel plan of {adapter.model} names {len(gather)} outputs to gather")
+    return replace(adapter, splits=splits, gather=gather)

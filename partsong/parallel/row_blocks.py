@@ -1,0 +1,163 @@
+"""What is known of the blocks and layers of convolutional models: which may be cut into rows, and what they read.
+
+Class names, so that a model is covered by what it is made of and not by what it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from partsong.errors import UnsupportedError
+
+__all__ = [
+    "AUTOENCODER_ADVICE",
+    "AUTOENCODER_BLOCKS",
+    "SELF_ATTENTION",
+    "UNET_ADVICE",
+    "UNET_BLOCKS",
+    "border_rows",
+    "check_convolution",
+    "doubled_columns",
+    "halves_evenly",
+    "is_causal",
+    "level_change",
+    "refuse_unknown",
+]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LAYERS = _names(
+    "ModuleList ModuleDict Sequential Conv2d Linear GroupNorm LayerNorm RMSNorm SiLU ReLU Dropout Identity "
+    "NonDynamicallyQuantizableLinear ParameterDict ResnetBlock2D Downsample2D Upsample2D UNetMidBlock2D Attention "
+    "GELU Mish Sigmoid Tanh LeakyReLU Hardswish"
+)
+#: Modules of a UNet on the image's way that `RowSplit` knows how to cut, or that look at each position by itself.
+UNET_BLOCKS = _LAYERS | _names(
+    "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
+    "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
+    "IPAdapterAttnProcessor2_0"
+)
+UNET_ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
+_KL = "Encoder Decoder DownEncoderBlock2D UpDecoderBlock2D AttnDownEncoderBlock2D AttnUpDecoderBlock2D"
+_TINY = "EncoderTiny DecoderTiny AutoencoderTinyBlock Upsample"
+_DEEP = (
+    "ResBlock EfficientViTBlock SanaMultiscaleLinearAttention SanaMultiscaleAttentionProjection GLUMBConv "
+    "DCDownBlock2d DCUpBlock2d"
+)
+_CAUSAL = "CausalConv3d RMS_norm Upsample Resample ResidualBlock AttentionBlock MidBlock UpBlock Encoder3d Decoder3d"
+_VIDEO = "ZeroPad2d AvgDown3D DupUp3D WanResidualDownBlock WanResidualUpBlock"
+#: Likewise of the encoders and decoders of autoencoders.
+AUTOENCODER_BLOCKS = _LAYERS.union(
+    *map(_names, (_KL, _TINY, _DEEP, _VIDEO)),
+    (family + name for family in ("Wan", "QwenImage") for name in _CAUSAL.split()),
+)
+AUTOENCODER_ADVICE = "use ParallelVae(tile=32), which decodes overlapping tiles and is approximate, or drop ParallelVae"
+#: Self-attention over the whole image in autoencoders.
+SELF_ATTENTION = frozenset({"Attention", "WanAttentionBlock", "QwenImageAttentionBlock"})
+#: Modules of a UNet that see time, text and other conditions but never the image.
+_OFF_THE_PATH = ("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj")
+#: Modules that put pairs of rows together, which must not be left with half a pair.
+_PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D"})
+
+
+def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
+    """Refuses a model with parts that may look across rows in a way nobody here has thought of.
+
+    Raises:
+        UnsupportedError: names the part, says why and what to use.
+    """
+    for name, child in module.named_modules():
+        kind = type(child)
+        if name.startswith(_OFF_THE_PATH) or kind.__module__.startswith("peft."):
+            continue
+        if kind.__name__ in known:
+            reason = _unusual(child)
+            if reason is None:
+                continue
+        else:
+            reason = "is not known to this splitting into rows"
+        where = f"{name} ({kind.__name__})" if name else kind.__name__
+        raise UnsupportedError(f"{type(module).__name__}: {where} {reason}; {advice}")
+
+
+def _unusual(child: Any) -> str | None:
+    """Why a module of a known class cannot be cut, if it is set up in an unusual way."""
+    kind = type(child).__name__
+    if kind == "ResnetBlock2D" and (child.upsample is not None or child.downsample is not None):
+        return "changes the resolution inside a residual block"
+    if kind == "Upsample2D" and child.use_conv_transpose:
+        return "upsamples with a transposed convolution"
+    if kind in ("Upsample2D", "Downsample2D") and not child.use_conv:
+        return "changes the resolution without a convolution"
+    if kind == "Transformer2DModel" and not child.is_input_continuous:
+        return "takes patches or codes instead of an image"
+    if kind.startswith(("Up", "CrossAttnUp")) and getattr(child, "s1", None):
+        return "has FreeU on, which filters the whole image's spectrum"
+    mode = getattr(child, "interpolation_mode", None) or (child.mode if isinstance(child, nn.Upsample) else "nearest")
+    if not mode.startswith("nearest"):
+        return f"interpolates ({mode}) between rows"
+    if isinstance(child, nn.Upsample) and child.scale_factor not in (2.0, (2.0, 2.0)):
+        return f"upsamples by {child.scale_factor}, and only 2 is known"
+    return None
+
+
+def is_causal(child: nn.Module) -> bool:
+    """Whether a module is a convolution over frames that pads by itself, as those of video autoencoders."""
+    return isinstance(child, nn.Conv3d) and hasattr(child, "_padding")
+
+
+def border_rows(child: nn.Module) -> int:
+    """Rows beyond each of its own that a convolution reads, above and below together; 0 for other modules."""
+    if isinstance(child, nn.Conv2d) or is_causal(child):
+        conv: Any = child
+        return conv.dilation[-2] * (conv.kernel_size[-2] - 1)
+    return 0
+
+
+def check_convolution(name: str, child: nn.Module) -> None:
+    """Refuses a convolution that neither keeps nor halves the height.
+
+    Raises:
+        UnsupportedError: names it and says what would do.
+    """
+    conv: Any = child
+    padding = conv._padding[2] if is_causal(conv) else conv.padding[-2]
+    span, stride = border_rows(conv), conv.stride[-2]
+    kept = isinstance(padding, int) and ((stride == 1 and 2 * padding == span) or (stride == 2 and span == 2))
+    if conv.padding_mode != "zeros" or not kept or (is_causal(conv) and stride > 1):
+        raise UnsupportedError(
+            f"{name}: a convolution of {conv.kernel_size[-2]} rows with padding {padding!r} ({conv.padding_mode}) "
+            f"and stride {stride} cannot be cut into rows; zero padding that keeps or halves the height can"
+        )
+
+
+def level_change(child: nn.Module) -> int:
+    """-1 for a module that doubles the rows, 1 for one that halves them other than by a convolution's stride."""
+    kind = type(child).__name__
+    if kind in ("Upsample2D", "DCUpBlock2d") or isinstance(child, nn.Upsample):
+        return -1
+    return int(kind == "DCDownBlock2d" and bool(getattr(child, "downsample", False)))
+
+
+def halves_evenly(module: nn.Module) -> bool:
+    """Whether a model takes only heights that halve without a rest."""
+    return any(type(child).__name__ in _PAIRS for child in module.modules())
+
+
+def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Names of convolutions that read an image just enlarged, in which every column stands twice."""
+    found = set()
+    for name, child in modules.items():
+        inside = [f"{name}.{part}" for part, _ in child.named_children()]
+        if type(child).__name__ == "Upsample2D" or getattr(child, "interpolate", None) is True:
+            found.update(inside)
+        if isinstance(child, nn.Sequential):
+            found.update(after for before, after in pairwise(inside) if isinstance(modules[before], nn.Upsample))
+    return found

@@ -1,0 +1,278 @@
+"""Pictures beyond the training resolution from patches, with a small picture beside them as a guide."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.clock import StepClock
+from partsong.parallel.collectives import Pending, all_gather, exchange
+from partsong.parallel.hooks import HookSet
+from partsong.parallel.mesh import Axis, Mesh
+from partsong.parallel.strategy import Kind, Strategy
+from partsong.parallel.tiles import blend_weights
+
+__all__ = ["PATCHES", "Grid", "GuidedPatches", "StructureGuidance", "grid_for"]
+
+#: What is dealt out, where others deal out tokens.
+PATCHES = "patches"
+MODELS = ("UNet2DConditionModel", "SD3Transformer2DModel")
+MASKS, GUIDES = ("none", "attention"), ("sample", "prediction")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructureGuidance(Strategy):
+    """Paints a picture larger than the model was trained on in overlapping patches of the size it was trained on.
+
+    Alone, every patch would become a picture of the whole prompt. Beside them the pipeline therefore samples one small
+    picture, and the patches follow it: in every step, what the large picture will be is replaced, as far as the weight
+    says, by what the small one will be, until little noise is left; from there on the patches add detail. The small
+    picture's estimate is that of the step before, so nobody waits for it. Approximate; a picture of the training size
+    is one patch without a guide, which is the plain pipeline. The result does not depend on the number of ranks.
+    Sample with `partsong.samplers.generate`.
+
+    Args:
+        degree: number of ranks; None takes all ranks that other strategies leave.
+        training_size: side in pixels of the pictures the model was trained on; None reads it from the model.
+        overlap: share of a patch's side that it has in common with the next one, at least; below 1.
+        weight: of the guide in the first step, from 0 to 1.
+        until: share of noise at which the guide ends; 0 guides to the end, which leaves the small picture, enlarged.
+        power: how the weight falls until then: 0 not at all, 1 in a straight line.
+        mask: ``attention`` guides where the small picture attends to the prompt, ``none`` everywhere.
+        guide: ``sample`` guides the estimate of the clean picture, ``prediction`` what the model predicts (the
+            paper's form).
+
+    Source: ASGDiffusion, arXiv 2412.06163.
+
+    Example:
+        >>> StructureGuidance(until=0.5, power=1.0).weight_at(0.75)
+        0.5
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("patch",)
+    kind: ClassVar[Kind] = "approximate"
+    loop: ClassVar[str | None] = "structure_guidance"
+    loops_alone: ClassVar[bool] = True
+
+    degree: int | None = None
+    training_size: int | None = None
+    overlap: float = 0.25
+    weight: float = 1.0
+    until: float = 0.3
+    power: float = 0.0
+    mask: str = "none"
+    guide: str = "sample"
+
+    def validate(self) -> None:
+        """Refuses shares and weights outside 0 to 1, and unknown words."""
+        super(StructureGuidance, self).validate()
+        size = self.training_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ArgumentError(f"StructureGuidance: training_size={size!r}; give a side in pixels, or leave it out")
+        most = {"overlap": 1.0, "weight": 1.0, "until": 1.0, "power": math.inf}
+        for name, limit in most.items():
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            below = name in ("overlap", "until")
+            if not number or not 0 <= value <= limit or (below and value == 1):
+                legal = "0 or more" if name == "power" else "from 0 up to, but not, 1" if below else "from 0 to 1"
+                raise ArgumentError(f"StructureGuidance: {name}={value!r}; use a number {legal}")
+        for name, words in {"mask": MASKS, "guide": GUIDES}.items():
+            if getattr(self, name) not in words:
+                raise ArgumentError(f"StructureGuidance: {name}={getattr(self, name)!r}; use {' or '.join(words)}")
+
+    def weight_at(self, noise: float) -> float:
+        """The guide's weight where that share of the model's input is noise."""
+        left = (noise - self.until) / (1 - self.until)
+        return self.weight * left**self.power if left > 0 else 0.0
+
+    def stale(self) -> str:
+        """What is old, and how it is read."""
+        return "from the second step on, the small picture's estimate is one step old"
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Models whose pictures are not known to keep their meaning when they are scaled in the latents."""
+        if adapter.model in MODELS:
+            return None
+        return "it is known for Stable Diffusion, XL and 3 only; use SyncPatch, DisplacedPatch or Ulysses"
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Any:
+        """Who computes which patch."""
+        return GuidedPatches(mesh.axis("patch"), self)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How a latent is cut into patches.
+
+    Attributes:
+        factor: how many times larger the picture is than the small one, in each dimension.
+        patch: height and width of a patch, which are the small picture's too.
+        rows: first row of each patch from top to bottom.
+        columns: first column of each patch from left to right.
+    """
+
+    factor: int
+    patch: tuple[int, int]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def places(self) -> list[tuple[slice, slice]]:
+        """Rows and columns of every patch."""
+        height, width = self.patch
+        corners = itertools.product(self.rows, self.columns)
+        return [(slice(top, top + height), slice(left, left + width)) for top, left in corners]
+
+    def blend(self, parts: Sequence[Tensor], whole: Tensor) -> Tensor:
+        """Puts patches, in the order of `places`, together in `whole`: where they overlap, a mean weighted by ramps."""
+        sides = zip((self.rows, self.columns), self.patch, strict=True)
+        down, across = ([ramp.to(whole) for ramp in _ramps(starts, size)] for starts, size in sides)
+        total = torch.zeros_like(whole[:1, :1])
+        whole.zero_()
+        ramps = itertools.product(down, across)
+        for part, (rows, columns), (vertical, horizontal) in zip(parts, self.places, ramps, strict=True):
+            weights = vertical[:, None] * horizontal
+            whole[..., rows, columns] += part * weights
+            total[..., rows, columns] += weights
+        return whole.div_(total)
+
+
+def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1) -> Grid:
+    """The patches of a latent.
+
+    The patches have the shape of the picture and, as near as whole factors allow, the area of the training size.
+
+    Args:
+        size: height and width of the latent.
+        trained: height and width the model was trained on.
+        overlap: share of a patch's side that it has in common with the next one, at least.
+        multiple: the patches' sides are multiples of it.
+
+    Raises:
+        UnsupportedError: the picture cannot be scaled down to the training size by a whole factor.
+
+    Example:
+        >>> grid_for((32, 48), trained=(16, 16), overlap=0.25)
+        Grid(factor=2, patch=(16, 24), rows=(0, 8, 16), columns=(0, 12, 24))
+    """
+    factor = max(1, round(math.sqrt(math.prod(size) / math.prod(trained))))
+    if factor > 1 and any(side % (factor * multiple) for side in size):
+        step = factor * multiple
+        nearest = " x ".join(str(max(1, round(side / step)) * step) for side in size)
+        raise UnsupportedError(
+            f"StructureGuidance: latents of {size[0]} x {size[1]} are no multiple of {step}, {factor} times a small "
+            f"picture whose sides are multiples of {multiple}; use {nearest} latents, or another training_size"
+        )
+    patch = cast(tuple[int, int], tuple(side // factor for side in size))
+    rows, columns = (_starts(side, part, overlap) for side, part in zip(size, patch, strict=True))
+    return Grid(factor, patch, rows, columns)
+
+
+def _starts(side: int, part: int, overlap: float) -> tuple[int, ...]:
+    """First positions of as few parts as cover a side with the overlap, evenly spread."""
+    count = math.ceil((side - part) / max(1, int(part * (1 - overlap) + 1e-9)))
+    return tuple(round(index * (side - part) / max(1, count)) for index in range(count + 1))
+
+
+def _ramps(starts: Sequence[int], size: int) -> list[Tensor]:
+    shared = [max(0, before + size - after) for before, after in itertools.pairwise(starts)]
+    return [blend_weights(size, before, after) for before, after in zip([0, *shared], [*shared, 0], strict=True)]
+
+
+class GuidedPatches:
+    """Who computes which patch and the small picture, and how the results reach the others.
+
+    Patches are dealt out one by one, and the small picture after the last of them: it falls to a rank that has one
+    patch less, where there is one.
+
+    Args:
+        axis: the ranks.
+        strategy: whose knobs count.
+    """
+
+    def __init__(self, axis: Axis, strategy: StructureGuidance) -> None:
+        self.axis, self.strategy = axis, strategy
+        self.grid = Grid(1, (1, 1), (0,), (0,))
+        self.weights: tuple[float, ...] = ()
+        self._patch_bytes = self._small_bytes = 0
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """What each rank holds."""
+        return {PATCHES: tuple(len(self._numbers(rank)) for rank in range(self.axis.size))}
+
+    def attach(self, hooks: HookSet) -> None:
+        """Nothing inside the model changes: a patch is a picture to it."""
+
+    def begin_forward(self, latents: Any) -> None:
+        """Nothing is cut inside the model."""
+
+    def lay_out(self, grid: Grid, weights: Sequence[float]) -> None:
+        """Begins a generation, in which the guide has a weight in every step."""
+        self.grid, self.weights = grid, tuple(weights)
+        self._patch_bytes = self._small_bytes = 0
+
+    @property
+    def mine(self) -> range:
+        """Numbers of this rank's patches."""
+        return self._numbers(self.axis.index)
+
+    @property
+    def has_small(self) -> bool:
+        """Whether this rank computes the small picture."""
+        return self.axis.index == self._owner
+
+    def needs_small(self, step: int) -> bool:
+        """Whether the small picture's estimate in a step is used, in the next one or, at the very start, in this."""
+        return self.grid.factor > 1 and any(self.weights[step + 1 if step else 0 : step + 2])
+
+    def share_patches(self, parts: Sequence[Tensor], like: Tensor) -> tuple[list[Tensor], Pending]:
+        """Sends this rank's patches to all others and returns at once.
+
+        Args:
+            parts: this rank's patches, each of the shape of `like`.
+            like: a patch.
+
+        Returns:
+            Every patch in the order of the grid, to be read after the wait.
+        """
+        self._patch_bytes = like.numel() * like.element_size()
+        numbers = [self._numbers(rank) for rank in range(self.axis.size)]
+        sizes = [len(each) for each in numbers]
+        buffer = like.new_empty((sum(sizes), *like.shape))
+        rows = dict(zip(itertools.chain(*numbers), buffer, strict=True))
+        for number, part in zip(self.mine, parts, strict=True):
+            rows[number].copy_(part)
+        pending = all_gather(self.axis, buffer, sizes, name="guided patches")
+        return [rows[number] for number in range(len(rows))], pending
+
+    def share_small(self, estimate: Tensor) -> Pending:
+        """Sends the small picture's estimate to all others, or receives it into `estimate`; returns at once."""
+        self._small_bytes = estimate.numel() * estimate.element_size()
+        others = [rank for rank in range(self.axis.size) if rank != self._owner]
+        sends = dict.fromkeys(others, estimate) if self.has_small else {}
+        recvs = {} if self.has_small else {self._owner: estimate}
+        return exchange(self.axis, sends, recvs, name="small picture")
+
+    def predict(
+        self, batch: int, tokens: dict[str, int], itemsize: int, place: int, when: tuple[int, bool] = (0, False)
+    ) -> int:
+        """Bytes a rank sends in a step."""
+        small = self._small_bytes if place == self._owner and self.needs_small(when[0]) else 0
+        return (len(self._numbers(place)) * self._patch_bytes + small) * (self.axis.size - 1)
+
+    @property
+    def _owner(self) -> int:
+        return len(self.grid.places) % self.axis.size
+
+    def _numbers(self, rank: int) -> range:
+        return range(rank, len(self.grid.places), self.axis.size)

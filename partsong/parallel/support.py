@@ -1,0 +1,91 @@
+"""Which strategy works on which architecture: asked of the code that runs, so that table and behaviour agree."""
+
+from __future__ import annotations
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import ADAPTERS, Adapter
+from partsong.parallel.mesh import Mesh
+from partsong.parallel.registry import STRATEGIES
+from partsong.parallel.strategy import Strategy
+
+__all__ = ["refuse", "support_rows", "support_table"]
+
+_HEAD = """# Support
+
+Written from the code by `python -m tests.parallel.test_support`; `partsong list support` prints the same. A plan
+asks the same question before any work and raises the reason.
+
+*exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes
+with a certificate. Every cell that is not refused is in the tests, on 1 to 4 ranks against the serial model.
+"""
+_TAIL = """
+A transformer without a row is given one inferred from its structure where that is plain (embed, self-attending
+blocks, project; the text by cross-attention). Its first call is computed serially as well and refused where the two
+differ. Image-to-image, inpainting and ControlNet pipelines of a family work as the family does: a ControlNet runs on
+every rank, its residuals are cut like the tokens they are added to.
+"""
+
+
+def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> None:
+    """Refuses strategies without a correct form on an architecture, where they have more than one rank.
+
+    Raises:
+        UnsupportedError: names the strategy and the architecture, says why and what to use.
+    """
+    for strategy in strategies:
+        reason = strategy.refuses(adapter)
+        if reason is not None and any(mesh.degrees[axis] > 1 for axis in strategy.axes):
+            raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
+
+
+def support_rows() -> list[dict[str, str]]:
+    """A row per architecture: its family, its class, and for each strategy its class or ``refused``."""
+    return [
+        {"architecture": adapter.family, "model": adapter.model}
+        | {kind.__name__: "refused" if kind().refuses(adapter) else kind.kind for kind in _denoising()}
+        for adapter in ADAPTERS.values()
+    ]
+
+
+def support_table() -> str:
+    """The support page, as Markdown."""
+    rows, reasons = support_rows(), _reasons()
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons.values()), 1)}
+    lines = ["| " + " | ".join(["architecture", *(f"`{name}`" for name in list(rows[0])[2:])]) + " |"]
+    lines.append("|---" * (len(rows[0]) - 1) + "|")
+    for row in rows:
+        cells = [
+            f"{cell} [{numbers[reasons[row['model'], name]]}]" if cell == "refused" else cell
+            for name, cell in list(row.items())[2:]
+        ]
+        lines.append(f"| {row['architecture']} (`{row['model']}`) | " + " | ".join(cells) + " |")
+    notes = [f"[{number}] {reason}." for reason, number in numbers.items()]
+    return "\n".join([_HEAD, *lines, "", *_spaced(notes), *_arguments(), _TAIL])
+
+
+def _denoising() -> list[type[Strategy]]:
+    """What works on the denoiser; the autoencoder of a family is another matter, told on `ParallelVae`'s page."""
+    return [kind for kind in STRATEGIES.values() if kind.denoises]
+
+
+def _reasons() -> dict[tuple[str, str], str]:
+    found = {}
+    for adapter in ADAPTERS.values():
+        for kind in _denoising():
+            reason = kind().refuses(adapter)
+            if reason is not None:
+                found[adapter.model, kind.__name__] = reason
+    return found
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    return [part for line in lines for part in (line, "")]
+
+
+def _arguments() -> list[str]:
+    """The arguments of a model's forward that are refused where its tokens are cut."""
+    lines = ["Arguments of the model that are refused where its tokens or rows are cut:", ""]
+    lines += ["| model | argument | why |", "|---|---|---|"]
+    for adapter in ADAPTERS.values():
+        lines += [f"| `{adapter.model}` | `{name}` | {reason} |" for name, reason in adapter.refused.items()]
+    return lines

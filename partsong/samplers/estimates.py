@@ -1,0 +1,95 @@
+"""What a model's prediction says about the clean sample, whatever it predicts: noise, velocity or the sample."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+
+__all__ = ["Prediction"]
+
+_KINDS = {"epsilon": "epsilon", "v_prediction": "velocity", "sample": "sample", "flow_prediction": "flow"}
+
+
+class Prediction:
+    """Translates between a model's output and its estimate of the clean sample x0.
+
+    At a timestep the model's input is x = a x0 + s e with unit noise e. It predicts e (``epsilon``), a e - s x0
+    (``v_prediction``), x0 (``sample``), or, with a = 1 - s, e - x0 (flow matching). In all of them the output is
+    affine in x0 for a given x, so a change of x0 is a change of the output by a factor.
+
+    Args:
+        scheduler: of a diffusers pipeline; only its configuration is read.
+
+    Raises:
+        UnsupportedError: it does not say what the model predicts at which noise level.
+
+    Example:
+        >>> import torch
+        >>> from diffusers import FlowMatchEulerDiscreteScheduler
+        >>> flow = Prediction(FlowMatchEulerDiscreteScheduler())
+        >>> flow.clean(torch.ones(1), torch.full((1,), 2.0), 500.0).item()
+        0.0
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        name = type(scheduler).__name__
+        said = scheduler.config.get("prediction_type")
+        self.kind = "flow" if name.startswith("FlowMatch") else _KINDS.get(said)
+        self._cumulative = getattr(scheduler, "alphas_cumprod", None)
+        self._num_times = scheduler.config.get("num_train_timesteps")
+        if self.kind is None or self._num_times is None or (self.kind != "flow" and self._cumulative is None):
+            raise UnsupportedError(
+                f"{name}: it does not say what the model predicts at which noise level (prediction_type={said!r}), so "
+                "two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
+            )
+
+    def clean(self, inputs: Tensor, output: Tensor, timestep: Any) -> Tensor:
+        """The estimate of the clean sample.
+
+        Args:
+            inputs: what the model was given, scaled as the model wants it.
+            output: its prediction, of the same shape.
+            timestep: of the call.
+        """
+        signal, noise = self._levels(timestep)
+        if self.kind == "sample":
+            return output
+        if self.kind == "epsilon":
+            return (inputs - noise * output) / signal
+        return signal * inputs - noise * output if self.kind == "velocity" else inputs - noise * output
+
+    def moved(self, output: Tensor, change: Tensor, timestep: Any) -> Tensor:
+        """The prediction whose clean sample is larger by `change`."""
+        signal, noise = self._levels(timestep)
+        if self.kind == "sample":
+            return output + change
+        return output - change * (signal / noise if self.kind == "epsilon" else 1 / noise)
+
+    def noise(self, timestep: Any) -> float:
+        """The share of noise in the model's input, from 0 to 1: s / (a + s), which for flow matching is s."""
+        signal, noise = self._levels(timestep)
+        return noise / (signal + noise)
+
+    def _levels(self, timestep: Any) -> tuple[float, float]:
+        """How much of the clean sample and of the noise is in the model's input."""
+        time = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
+        if self.kind == "flow":
+            level = time / self._num_times
+            return 1 - level, level
+        assert self._cumulative is not None
+        # Schedulers with noise levels of their own call the model between two of its timesteps.
+        low = min(max(math.floor(time), 0), self._num_times - 1)
+        high = min(low + 1, self._num_times - 1)
+        ratios = [_log_ratio(float(self._cumulative[index])) for index in (low, high)]
+        ratio = math.exp(ratios[0] + (time - low) * (ratios[1] - ratios[0]))
+        return 1 / math.hypot(1, ratio), ratio / math.hypot(1, ratio)
+
+
+def _log_ratio(cumulative: float) -> float:
+    """Logarithm of noise over signal; a last timestep of pure noise counts as almost pure."""
+    kept = max(cumulative, 2.0**-24)
+    return 0.5 * math.log((1 - kept) / kept)

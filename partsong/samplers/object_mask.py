@@ -1,0 +1,78 @@
+"""Where a picture attends to its prompt: a map of the objects, read off the attention of one call of the model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from partsong.errors import UnsupportedError
+
+__all__ = ["ObjectMask"]
+
+
+class ObjectMask(TorchFunctionMode):
+    """Inside, collects from every attention how much of it each position of the picture pays to the prompt.
+
+    In a joint attention of picture and text that is the weight on the text's tokens. In cross-attention all weight
+    is on text, and what counts is the weight beside the first token, where CLIP's texts park what attends to nothing.
+
+    Args:
+        size: height and width of the picture in latents.
+        num_text: tokens of the text.
+
+    Example:
+        >>> # with ObjectMask((16, 16), num_text=78) as mask: model(...)
+        >>> # mask.weights(batch=1)  # [1, 1, 16, 16], from 0 to 1
+    """
+
+    def __init__(self, size: tuple[int, int], num_text: int) -> None:
+        super().__init__()
+        self.size, self.num_text = size, num_text
+        self._maps: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            self._note(named["query"], named["key"])
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, query: Tensor, key: Tensor) -> None:
+        """Query and key `[B, H, L, D]`, the picture's tokens first."""
+        length, keys = query.shape[-2], key.shape[-2]
+        joint = length == keys and self._side(length - self.num_text) is not None
+        cross = keys == self.num_text and self._side(length) is not None
+        side = self._side(length - self.num_text) if joint else self._side(length) if cross else None
+        if side is None:
+            return
+        picture = query[:, :, : side[0] * side[1]].float()
+        weights = (picture @ key.float().transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1)
+        paid = weights[..., side[0] * side[1] :].sum(-1) if joint else 1 - weights[..., 0]
+        self._maps.append(F.interpolate(paid.mean(1, keepdim=True).unflatten(-1, side), self.size, mode="bilinear"))
+
+    def _side(self, length: int) -> tuple[int, int] | None:
+        """Height and width of that many tokens of the picture, at any level of the model."""
+        scale = math.sqrt(math.prod(self.size) / length) if length > 0 else 0.0
+        if scale == 0.0:
+            return None
+        side = tuple(math.ceil(edge / scale - 1e-6) for edge in self.size)
+        return (side[0], side[1]) if side[0] * side[1] == length else None
+
+    def weights(self, batch: int) -> Tensor:
+        """The map of the last `batch` samples (those with the prompt), `[batch, 1, H, W]`, from 0 to 1.
+
+        Raises:
+            UnsupportedError: no attention was seen.
+        """
+        if not self._maps:
+            raise UnsupportedError(
+                "mask='attention': no attention to the prompt was seen; use the model's default attention processors "
+                "and the native attention backend, or mask='none'"
+            )
+        mean = torch.stack(self._maps).mean(0)[-batch:]
+        low, high = mean.amin((-2, -1), keepdim=True), mean.amax((-2, -1), keepdim=True)
+        return (mean - low) / (high - low).clamp_min(torch.finfo(mean.dtype).tiny)

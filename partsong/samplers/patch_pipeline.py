@@ -1,0 +1,254 @@
+"""PipeFusion's loop: every patch has its own call of the pipeline, and the ranks work on different patches at once.
+
+One call per patch, all with the same arguments, paused at the denoiser (see `paused`). Guidance, scheduler and the
+rest of the pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer
+has full size: its own patch is new, the others are the newest known, so whatever the pipeline does position by
+position is right for its patch, and the calls' latents are put together after every step.
+
+Time goes in slots. In every slot each stage works on one patch and one exchange moves the results, so all ranks make
+the same sequence of exchanges: no message can overtake or block another, on any backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel import Plan
+from partsong.parallel.collectives import Pending, exchange
+from partsong.parallel.explain import AGREED_STEPS
+from partsong.parallel.noise import share_random_state
+from partsong.parallel.staged_blocks import Layout, StagedBlocks
+from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.positionwise import check_positionwise
+
+__all__ = ["patch_pipeline"]
+
+_CALLBACKS = ("callback_on_step_end", "callback")
+
+
+@torch.no_grad()
+def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
+    """Samples with `PatchPipeline`: layers over ranks, patches in flight.
+
+    Args:
+        plan: a `PatchPipeline` on a pipeline.
+        **arguments: the pipeline's own, checked already; the same on every rank.
+
+    Returns:
+        What the pipeline returns, on every rank.
+
+    Raises:
+        UnsupportedError: a scheduler that does not treat every position by itself, a callback, or a call that cannot
+            be cut into patches.
+
+    Source: PipeFusion, arXiv 2405.14430.
+    """
+    for name in _CALLBACKS:
+        if arguments.get(name) is not None:
+            raise UnsupportedError(
+                f"{name} cannot be honoured: patches are in different steps at any time; use a strategy that leaves "
+                "the pipeline's loop alone"
+            )
+    denoiser = plan.denoisers[0]
+    assert isinstance(denoiser.sequence, StagedBlocks)
+    plan.clock.begin()
+    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
+    name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
+    patches = denoiser.sequence.num_patches
+    with ExitStack() as stack, plan.looping():
+        # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
+        calls = [
+            stack.enter_context(PausedCall(plan.target, name, arguments, decodes=patch == patches - 1))
+            for patch in range(patches)
+        ]
+        stack.callback(denoiser.sequence.forget)
+        for call in calls[:-1]:  # one bar is enough
+            if hasattr(call.pipe, "set_progress_bar_config"):
+                call.pipe.set_progress_bar_config(disable=True)
+        _encode_once(calls)
+        loop = _Loop(plan, denoiser.sequence, calls)
+        loop.run([loop.tracks], steps=denoiser.sequence.warmup_steps)
+        loop.run([[track] for track in loop.tracks], steps=None)
+        loop.close()
+        calls[-1].hand_back_random_state()
+        assert isinstance(calls[-1].event, Finished)
+        return calls[-1].event.output
+
+
+def _encode_once(calls: Sequence[PausedCall]) -> None:
+    """Text encoders are large, and the calls have the same prompts: the first call's embeddings serve all."""
+    done: list[Any] = []
+    for call in calls:
+        original = getattr(call.pipe, "encode_prompt", None)
+        if original is None:
+            return
+        numbers = itertools.count()
+
+        def encode(*args: Any, original: Any = original, numbers: Any = numbers, **kwargs: Any) -> Any:
+            number = next(numbers)
+            if number == len(done):
+                done.append(original(*args, **kwargs))
+            return done[number]
+
+        vars(call.pipe)["encode_prompt"] = functools.wraps(original)(encode)
+
+
+@dataclass(slots=True)
+class _Track:
+    """Where the call of one patch stands: its next call of the denoiser is call `branch` of step `step`."""
+
+    call: PausedCall
+    patch: int
+    step: int = 0
+    branch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One call of the denoiser for one part: a patch, or the whole picture (None)."""
+
+    arguments: Mapping[str, Any]
+    layout: Layout
+    part: int | None
+    step: int
+    branch: int
+
+
+class _Loop:
+    def __init__(self, plan: Plan, stage: StagedBlocks, calls: Sequence[PausedCall]) -> None:
+        self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
+        self.tracks = [_Track(call, patch) for patch, call in enumerate(calls)]
+        self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches
+        self.latents: Tensor | None = None
+        self._step = 0
+        for track in self.tracks:
+            event = track.call.send()
+            if track.patch == 0 and isinstance(event, Denoise):
+                sample = event.arguments[self.denoiser.adapter.sample]
+                check_positionwise(track.call.pipe.scheduler, sample.ndim)
+
+    def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
+        """Works until a number of steps is done, or to the end.
+
+        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t. Stage s
+        works on item t - `lead` * s, and what it sends is waited for `lead` slots later.
+
+        Args:
+            groups: calls that are answered together, with the whole picture where there is one group, else a patch.
+            steps: None runs until the calls have finished.
+        """
+        size, index = self.axis.size, self.axis.index
+        lead = 2 if len(groups) >= 2 * size else 1
+        period = max(len(groups), lead * size)
+        items: dict[int, _Item | None] = {}
+        inputs: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
+        flying: deque[Pending] = deque()
+        for slot in itertools.count():
+            if slot >= lead:
+                flying.popleft().wait()
+            group = slot % period
+            if group < len(groups):
+                self._answer(groups[group], items.pop(slot - period, None), outputs.pop(slot - period, None))
+                items[slot] = self._next(groups[group][0], None if len(groups) == 1 else group, steps)
+                if group == len(groups) - 1 and items[slot] is None:
+                    return
+            sends: dict[int, Tensor] = {}
+            mine, before, last = slot - lead * index, slot - lead * (index - 1), slot - lead * (size - 1)
+            if (item := items.get(mine)) is not None:
+                result = self._work(item, inputs.pop(mine, None))
+                if self.stage.is_last:
+                    outputs[mine] = result
+                sends = dict.fromkeys(range(size - 1) if self.stage.is_last else (index + 1,), result)
+            recvs: dict[int, Tensor] = {}
+            if index > 0 and (item := items.get(before)) is not None:
+                recvs[index - 1] = inputs[before] = item.layout.empty_input(item.part, index)
+            if not self.stage.is_last and (item := items.get(last)) is not None:
+                recvs[size - 1] = outputs[last] = item.layout.empty_output(item.part)
+            flying.append(exchange(self.axis, sends, recvs, name="patch pipeline"))
+
+    def _work(self, item: _Item, received: Tensor | None) -> Tensor:
+        clock = self.plan.clock
+        self._begin(item.step)
+        clock.step, clock.branch = item.step, item.branch
+        result = self.stage.work(item.arguments, item.layout, item.part, received)
+        sample = item.arguments[self.denoiser.adapter.sample]
+        self.denoiser.seen.note_call(sample, item.layout.owners, item.branch)
+        return result
+
+    def _begin(self, step: int) -> None:
+        """A record of the ledger is a step of this rank's own work, which may lag behind that of others."""
+        if step > self._step:
+            self.plan.close_record()
+            self._step = step
+
+    def _next(self, track: _Track, part: int | None, steps: int | None) -> _Item | None:
+        """What a call asks for; None where it has finished or made its steps."""
+        event = track.call.event
+        if isinstance(event, Finished) or (steps is not None and track.step >= steps):
+            return None
+        assert isinstance(event, Denoise)
+        if track.patch == 0:
+            if track.step < AGREED_STEPS:
+                # The ranks compare what they were given. Nothing of the step before is left to do then.
+                self._begin(track.step)
+            self.denoiser.begin_call(event.arguments, track.step)
+        layout = self.stage.layout(event.arguments)
+        if part is not None:
+            self.stage.check_filled(layout, track.step, track.branch)
+        return _Item(event.arguments, layout, part, track.step, track.branch)
+
+    def _answer(self, tracks: Sequence[_Track], item: _Item | None, output: Tensor | None) -> None:
+        """Gives calls what they asked for, and lets them run to their next question."""
+        if item is None:
+            return
+        assert output is not None
+        known = self.predictions.get(item.branch)
+        if known is None or known.shape != item.layout.owners.shape:
+            known = self.predictions[item.branch] = torch.empty_like(item.layout.owners).contiguous()
+        item.layout.write(known, item.part, output)
+        for track in tracks:
+            event = track.call.send(item.layout.returned(known.clone()))
+            track.branch += 1
+            while isinstance(event, Stepped):
+                track.step, track.branch = track.step + 1, 0
+                event = track.call.send(self._assembled(event.latents, item.layout, item.part))
+
+    def _assembled(self, latents: Tensor, layout: Layout, part: int | None) -> Tensor:
+        """A patch's new latents among the newest known of the others."""
+        if part is None or self.latents is None:
+            self.latents = latents.clone()
+        else:
+            mine = _owners_like(latents, layout.owners) == part
+            self.latents = torch.where(mine, latents, self.latents)
+        return self.latents.clone()
+
+    def close(self) -> None:
+        """Ends the last record, and leaves the clock at the end."""
+        self.plan.close_record()
+        self.plan.clock.num_steps = self.tracks[-1].step
+        self.plan.clock.step = self.tracks[-1].step
+
+
+def _owners_like(latents: Tensor, owners: Tensor) -> Tensor:
+    """The patch of every position of the latents: as in the model's output, which may have other channels or batch."""
+    mine = owners[:1]
+    if latents.shape[1:] != mine.shape[1:] and latents.ndim == mine.ndim:
+        channel = mine[:, :1]
+        mine = channel if bool((mine == channel).all()) else mine
+    if latents.ndim != mine.ndim or latents.shape[2:] != mine.shape[2:]:
+        raise UnsupportedError(
+            f"the pipeline's latents of shape {list(latents.shape)} do not lie like the denoiser's output of shape "
+            f"{list(owners.shape)}, so patches cannot be put together; use Ulysses or DisplacedPatch"
+        )
+    return mine

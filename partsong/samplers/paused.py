@@ -1,0 +1,284 @@
+"""A pipeline's own call, paused wherever its denoiser is called.
+
+Some loops need several generations side by side, or the denoiser's calls in another order than a pipeline makes them.
+Here the pipeline's loop is turned inside out without being written anew: it runs in a thread of its own, and exactly
+one thread runs at any time. The thread stops at every event below until the driver answers it, so the driver alone
+decides what runs when, and alone talks to other ranks.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Denoise:
+    """The pipeline calls its denoiser; the answer is what the denoiser returns.
+
+    Attributes:
+        arguments: of the call, by name.
+    """
+
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The scheduler has made a step; the answer is the latents to go on with.
+
+    Attributes:
+        latents: what the scheduler made.
+    """
+
+    latents: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The call has ended.
+
+    Attributes:
+        output: what the pipeline returned; None where it was not to decode.
+    """
+
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: BaseException
+
+
+Event = Denoise | Stepped | Finished
+
+
+class _Closed(BaseException):
+    """Unwinds a thread whose call is closed; no pipeline catches it."""
+
+
+class PausedCall:
+    """One call of a diffusers pipeline, run from event to event.
+
+    The call works on a shallow copy of the pipeline: weights are shared, but the scheduler is its own, and so is the
+    state of every random generator, the default ones included. Calls of one pipeline therefore never disturb each
+    other, and each draws what a plain call would have drawn. Leaving the context ends the thread, wherever it stands.
+
+    Args:
+        pipe: a diffusers pipeline; left as it is.
+        denoiser: name of the component to stop at, ``transformer`` or ``unet``.
+        arguments: of the pipeline's call.
+        decodes: False ends the call before it decodes its latents.
+
+    Attributes:
+        pipe: the copy that is called.
+        event: where the call stands; None before the first `send`.
+
+    Example:
+        >>> # with PausedCall(pipe, "transformer", {"prompt": "a red circle"}) as call:
+        >>> #     event = call.send()
+        >>> #     while not isinstance(event, Finished):
+        >>> #         answer = pipe.transformer(**event.arguments) if isinstance(event, Denoise) else event.latents
+        >>> #         event = call.send(answer)
+    """
+
+    def __init__(self, pipe: Any, denoiser: str, arguments: Mapping[str, Any], *, decodes: bool = True) -> None:
+        self.pipe = copy.copy(pipe)
+        self.event: Event | None = None
+        self._arguments = dict(arguments)
+        self._random = _RandomState(self._arguments, getattr(pipe, denoiser))
+        self._events: SimpleQueue[Event | _Failed] = SimpleQueue()
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        # Past the pipeline's own __setattr__, which would register the stand-ins in its configuration.
+        parts = vars(self.pipe)
+        parts[denoiser] = self._paused_denoiser(getattr(pipe, denoiser))
+        parts["scheduler"] = self._paused_scheduler(pipe.scheduler)
+        if not decodes and getattr(pipe, "vae", None) is not None:
+            parts["vae"] = _stand_in(pipe.vae, decode=_stop)
+
+    def send(self, answer: Any = None) -> Event:
+        """Answers the event the call stands at, and lets it run to the next one.
+
+        Args:
+            answer: see `Denoise` and `Stepped`; nothing the first time.
+
+        Raises:
+            BaseException: whatever the pipeline raised.
+        """
+        assert not isinstance(self.event, Finished), "the call has ended"
+        with self._random.taken():
+            if self._thread is None:
+                run = functools.partial(contextvars.copy_context().run, self._run, _modes(self.pipe))
+                self._thread = threading.Thread(target=run, name="partsong-paused-call", daemon=True)
+                self._thread.start()
+            else:
+                self._answers.put(answer)
+            event = self._events.get()
+        if isinstance(event, (_Failed, Finished)):
+            self._thread.join()
+        if isinstance(event, _Failed):
+            self.event = Finished(None)
+            raise event.error
+        self.event = event
+        return event
+
+    def hand_back_random_state(self) -> None:
+        """Leaves the caller's generators, and the default ones, as a plain call would have left them."""
+        self._random.hand_back()
+
+    def close(self) -> None:
+        """Ends the call where it stands; may be called again, and when it has ended."""
+        self._closing = True
+        if self._thread is not None and self._thread.is_alive():
+            self._answers.put(None)
+            self._thread.join()
+        self.event = Finished(None) if not isinstance(self.event, Finished) else self.event
+
+    def __enter__(self) -> PausedCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, modes: ExitStack) -> None:
+        event: Event | _Failed
+        try:
+            with modes:
+                event = Finished(self.pipe(**self._arguments))
+        except _Closed:
+            event = Finished(None)
+        except BaseException as error:  # noqa: BLE001 - the driver raises it
+            event = _Failed(error)
+        self._events.put(event)
+
+    def _pause(self, event: Event) -> Any:
+        """In the call's own thread: hands over to the driver until it answers."""
+        assert threading.current_thread() is self._thread, "the paused pipeline was called from outside"
+        if not self._closing:
+            self._events.put(event)
+            answer = self._answers.get()
+        if self._closing:
+            raise _Closed
+        return answer
+
+    def _paused_denoiser(self, module: nn.Module) -> nn.Module:
+        signature = inspect.signature(module.forward)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._pause(Denoise(dict(signature.bind(*args, **kwargs).arguments)))
+
+        # The user's own hooks and compiled code are the real module's, which the driver calls.
+        bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+        return _stand_in(module, forward=forward, _compiled_call_impl=None, **bare)
+
+    def _paused_scheduler(self, scheduler: Any) -> Any:
+        own = copy.deepcopy(scheduler)
+        original = own.step
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            latents = self._pause(Stepped(result[0]))
+            if isinstance(result, tuple):
+                return (latents, *result[1:])
+            return type(result)(**{**result, "prev_sample": latents})
+
+        own.step = step
+        return own
+
+
+def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
+    """A copy of a module that shares its weights and configuration but has some members of its own."""
+    twin = copy.copy(module)
+    vars(twin).update(members)
+    return twin
+
+
+def _stop(*args: Any, **kwargs: Any) -> None:
+    raise _Closed
+
+
+def _modes(pipe: Any) -> ExitStack:
+    """The caller's torch modes, which a new thread does not take over by itself."""
+    device = torch.device(getattr(pipe, "device", "cpu"))
+    modes: list[Callable[[], Any]] = [
+        functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
+        functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+    ]
+    if torch.is_autocast_enabled(device.type):
+        modes.append(functools.partial(torch.autocast, device.type, torch.get_autocast_dtype(device.type)))
+    if device.type == "cuda":
+        modes.append(functools.partial(torch.cuda.device, torch.cuda.current_device()))
+    return _Entered(modes)
+
+
+class _Entered(ExitStack):
+    """Enters its contexts only when it is entered itself: modes belong to the thread that enters them."""
+
+    def __init__(self, made: list[Callable[[], Any]]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __enter__(self) -> _Entered:
+        super().__enter__()
+        for make in self._made:
+            self.enter_context(make())
+        return self
+
+
+class _RandomState:
+    """The random generators of one call: clones of the caller's own, and a state for the default ones."""
+
+    def __init__(self, arguments: dict[str, Any], module: nn.Module) -> None:
+        device = next(module.parameters()).device
+        self._device = device if device.type == "cuda" else None
+        self._state = self._read()
+        given = arguments.get("generator")
+        each = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        self._clones: dict[torch.Generator, torch.Generator] = {g: g.clone_state() for g in dict.fromkeys(each)}
+        if each:
+            own = [self._clones[generator] for generator in each]
+            arguments["generator"] = own if isinstance(given, (list, tuple)) else own[0]
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """The default generators are this call's inside, and the caller's again outside."""
+        outer = self._read()
+        self._write(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._read()
+            self._write(outer)
+
+    def hand_back(self) -> None:
+        self._write(self._state)
+        for generator, clone in self._clones.items():
+            generator.set_state(clone.get_state())
+
+    def _read(self) -> tuple[Tensor, Tensor | None]:
+        return torch.get_rng_state(), None if self._device is None else torch.cuda.get_rng_state(self._device)
+
+    def _write(self, state: tuple[Tensor, Tensor | None]) -> None:
+        torch.set_rng_state(state[0])
+        if self._device is not None and state[1] is not None:
+            torch.cuda.set_rng_state(state[1], self._device)

@@ -1,0 +1,166 @@
+"""Runs on every rank: models without a row of their own, plain ones and ones that only look plain."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from diffusers import LTXVideoTransformer3DModel
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from torch import Tensor, nn
+
+from partsong.ledger import Ledger
+from partsong.parallel import DataParallel, Mesh, Ring, Strategy, Ulysses, mesh_for, parallelize
+from tests.parallel.ranks import error, gathered
+
+WIDTH = 24
+
+
+class Plain(nn.Module):
+    """Embeds patches of two, attends to itself and to a text, projects."""
+
+    def __init__(self, **more: bool) -> None:
+        super().__init__()
+        self.centred = more.get("centred", False)
+        self.pos_embed = _Patches()
+        self.blocks = nn.ModuleList(_Block() for _ in range(2))
+        self.proj_out = nn.Linear(WIDTH, 16)
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor, timestep: Tensor) -> Tensor:
+        x = self.pos_embed(hidden_states) + timestep[:, None, None] / 1000
+        for block in self.blocks:
+            x = block(x, encoder_hidden_states)
+            if self.centred:
+                x = x - x.mean(dim=1, keepdim=True)
+        return self.proj_out(x)
+
+
+class Centred(Plain):
+    """Looks plain, but its blocks look at the mean of all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(centred=True)
+
+
+class Rolled(Plain):
+    """Adds positions that are as many as all tokens."""
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor, timestep: Tensor) -> Tensor:
+        x = self.pos_embed(hidden_states)
+        x = x + torch.arange(hidden_states[0, 0].numel() // 4)[None, :, None]
+        return self.proj_out(self.blocks[0](x, encoder_hidden_states))
+
+
+class NoProjection(Plain):
+    """Has no last layer of a known name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj_out = nn.Identity()
+
+
+class _Patches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, WIDTH, 2, stride=2)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return self.conv(latents).flatten(2).transpose(1, 2)
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn1 = Attention(WIDTH, heads=3, dim_head=8, processor=AttnProcessor2_0())
+        self.attn2 = Attention(WIDTH, cross_attention_dim=12, heads=3, dim_head=8, processor=AttnProcessor2_0())
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        x = x + self.attn1(x)
+        return x + self.attn2(x, encoder_hidden_states=text)
+
+
+def _ltx() -> nn.Module:
+    return LTXVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=3,
+        attention_head_dim=8,
+        cross_attention_dim=24,
+        num_layers=2,
+        caption_channels=12,
+    )
+
+
+def _patched(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    named = {"hidden_states": torch.randn(2, 4, 6, 10), "encoder_hidden_states": torch.randn(2, 5, 12)}
+    return {name: value.double() for name, value in named.items()} | {"timestep": torch.full((2,), 500.0).double()}
+
+
+def _video(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    named = {"hidden_states": torch.randn(2, 15, 4), "encoder_hidden_states": torch.randn(2, 7, 12)}
+    more = {"encoder_attention_mask": torch.ones(2, 7), "num_frames": 1, "height": 3, "width": 5}
+    return {name: value.double() for name, value in named.items()} | more | {"timestep": torch.full((2,), 500.0)}
+
+
+STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "Ring": Ring(), "DataParallel": DataParallel()}
+MODELS = {"Plain": (Plain, _patched), "LTX": (_ltx, _video)}
+WRONG = {"Centred": Centred, "Rolled": Rolled, "NoProjection": NoProjection, "Linear": lambda: nn.Linear(2, 2)}
+
+
+def right(nproc: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Plain models: error of two calls, bytes counted and predicted, and how often the check was told of."""
+    results = {}
+    for label, strategy in STRATEGIES.items():
+        with Mesh(**mesh_for((strategy,), nproc)) as mesh:
+            for name, (build, call) in MODELS.items():
+                results[label, name] = gathered(_right(build, call, strategy, mesh))
+    return results
+
+
+def _right(build: Any, call: Any, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
+    torch.manual_seed(4)
+    model, told = build().double().eval(), _Told()
+    logging.getLogger("partsong").addHandler(told)
+    first, second = call(1), call(2)
+    second["timestep"] = second["timestep"] / 2
+    with torch.no_grad():
+        want = [_sample(model(**named)) for named in (first, second)]
+        with parallelize(model, strategy, mesh=mesh) as plan, Ledger(flops=False) as ledger:
+            got = [_sample(model(**named)) for named in (first, second)]
+            predicted = plan.explain().bytes_total()[mesh.rank]
+    logging.getLogger("partsong").removeHandler(told)
+    apart = max(error(g, w) for g, w in zip(got, want, strict=True))
+    sent = int(ledger.summary()["bytes_sent"])
+    return {"error": apart, "sent": sent, "predicted": predicted, "told": told.messages}
+
+
+def wrong() -> dict[str, list[str]]:
+    """What each rank is told of models that no row can be inferred for."""
+    results = {}
+    with Mesh(ulysses=2) as mesh, torch.no_grad():
+        for name, build in WRONG.items():
+            torch.manual_seed(4)
+            try:
+                with parallelize(build().double().eval(), Ulysses(), mesh=mesh) as plan:
+                    plan.target(**_patched(1))
+                said = "accepted"
+            except Exception as problem:  # noqa: BLE001 - the test reads which one it was
+                said = f"{type(problem).__name__}: {problem}"
+            results[name] = gathered(said)
+    return results
+
+
+class _Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _sample(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.sample

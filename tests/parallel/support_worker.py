@@ -1,0 +1,36 @@
+"""Runs on every rank: what the support page refuses, asked of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partsong.parallel import ADAPTERS, STRATEGIES, Mesh, Strategy, mesh_for, parallelize
+from tests.parallel.families import FAMILIES
+from tests.parallel.ranks import gathered
+
+#: Pairs with a matrix of their own: UNets, whose images are cut into rows, and a strategy that cuts blocks.
+TESTED_ELSEWHERE = (
+    {(name, "UNet2DConditionModel") for name in STRATEGIES}
+    | {("patch-pipeline", model) for model in ADAPTERS}
+    | {("structure-guidance", "SD3Transformer2DModel")}
+)
+
+
+def refusals() -> dict[tuple[str, str], list[str]]:
+    """What every rank is told for every refused pair of a strategy and a model that `FAMILIES` can build."""
+    models: dict[str, Any] = {type(model).__name__: model for model in (f.build(8) for f in FAMILIES.values())}
+    told = {}
+    for name, kind in STRATEGIES.items():
+        refused = [model for model in models if kind().refuses(ADAPTERS[model])]
+        with Mesh(**mesh_for((kind(),), 2)) as mesh:
+            for model in refused:
+                told[name, model] = gathered(_said(models[model], kind(), mesh))
+    return told
+
+
+def _said(model: Any, strategy: Strategy, mesh: Mesh) -> str:
+    try:
+        parallelize(model, strategy, mesh=mesh)
+    except Exception as problem:  # noqa: BLE001 - the test reads which one it was
+        return f"{type(problem).__name__}: {problem}"
+    return "accepted"

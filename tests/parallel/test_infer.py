@@ -1,0 +1,51 @@
+"""A model without a row gets one that is checked: plain ones run, ones that only look plain are refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from partsong.parallel import launch
+from tests.parallel import infer_worker
+
+
+@functools.cache
+def right(nproc: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    return launch(infer_worker.right, nproc, nproc)
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[str]]:
+    return launch(infer_worker.wrong, 2)
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("strategy", infer_worker.STRATEGIES)
+@pytest.mark.parametrize("name", infer_worker.MODELS)
+def test_a_plain_model_is_exact_and_told_of_once(nproc: int, strategy: str, name: str) -> None:
+    rows = right(nproc)[strategy, name]
+    for rank, row in enumerate(rows):
+        # LTX turns positions in float32, and a batch of one rounds otherwise than a row of two.
+        assert row["error"] <= (1e-6 if (strategy, name) == ("DataParallel", "LTX") else 1e-10)
+        assert row["sent"] == row["predicted"] > 0
+        assert len(row["told"]) == (rank == 0)
+        assert all("inferred" in message for message in row["told"])
+
+
+REFUSED = {
+    "Centred": "the one inferred from its structure is wrong: its first call differs from one rank's by",
+    "Rolled": "the one inferred from its structure is wrong: The size of tensor",
+    "NoProjection": "none could be inferred: it has no linear layer proj_out",
+    "Linear": "none could be inferred: its forward takes input, and no hidden_states",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_only_looks_plain_is_refused_on_all_ranks_alike(wrong: dict[str, list[str]], name: str) -> None:
+    for said in wrong[name]:
+        assert said.startswith("UnsupportedError")
+        assert REFUSED[name] in said
+    if name != "Rolled":  # torch's message names the rank's own sizes
+        assert wrong[name][0] == wrong[name][1]

@@ -1,0 +1,204 @@
+"""UNets over ranks: exact where claimed, displaced by the definition, refused with a reason, predicted to the byte."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+
+from partsong.parallel import DisplacedPatch, PartialPatch, launch, predict
+from tests.parallel import unet_worker
+from tests.parallel.unet_worker import LAYERS
+
+TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
+
+
+@functools.cache
+def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return launch(unet_worker.matrix, nproc, nproc)
+
+
+@functools.cache
+def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
+    return launch(unet_worker.pipelines, nproc, nproc)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3, 4])
+def test_equals_the_whole_unet(nproc: int) -> None:
+    cases = matrix(nproc)
+    assert set(cases) == set(unet_worker.cases(nproc))
+    for key, case in cases.items():
+        assert case["error"] <= TOLERANCE[key[2]], key
+        assert case["counted"] == case["predicted"], key
+        assert case["restored"], key
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_pipelines_give_the_serial_picture(nproc: int) -> None:
+    rows = pipelines(nproc)
+    assert {name for name, _ in rows} == set(unet_worker.UNET_PIPES)
+    for key, row in rows.items():
+        assert len(row) == nproc
+        for error, told, hooked_outside, clean in row:
+            assert error <= 1e-10, key
+            assert told, key
+            assert not hooked_outside, key
+            assert clean, key
+
+
+@functools.cache
+def convergence() -> dict[tuple[int, float], float]:
+    return launch(unet_worker.convergence, 3, 3)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_step_ten_times_smaller_errs_by_the_order(order: int) -> None:
+    """Old values err in proportion to the step; extrapolated ones to its square."""
+    ratio = convergence()[order, 1e-1] / convergence()[order, 1e-2]
+    assert 10 ** (order + 1) * 0.7 < ratio < 10 ** (order + 1) * 1.4
+
+
+# --- one layer, from the definition -----------------------------------------------------------------------------------
+
+SHARES = (slice(0, 4), slice(4, 8), slice(8, 11))
+PACE = (None, None, 2.0, 0.5, 0.5)  # how far each step goes, in units of the one before
+
+
+@functools.cache
+def layers() -> dict[tuple[str, int], list[Tensor]]:
+    return launch(unet_worker.layers, 3, 3)
+
+
+def remembered(images: list[Tensor], step: int, order: int) -> Tensor:
+    """What a rank knows of the others' rows."""
+    if step < 2:
+        return images[step]
+    last = images[step - 1]
+    pace = PACE[step]
+    return last if order == 0 or pace is None else last + pace * (last - images[step - 2])
+
+
+def moments(image: Tensor) -> list[Tensor]:
+    """Mean and biased variance of each rank's rows."""
+    return [torch.stack([image[:, :, s].mean((1, 2, 3)), image[:, :, s].var((1, 2, 3), correction=0)]) for s in SHARES]
+
+
+def whole(parts: list[Tensor]) -> Tensor:
+    """Mean and biased variance of the image out of those of its ranks."""
+    counts = torch.tensor([s.stop - s.start for s in SHARES], dtype=torch.float64)[:, None]
+    mean, var = torch.stack(parts).unbind(1)
+    total = (counts * mean).sum(0) / counts.sum()
+    return torch.stack([total, (counts * (var + mean**2)).sum(0) / counts.sum() - total**2])
+
+
+def simulated_norm(layer: Any, images: list[Tensor], step: int, order: int) -> Tensor:
+    fresh, out = moments(images[step]), torch.empty_like(images[step])
+    known = [moments(image) for image in images]
+    for rank, share in enumerate(SHARES):
+        if step < 2:
+            mean, var = whole(fresh)
+        elif order == 0:
+            old, own = known[step - 1], fresh[rank]
+            mean = whole(old)[0] + own[0] - old[rank][0]
+            square = whole(old)[1] + whole(old)[0] ** 2 + own[1] + own[0] ** 2 - old[rank][1] - old[rank][0] ** 2
+            var = torch.where(square - mean**2 < 0, own[1], square - mean**2)
+        else:
+            last, older, pace = known[step - 1], known[step - 2], PACE[step]
+            parts = [a + pace * (a - b) for a, b in zip(last, older, strict=True)]
+            parts = [torch.stack([p[0], torch.where(p[1] > 0, p[1], fresh[rank][1])]) for p in parts]
+            parts[rank] = fresh[rank]
+            mean, var = whole(parts)
+        scaled = (images[step][:, :, share] - mean.view(-1, 1, 1, 1)) / (var.view(-1, 1, 1, 1) + layer.eps).sqrt()
+        out[:, :, share] = scaled * layer.weight.view(1, -1, 1, 1) + layer.bias.view(1, -1, 1, 1)
+    return out
+
+
+def simulated_convolution(layer: Any, images: list[Tensor], step: int, order: int) -> Tensor:
+    out = []
+    for share in SHARES:
+        seen = remembered(images, step, order).clone()
+        seen[:, :, share] = images[step][:, :, share]
+        out.append(F.conv2d(seen, layer.weight, layer.bias, padding=layer.padding)[:, :, share])
+    return torch.cat(out, dim=2)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_displaced_layer_is_its_definition(name: str, order: int) -> None:
+    torch.manual_seed(3)
+    layer, images = LAYERS[name](), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
+    simulate = simulated_norm if name == "group norm" else simulated_convolution
+    with torch.no_grad():
+        for step, got in enumerate(layers()[name, order]):
+            torch.testing.assert_close(got, simulate(layer, images, step, order), rtol=1e-9, atol=1e-9)
+
+
+REFUSED = {
+    "rows": "has 1 rows, too few to cut over 2 ranks; use at most 1 ranks or a latent of at least 8 rows",
+    "mask": "attention_mask was given",
+    "freeu": "has FreeU on",
+    "unknown": "MultiheadAttention) is not known to this splitting into rows; use CfgParallel or DataParallel",
+}
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, str]:
+    return launch(unet_worker.refusals, 2, 2)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(refused: dict[str, str], name: str) -> None:
+    assert refused[name].startswith("UnsupportedError")
+    assert REFUSED[name] in refused[name]
+
+
+def test_a_prediction_without_ranks_is_what_ranks_send() -> None:
+    cases = scaled_down()
+    assert len(cases) == 6
+    for key, (told, counted) in cases.items():
+        assert told == counted, key
+        assert min(told) > 0, key
+
+
+@functools.cache
+def scaled_down() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+    return launch(unet_worker.scaled_down, 4, 4)
+
+
+def sdxl() -> UNet2DConditionModel:
+    """The configuration of Stable Diffusion XL, without weights."""
+    with torch.device("meta"):
+        model = UNet2DConditionModel(
+            sample_size=128,
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+        )
+    return model.half().eval()
+
+
+def test_bytes_of_sdxl_on_eight_patches() -> None:
+    half = {"dtype": torch.float16, "device": "meta"}
+    named = {
+        "sample": torch.empty(1, 4, 128, 128, **half),
+        "timestep": torch.empty((), device="meta"),
+        "encoder_hidden_states": torch.empty(1, 77, 2048, **half),
+        "added_cond_kwargs": {"text_embeds": torch.empty(1, 1280, **half), "time_ids": torch.empty(1, 6, **half)},
+    }
+    model = sdxl()
+    displaced = predict(model, DisplacedPatch(), ranks=8, **named).bytes_per_step
+    partial = predict(model, PartialPatch(portion=0.3), ranks=8, **named).bytes_per_step
+    assert 370e6 < max(displaced) <= 375e6
+    assert 35e6 < max(partial) <= 45e6

@@ -1,0 +1,193 @@
+"""Runs on every rank: UNets cut into rows against the whole UNet."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from diffusers.utils import logging
+from torch import Tensor, nn
+
+from partsong.ledger import Ledger
+from partsong.parallel import (
+    DisplacedPatch,
+    Mesh,
+    PartialPatch,
+    Strategy,
+    SyncPatch,
+    Ulysses,
+    mesh_for,
+    parallelize,
+    predict,
+)
+from partsong.parallel.borders import DisplacedBorders
+from partsong.parallel.clock import StepClock
+from partsong.parallel.collectives import agree, gather_tokens
+from partsong.parallel.hooks import HookSet
+from partsong.parallel.rows import RowLevels, RowSplit
+from tests.parallel.equivalence_worker import strategies
+from tests.parallel.ranks import error, gathered
+from tests.parallel.unets import UNET_PIPES, UNETS
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+TIMES = (900.0, 500.0, 100.0)
+#: Heights that halve evenly twice, and one that never does.
+SIZES = {"float64": (21, 13), "float32": (16, 16)}
+
+
+@functools.cache
+def _twin(name: str, dtype: torch.dtype, size: tuple[int, int]) -> tuple[Any, list[dict[str, Any]], list[Tensor]]:
+    model, calls = UNETS[name].model(dtype), UNETS[name].calls(size, dtype, TIMES)
+    with torch.no_grad():
+        return model, calls, [model(**call).sample for call in calls]
+
+
+def cases(nproc: int) -> list[tuple[str, str, str]]:
+    """Every strategy on the plain UNet; the variants with what differs for them."""
+    few = ("SyncPatch", "CfgParallel", "DataParallel")
+    return [
+        (label, name, dtype)
+        for label in strategies(nproc)
+        for name in UNETS
+        for dtype in DTYPES
+        if (name == "SD" or label in few) and (dtype == "float64" or (nproc == 2 and " x " not in label))
+    ]
+
+
+def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """All cases on the ranks of this process."""
+    logging.set_verbosity_error()
+    results, meshes = {}, strategies(nproc)
+    for label, name, dtype in cases(nproc):
+        model, calls, want = _twin(name, DTYPES[dtype], SIZES[dtype])
+        with Mesh(**mesh_for(meshes[label], nproc)) as mesh, torch.no_grad():
+            with parallelize(model, *meshes[label], mesh=mesh) as plan, Ledger(flops=False) as ledger:
+                got = [model(**call).sample for call in calls]
+                predicted = plan.explain().bytes_total()
+            again = model(**calls[0]).sample
+            mine = [max(map(error, got, want)), ledger.summary()["bytes_sent"], float(torch.equal(again, want[0]))]
+            table = agree(mesh.axis(*mesh.degrees), mine)
+        results[label, name, dtype] = {
+            "error": max(row[0] for row in table),
+            "counted": [int(row[1]) for row in table],
+            "predicted": predicted,
+            "restored": all(row[2] == 1.0 for row in table),
+        }
+    return results
+
+
+def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
+    """Real pipelines: every rank's error, whether bytes are as predicted, whether the pipeline is clean afterwards."""
+    logging.set_verbosity_error()
+    chosen: dict[str, Strategy] = {
+        "SyncPatch": SyncPatch(),
+        "Ulysses": Ulysses(),
+        "DisplacedPatch": DisplacedPatch(warmup_steps=9),
+    }
+    results = {}
+    for name, pipe_of in UNET_PIPES.items():
+        pipe = pipe_of.make()
+        want = pipe_of.call(pipe)
+        for label, strategy in chosen.items():
+            if label != "SyncPatch" and (nproc != 2 or name not in ("SD", "SDXL")):
+                continue
+            with parallelize(pipe, strategy) as plan, Ledger(flops=False) as ledger:
+                got = pipe_of.call(pipe)
+                told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+                row = gathered((error(got, want), told, not hasattr(pipe.unet.conv_out, "_diffusers_hook")))
+            clean = not any(hasattr(module, "_diffusers_hook") for module in pipe.unet.modules())
+            results[name, label] = [(*values, clean) for values in row]
+    return results
+
+
+def convergence(nproc: int) -> dict[tuple[int, float], float]:
+    """The error of a displaced step for an order and a size of step."""
+    model, results = UNETS["SD"].model(torch.float64), {}
+    for order in (0, 1):
+        for size in (1e-1, 1e-2):
+            calls = UNETS["SD"].calls((16, 16), torch.float64, (900.0, 900.0 - size, 900.0 - 2 * size))
+            base, change = calls[0]["sample"], calls[1]["sample"] - calls[0]["sample"]
+            calls = [call | {"sample": base + size * index * change} for index, call in enumerate(calls)]
+            with torch.no_grad():
+                want = [model(**call).sample for call in calls]
+                with parallelize(model, DisplacedPatch(warmup_steps=2, order=order)):
+                    got = [model(**call).sample for call in calls]
+            assert max(map(error, got[:2], want[:2])) < 1e-12
+            results[order, size] = error(got[2], want[2])
+    return results
+
+
+LAYERS = {
+    "convolution": lambda: nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64),
+    "wide convolution": lambda: nn.Conv2d(3, 4, 5, padding=2, dtype=torch.float64),
+    "group norm": lambda: nn.GroupNorm(1, 3, dtype=torch.float64),
+}
+
+
+def layers(nproc: int) -> dict[tuple[str, int], list[Tensor]]:
+    """Each kind of layer alone, displaced from the third step on: the whole image's output in every step."""
+    results = {}
+    for name, build in LAYERS.items():
+        for order in (0, 1):
+            torch.manual_seed(3)
+            layer, images = build(), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
+            with Mesh(patch=nproc) as mesh:
+                axis, clock, hooks = mesh.axis("patch"), StepClock(), HookSet()
+                clock.driven = True
+                clock.begin([10.0, 9.0, 7.0, 6.0, 5.5])
+                borders = DisplacedBorders(axis, clock, 2, order)
+                split = RowSplit(layer, axis, borders, (), lambda name: False)
+                split.attach(hooks)
+                for image in images:
+                    split.begin(RowLevels((11,), nproc), 0, 2)
+                    clock.enter(None)
+                    own = layer(image[:, :, split.own])
+                    whole = gather_tokens(axis, own.detach(), split.levels.sizes(0), 2)
+                    results.setdefault((name, order), []).append(whole.clone())
+                    clock.advance()
+                hooks.remove()
+                borders.reset()
+    return results
+
+
+def refusals(nproc: int) -> dict[str, str]:
+    """What is refused, and how."""
+    unet, named = UNETS["SD"].model(torch.float64), UNETS["SD"].calls((16, 16), torch.float64, (5.0,))[0]
+    free, odd = UNETS["SD"].model(torch.float64), UNETS["SD"].model(torch.float64)
+    for block in free.up_blocks:
+        block.s1, block.s2, block.b1, block.b2 = 0.9, 0.2, 1.2, 1.4
+    odd.mid_block.attentions.append(nn.MultiheadAttention(4, 1))
+    mask = torch.ones(2, 256, dtype=torch.float64)
+    trials = {
+        "rows": lambda: unet(**named | {"sample": named["sample"][:, :, :4]}),
+        "mask": lambda: unet(**named | {"attention_mask": mask}),
+        "freeu": lambda: parallelize(free, SyncPatch()),
+        "unknown": lambda: parallelize(odd, SyncPatch()),
+    }
+    results = {}
+    with torch.no_grad(), parallelize(unet, SyncPatch()):
+        for name, trial in trials.items():
+            try:
+                trial()
+                results[name] = "nothing was refused"
+            except Exception as problem:  # noqa: BLE001 - the test reads which one it was
+                results[name] = f"{type(problem).__name__}: {problem}"
+    return results
+
+
+def scaled_down(nproc: int) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+    """Bytes of one step in the middle of a generation: predicted without ranks, and counted with them."""
+    results = {}
+    for name in ("SD", "SDXL"):
+        model, calls = UNETS[name].model(torch.float32), UNETS[name].calls((16, 16), torch.float32, (9.0, 8, 7, 6))
+        for strategy in (SyncPatch(), DisplacedPatch(), PartialPatch()):
+            told = predict(model, strategy, ranks=nproc, **calls[0]).bytes_per_step
+            with torch.no_grad(), parallelize(model, strategy) as plan:
+                for call in calls[:3]:
+                    model(**call)
+                with Ledger(flops=False) as ledger:
+                    model(**calls[3])
+                counted = agree(plan.mesh.axis("patch"), [ledger.summary()["bytes_sent"]])
+            results[name, type(strategy).__name__] = told, [int(row[0]) for row in counted]
+    return results

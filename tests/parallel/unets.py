@@ -1,0 +1,254 @@
+"""Tiny random UNets, the inputs to call them with, and real pipelines around them; prompts come as embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    ControlNetModel,
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
+from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
+
+WIDTH, LEVELS = 12, 3
+
+
+def randomized(model: Any, dtype: torch.dtype) -> Any:
+    """Seeded random weights everywhere, also where the class starts with zeros."""
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return model.eval().to(dtype)
+
+
+def _unet(**changed: Any) -> UNet2DConditionModel:
+    settings = {
+        "sample_size": 16,
+        "block_out_channels": (8, 16, 16),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        "cross_attention_dim": WIDTH,
+        "attention_head_dim": 4,
+        "norm_num_groups": 4,
+    }
+    return UNet2DConditionModel(**settings | changed)
+
+
+def _sdxl_unet() -> UNet2DConditionModel:
+    return _unet(
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 1, 2),
+        attention_head_dim=(2, 4, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=58,
+    )
+
+
+def _ip_unet() -> UNet2DConditionModel:
+    """A UNet with an IP-Adapter: its cross-attention sees two more tokens made of an image's embedding."""
+    unet = _unet()
+    unet.encoder_hid_proj = MultiIPAdapterImageProjection([ImageProjection(10, WIDTH, 2)])
+    unet.config["encoder_hid_dim_type"] = "ip_image_proj"
+    processors: dict[str, Any] = dict(unet.attn_processors)
+    for name in processors:
+        if name.endswith("attn2.processor"):
+            size = unet.get_submodule(name.removesuffix(".processor")).inner_dim
+            processors[name] = IPAdapterAttnProcessor2_0(size, WIDTH, num_tokens=(2,))
+    unet.set_attn_processor(processors)
+    return unet
+
+
+def _lora_unet() -> UNet2DConditionModel:
+    """A UNet with a LoRA on attention and on convolutions, whose low-rank part has a 3 x 3 convolution of its own."""
+    from peft import LoraConfig
+
+    unet = _unet()
+    unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_k", "conv1"]))
+    return unet
+
+
+def _inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    return {
+        "sample": torch.randn(batch, 4, height, width),
+        "encoder_hidden_states": torch.randn(batch, 5, WIDTH),
+        "timestep": torch.tensor(500.0),
+    }
+
+
+def _sdxl_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    added = {"text_embeds": torch.randn(batch, 10), "time_ids": torch.randn(batch, 6)}
+    return _inputs(height, width, batch) | {"added_cond_kwargs": added}
+
+
+def _ip_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    return _inputs(height, width, batch) | {"added_cond_kwargs": {"image_embeds": [torch.randn(batch, 1, 10)]}}
+
+
+def _control_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    """With residuals of every level, as a ControlNet makes them."""
+    named = _inputs(height, width, batch)
+    sizes = [(height, width)]
+    for _ in range(LEVELS - 1):
+        sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
+    places = [(8, 0), (8, 0), (8, 1), (16, 1), (16, 2), (16, 2)]
+    down = tuple(torch.randn(batch, channels, *sizes[level]) for channels, level in places)
+    return named | {
+        "down_block_additional_residuals": down,
+        "mid_block_additional_residual": torch.randn(batch, 16, *sizes[2]),
+    }
+
+
+@dataclass(frozen=True)
+class Unet:
+    """How to make a tiny UNet and its inputs."""
+
+    build: Callable[[], Any]
+    inputs: Callable[[int, int, int], dict[str, Any]] = field(default=_inputs)
+
+    def model(self, dtype: torch.dtype) -> Any:
+        return randomized(self.build(), dtype)
+
+    def calls(self, size: tuple[int, int], dtype: torch.dtype, times: tuple[float, ...]) -> list[dict[str, Any]]:
+        """One call per step, each with a sample of its own."""
+        torch.manual_seed(5)
+        named = _cast(self.inputs(*size, 2), dtype)
+        change = torch.randn(named["sample"].shape, dtype=torch.float64).to(dtype)
+        return [
+            named | {"timestep": torch.tensor(time), "sample": named["sample"] + index * 0.3 * change}
+            for index, time in enumerate(times)
+        ]
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return type(value)(_cast(item, dtype) for item in value)
+
+
+UNETS = {
+    "SD": Unet(_unet),
+    "SDXL": Unet(_sdxl_unet, _sdxl_inputs),
+    "SD + ControlNet": Unet(_unet, _control_inputs),
+    "SD + IP-Adapter": Unet(_ip_unet, _ip_inputs),
+    "SD + LoRA": Unet(_lora_unet),
+}
+
+
+def _vae(dtype: torch.dtype) -> AutoencoderKL:
+    blocks = 3
+    vae = AutoencoderKL(
+        block_out_channels=(4,) * blocks,
+        latent_channels=4,
+        norm_num_groups=2,
+        layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+    )
+    return randomized(vae, dtype)
+
+
+def _plain(kind: Any, dtype: torch.dtype, unet: Any, **more: Any) -> Any:
+    parts = {"text_encoder": None, "tokenizer": None, "safety_checker": None, "feature_extractor": None}
+    scheduler: Any = DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1)
+    return kind(vae=_vae(dtype), unet=unet, scheduler=scheduler, requires_safety_checker=False, **parts, **more)
+
+
+def _sdxl(dtype: torch.dtype) -> StableDiffusionXLPipeline:
+    parts: dict[str, Any] = dict.fromkeys(("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
+    scheduler: Any = EulerDiscreteScheduler()
+    unet = UNETS["SDXL"].model(dtype)
+    return StableDiffusionXLPipeline(
+        vae=_vae(dtype),
+        unet=unet,
+        scheduler=scheduler,
+        add_watermarker=False,
+        force_zeros_for_empty_prompt=True,
+        **parts,
+    )
+
+
+def _control(dtype: torch.dtype) -> Any:
+    unet = UNETS["SD"].model(dtype)
+    control = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(4, 8, 8))
+    return _plain(StableDiffusionControlNetPipeline, dtype, unet, controlnet=randomized(control, dtype))
+
+
+def _noise(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def _picture(channels: int, size: tuple[int, int], dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
+    return _noise(1, channels, *size, seed=seed, dtype=dtype).sigmoid()
+
+
+@dataclass(frozen=True)
+class UnetPipe:
+    """How to build a Stable Diffusion pipeline, and what it takes besides prompts and a size."""
+
+    build: Callable[[torch.dtype], Any]
+    more: Callable[[tuple[int, int], torch.dtype], dict[str, Any]] = field(default=lambda size, dtype: {})
+
+    def make(self, dtype: torch.dtype = torch.float64) -> Any:
+        pipe = self.build(dtype)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def call(self, pipe: Any, size: tuple[int, int] = (88, 72), batch: int = 1, steps: int = 3) -> torch.Tensor:
+        """One generation with guidance, ``return_dict`` left at its default."""
+        dtype = pipe.unet.dtype
+        named = {
+            "prompt_embeds": _noise(batch, 5, WIDTH, seed=1, dtype=dtype),
+            "negative_prompt_embeds": _noise(batch, 5, WIDTH, seed=2, dtype=dtype),
+            "num_inference_steps": steps,
+            "generator": torch.Generator().manual_seed(9),
+            "output_type": "pt",
+            **self.more(size, dtype),
+        }
+        if isinstance(pipe, StableDiffusionXLPipeline):
+            named["pooled_prompt_embeds"] = _noise(batch, 10, seed=3, dtype=dtype)
+            named["negative_pooled_prompt_embeds"] = _noise(batch, 10, seed=4, dtype=dtype)
+        if "image" not in named or "mask_image" in named:
+            named |= {"height": size[0], "width": size[1]}
+        return torch.as_tensor(next(iter(pipe(**named).values())))
+
+
+def _with_sd(kind: Any) -> Callable[[torch.dtype], Any]:
+    return lambda dtype: _plain(kind, dtype, UNETS["SD"].model(dtype))
+
+
+UNET_PIPES = {
+    "SD": UnetPipe(_with_sd(StableDiffusionPipeline)),
+    "SDXL": UnetPipe(_sdxl),
+    "img2img": UnetPipe(
+        _with_sd(StableDiffusionImg2ImgPipeline),
+        lambda size, dtype: {"image": _picture(3, size, dtype), "strength": 0.9},
+    ),
+    "inpaint": UnetPipe(
+        _with_sd(StableDiffusionInpaintPipeline),
+        lambda size, dtype: {
+            "image": _picture(3, size, dtype),
+            "mask_image": _picture(1, size, dtype, seed=8).round(),
+            "strength": 1.0,
+        },
+    ),
+    "ControlNet": UnetPipe(_control, lambda size, dtype: {"image": _picture(3, size, dtype)}),
+}
