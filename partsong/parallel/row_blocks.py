@@ -24,6 +24,7 @@ __all__ = [
     "doubled_columns",
     "halves_evenly",
     "is_causal",
+    "is_low_rank",
     "level_change",
     "refuse_unknown",
 ]
@@ -75,9 +76,13 @@ def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
     """
     for name, child in module.named_modules():
         kind = type(child)
-        if name.startswith(_OFF_THE_PATH) or kind.__module__.startswith("peft."):
+        if name.startswith(_OFF_THE_PATH):
             continue
-        if kind.__name__ in known:
+        if kind.__module__.startswith("peft."):
+            reason = _adapted(child)
+            if reason is None:
+                continue
+        elif kind.__name__ in known:
             reason = _unusual(child)
             if reason is None:
                 continue
@@ -106,6 +111,19 @@ def _unusual(child: Any) -> str | None:
     if isinstance(child, nn.Upsample) and child.scale_factor not in (2.0, (2.0, 2.0)):
         return f"upsamples by {child.scale_factor}, and only 2 is known"
     return None
+
+
+def _adapted(child: Any) -> str | None:
+    """Why a layer of peft cannot be cut: only a plain LoRA computes with modules that hooks can reach."""
+    if not isinstance(getattr(child, "base_layer", None), nn.Conv2d):
+        return None  # a linear layer looks at each position by itself, however it is adapted
+    plain = hasattr(child, "lora_A") and not any(getattr(child, "use_dora", {}).values())
+    return None if plain else "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)"
+
+
+def is_low_rank(name: str) -> bool:
+    """Whether a layer is a LoRA's, which reads what the layer beside it reads."""
+    return ".lora_" in name
 
 
 def is_causal(child: nn.Module) -> bool:

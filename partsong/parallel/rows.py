@@ -23,7 +23,14 @@ from partsong.parallel.borders import Borders
 from partsong.parallel.hooks import AroundHook, AttentionHook, HookSet, InputHook, OutputHook
 from partsong.parallel.linear_attention import TokenSumHook, sum_over_ranks
 from partsong.parallel.mesh import Axis
-from partsong.parallel.row_blocks import border_rows, check_convolution, doubled_columns, is_causal, level_change
+from partsong.parallel.row_blocks import (
+    border_rows,
+    check_convolution,
+    doubled_columns,
+    is_causal,
+    is_low_rank,
+    level_change,
+)
 from partsong.parallel.sequence import AttentionCall, AttentionShape, Stage, attend_through
 from partsong.parallel.shards import split_sizes
 
@@ -60,10 +67,6 @@ class RowLevels:
         """
         starts = self.starts(level)
         return tuple(end - start for start, end in itertools.pairwise(starts))
-
-    def level_of(self, height: int) -> int:
-        """The level with that many rows in all."""
-        return self.heights.index(height)
 
 
 def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
@@ -155,6 +158,8 @@ class RowSplit:
                 check_convolution(name, child)
                 compute = self._convolve_frames if is_causal(child) else self._convolve
                 hooks.add(child, self._around(compute, child, self._number(), name in doubled), "rows")
+                if child.stride[-2] > 1 and not is_low_rank(name):
+                    hooks.add(child, OutputHook(self._changed(1)), "rows-level")
             elif isinstance(child, nn.GroupNorm):
                 hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
             elif level_change(child):
@@ -192,7 +197,6 @@ class RowSplit:
             x, reach, edge = x[..., :-1, :], 1, 1
         else:
             reach, edge = border_rows(conv) - padding - (stride - 1), padding
-        self.level += stride > 1
         whole = self._framed(x, layer, doubled, padding, reach, edge)
         pad = (0, int(conv.padding[1]))
         return F.conv2d(whole, conv.weight, conv.bias, conv.stride, pad, conv.dilation, conv.groups)

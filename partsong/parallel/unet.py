@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.borders import Borders
 from partsong.parallel.collectives import gather_tokens
@@ -59,11 +60,16 @@ class RowParallel:
         hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
 
     def begin_forward(self, sample: Tensor) -> None:
-        """Nothing to forget: the entry of the image begins a forward."""
+        """Lays the rows of a call out over the ranks."""
+        batch, _, height, _ = sample.shape
+        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, batch)
 
     def _cut_inputs(self, named: dict[str, Any]) -> None:
-        batch, _, height, _ = named[self.adapter.sample].shape
-        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, batch)
+        if "ip_adapter_masks" in (named.get("cross_attention_kwargs") or {}):
+            raise UnsupportedError(
+                f"{self.adapter.model}: ip_adapter_masks were given, which cross-attention would stretch over this "
+                "rank's rows; leave them out, or use CfgParallel or DataParallel"
+            )
         cuts = self.adapter.splits or {}
         for name in cuts.get("", {}):
             if named.get(str(name)) is not None:
@@ -71,7 +77,12 @@ class RowParallel:
 
     def _cut_residuals(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value[:, :, self.split.own_at(self.split.levels.level_of(value.shape[2]))]
+            heights = self.split.levels.heights
+            if value.shape[2] not in heights:
+                raise UnsupportedError(
+                    f"{self.adapter.model}: a residual has {value.shape[2]} rows, the image has {heights} at its levels"
+                )
+            return value[:, :, self.split.own_at(heights.index(value.shape[2]))]
         return type(value)(self._cut_residuals(part) for part in value)
 
     def _cut(self, image: Tensor) -> Tensor:

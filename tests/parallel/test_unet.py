@@ -141,6 +141,9 @@ def test_a_displaced_layer_is_its_definition(name: str, order: int) -> None:
 REFUSED = {
     "rows": "has 1 rows, too few to cut over 2 ranks; use at most 1 ranks or a latent of at least 8 rows",
     "mask": "attention_mask was given",
+    "masks of an IP-Adapter": "ip_adapter_masks were given",
+    "residual": "a residual has 5 rows, the image has (16, 8, 4) at its levels",
+    "dora": "merge the adapter",
     "freeu": "has FreeU on",
     "unknown": "MultiheadAttention) is not known to this splitting into rows; use CfgParallel or DataParallel",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from diffusers.utils import logging
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from partsong.ledger import Ledger
@@ -159,9 +160,16 @@ def refusals(nproc: int) -> dict[str, str]:
         block.s1, block.s2, block.b1, block.b2 = 0.9, 0.2, 1.2, 1.4
     odd.mid_block.attentions.append(nn.MultiheadAttention(4, 1))
     mask = torch.ones(2, 256, dtype=torch.float64)
+    masked = named | {"cross_attention_kwargs": {"ip_adapter_masks": [torch.ones(1, 1, 16, 16)]}}
+    residual = named | {"mid_block_additional_residual": torch.ones(2, 16, 5, 5, dtype=torch.float64)}
+    dora = UNETS["SD"].build()
+    dora.add_adapter(LoraConfig(r=2, use_dora=True, target_modules=["conv1"]))
     trials = {
         "rows": lambda: unet(**named | {"sample": named["sample"][:, :, :4]}),
         "mask": lambda: unet(**named | {"attention_mask": mask}),
+        "masks of an IP-Adapter": lambda: unet(**masked),
+        "residual": lambda: unet(**residual | {"down_block_additional_residuals": ()}),
+        "dora": lambda: parallelize(dora, SyncPatch()),
         "freeu": lambda: parallelize(free, SyncPatch()),
         "unknown": lambda: parallelize(odd, SyncPatch()),
     }

@@ -76,11 +76,13 @@ def _ip_unet() -> UNet2DConditionModel:
 
 
 def _lora_unet() -> UNet2DConditionModel:
-    """A UNet with a LoRA on attention and on convolutions, whose low-rank part has a 3 x 3 convolution of its own."""
+    """A UNet with a LoRA on attention and on convolutions, also the halving ones: its low-rank part convolves too."""
     from peft import LoraConfig
 
     unet = _unet()
-    unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_k", "conv1"]))
+    unet.add_adapter(
+        LoraConfig(r=2, target_modules=["to_q", "to_k", "conv1", "downsamplers.0.conv", "upsamplers.0.conv"])
+    )
     return unet
 
 
