@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ArgumentError,
         ArgumentTypeError,
         DistributedError,
+        OutputError,
         PartsongError,
         RankError,
         UnsupportedError,
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from partsong.ledger import Ledger
     from partsong.parallel import (
         CfgParallel,
+        ClipParallel,
         DataParallel,
         DisplacedPatch,
+        DualParallel,
+        DynamicSequence,
         Mesh,
         ParallelVae,
         PartialPatch,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
         Ring,
         StructureGuidance,
         SyncPatch,
+        TimestepPipeline,
         TokenRing,
         Ulysses,
         Usp,
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
         parse_strategy,
         predict,
     )
-    from partsong.samplers import generate
+    from partsong.samplers import generate, stream
 
 __version__ = "0.1.0"
 
@@ -48,6 +53,7 @@ _HOMES = {
         "ArgumentError",
         "ArgumentTypeError",
         "DistributedError",
+        "OutputError",
         "PartsongError",
         "RankError",
         "UnsupportedError",
@@ -55,8 +61,11 @@ _HOMES = {
     "partsong.ledger": ("Ledger",),
     "partsong.parallel": (
         "CfgParallel",
+        "ClipParallel",
         "DataParallel",
         "DisplacedPatch",
+        "DualParallel",
+        "DynamicSequence",
         "Mesh",
         "ParallelVae",
         "PartialPatch",
@@ -65,6 +74,7 @@ _HOMES = {
         "Ring",
         "StructureGuidance",
         "SyncPatch",
+        "TimestepPipeline",
         "TokenRing",
         "Ulysses",
         "Usp",
@@ -74,7 +84,7 @@ _HOMES = {
         "parse_strategy",
         "predict",
     ),
-    "partsong.samplers": ("generate",),
+    "partsong.samplers": ("generate", "stream"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -82,11 +92,15 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "CfgParallel",
+    "ClipParallel",
     "DataParallel",
     "DisplacedPatch",
     "DistributedError",
+    "DualParallel",
+    "DynamicSequence",
     "Ledger",
     "Mesh",
+    "OutputError",
     "ParallelVae",
     "PartialPatch",
     "PartsongError",
@@ -96,6 +110,7 @@ __all__ = [
     "Ring",
     "StructureGuidance",
     "SyncPatch",
+    "TimestepPipeline",
     "TokenRing",
     "Ulysses",
     "UnsupportedError",
@@ -106,6 +121,7 @@ __all__ = [
     "parallelize",
     "parse_strategy",
     "predict",
+    "stream",
 ]
 
 

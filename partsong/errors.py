@@ -26,6 +26,10 @@ class UnsupportedError(PartsongError, ValueError):
     """The model, scheduler, mask or combination of strategies has no correct parallel form here, so it is refused."""
 
 
+class OutputError(PartsongError, OSError):
+    """A result could not be written to its end: the disk is full, or the place went away."""
+
+
 class DistributedError(PartsongError, RuntimeError):
     """An operation between ranks failed: a peer died, stopped answering, or asked for something else."""
 

@@ -1,4 +1,4 @@
-"""Writing results (PNG, video, JSON) and comparing images.
+"""Writing results (PNG, JSON) and comparing images.
 
 An image is a PIL image, or an array or tensor `[H, W]`, `[H, W, C]` or (tensors only) `[C, H, W]`: floats in [0, 1]
 or 8-bit integers in 0 .. 255. Folders on the way to a file are made.
@@ -25,9 +25,9 @@ __all__ = [
     "check_writable",
     "max_abs_diff",
     "psnr",
+    "rgb_bytes",
     "save_image",
     "save_images",
-    "save_video",
     "write_json",
 ]
 
@@ -86,42 +86,6 @@ def save_images(images: Sequence[Any], path: str | os.PathLike[str]) -> list[Pat
         save_image(image, target.with_name(f"{target.stem}-{index:03d}{target.suffix}"))
         for index, image in enumerate(images)
     ]
-
-
-def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: float = 16.0) -> Path:
-    """Writes images of one size as a film and returns its path.
-
-    Args:
-        frames: images, in order.
-        path: file name; .mp4 (H.264) or .gif. H.264 needs even sizes, so an odd edge is repeated once.
-        fps: frames per second.
-
-    Raises:
-        ArgumentError: no frames, sizes that differ, another ending, or a place that is not writable.
-    """
-    import imageio.v2 as imageio
-    import numpy as np
-
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".mp4", ".gif"):
-        raise ArgumentError(f"films are written as .mp4 or .gif, not {Path(path).name}")
-    if not len(frames) or not (math.isfinite(fps) and fps > 0):
-        raise ArgumentError(f"a film needs frames and fps > 0, found {len(frames)} frames and fps {fps}")
-    pixels: list[Any] = [_to_rgb(_to_bytes(frame)) for frame in frames]
-    sizes = sorted({frame.shape for frame in pixels})
-    if len(sizes) > 1:
-        raise ArgumentError(f"the frames of a film have one size, found {sizes}")
-    target = check_writable(path)
-    if suffix == ".gif":
-        imageio.mimwrite(target, pixels, duration=1000.0 / fps, loop=0)
-        return target
-    height, width, _ = sizes[0]
-    edge = ((0, height % 2), (0, width % 2), (0, 0))
-    # macro_block_size=1: imageio would else rescale the frames to multiples of 16.
-    with imageio.get_writer(target, fps=fps, codec="libx264", quality=8, macro_block_size=1) as writer:
-        for frame in pixels:
-            writer.append_data(np.pad(frame, edge, mode="edge"))  # pyright: ignore[reportAttributeAccessIssue]
-    return target
 
 
 def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,9 +178,16 @@ def _to_bytes(image: Any) -> np.ndarray:
     return np.rint(pixels.clip(0.0, 1.0) * 255.0).astype(np.uint8)
 
 
-def _to_rgb(pixels: np.ndarray) -> np.ndarray:
+def rgb_bytes(image: Any) -> np.ndarray:
+    """The pixels of one image as uint8 `[H, W, 3]`; grey is repeated, transparency dropped.
+
+    Raises:
+        ArgumentError: values outside [0, 1], or a shape that is no image's.
+        ArgumentTypeError: `image` is none of the kinds above.
+    """
     import numpy as np
 
+    pixels = _to_bytes(image)
     return np.repeat(pixels[:, :, None], 3, axis=2) if pixels.ndim == 2 else pixels[:, :, :3]
 
 

@@ -55,6 +55,7 @@ from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.training import Average, World, mixed_precision, schedule
 
+PLAIN: dict[str, Any] = dict.fromkeys(("mid_block_add_attention", "use_quant_conv", "use_post_quant_conv"), False)
 STAGES: tuple[str, ...] = ("vae", "pool", "text", "flow", "evaluate")
 
 
@@ -104,7 +105,7 @@ def train_vae(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     torch.manual_seed(config.seed)
-    vae: Any = build_vae(config.vae_channels).to(world.device, memory_format=torch.channels_last)
+    vae: Any = build_vae(config.vae_channels, **PLAIN).to(world.device, memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
     torch.manual_seed(1000 * config.seed + world.rank)
     start, progress = time.time(), 0.0

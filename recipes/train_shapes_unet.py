@@ -41,13 +41,12 @@ from torch import Tensor, nn
 from partsong.zoo.shapes.comprehension import build_heads, text_loss
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
-from partsong.zoo.shapes.model import token_ids, vae_loss
+from partsong.zoo.shapes.model import build_vae, token_ids, vae_loss
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_unet.model import (
     Painter,
     TextEncoder,
-    build_autoencoder,
     build_scheduler,
     build_tokenizer,
     draw_timesteps,
@@ -125,7 +124,9 @@ def train_autoencoder(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     torch.manual_seed(config.seed)
-    vae: Any = build_autoencoder(config.autoencoder_channels).to(world.device, memory_format=torch.channels_last)
+    vae: Any = build_vae(config.autoencoder_channels, scaling_factor=1.0).to(
+        world.device, memory_format=torch.channels_last
+    )
     vae.set_attn_processor(attention_for(world))
     stage = new_stage(config, world, "autoencoder", vae, [adam(list(vae.parameters()), 2e-3)])
 

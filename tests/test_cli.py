@@ -56,7 +56,10 @@ def folder(path: Path, index: object, *parts: str) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for each way a model folder can be wrong."""
     root = tmp_path_factory.mktemp("models")
-    unet = {"_class_name": "TextToVideoSDPipeline", "unet": ["diffusers", "UNet3DConditionModel"]}
+    unet = {
+        "_class_name": "StableVideoDiffusionPipeline",
+        "unet": ["diffusers", "UNetSpatioTemporalConditionModel"],
+    }
     flux = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
     folder(root / "unet", unet, "unet")
     folder(root / "broken", "{not json")
@@ -168,7 +171,7 @@ def test_bad_model_folder_is_one_line(name: str, nproc: int, folders: Path, caps
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_unsupported_architecture_is_one_line(nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["image", CAPTION, "--model", folders / "unet", "--nproc", nproc, "--strategy", "ring"]
-    refuses(capsys, args, "UNet3DConditionModel")
+    refuses(capsys, args, "UNetSpatioTemporalConditionModel")
 
 
 def test_every_rank_refuses_and_one_says_it(

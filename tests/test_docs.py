@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partsong.cli import parse
-from partsong.cli.options import Demo, Image
+from partsong.cli.options import Demo, Image, Video
 from partsong.parallel import STRATEGIES, mesh_for, parse_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,9 +69,9 @@ def test_python_examples_name_what_exists(path: Path) -> None:
 @pytest.mark.parametrize(("page", "args"), runs(), ids=lambda value: value if isinstance(value, str) else None)
 def test_commands_parse(page: str, args: list[str]) -> None:
     options = parse(args)
-    if isinstance(options, Image):
+    if isinstance(options, Image | Video) and not getattr(options, "resume", None):
         strategies = [parse_strategy(text) for text in options.strategy]
         if options.nproc is not None:
             mesh_for(strategies, options.nproc)
     else:
-        assert isinstance(options, Demo) or args[0] in ("bench", "list", "env")
+        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env")

@@ -70,28 +70,6 @@ def test_images_that_cannot_be_saved(tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
-@pytest.mark.parametrize("size", [(32, 48), (33, 47)])
-def test_save_video(name, size, tmp_path) -> None:
-    import imageio.v2 as imageio
-
-    frames = [np.full((*size, 3), value) for value in (0.1, 0.5, 0.9)]
-    path = outputs.save_video(frames, tmp_path / "new" / name, fps=8)
-    found = imageio.mimread(path)
-    assert len(found) == 3
-    even = tuple(n + n % 2 for n in size) if name == "a.mp4" else size
-    assert found[0].shape[:2] == even
-    assert [round(float(frame[..., :3].mean()) / 255, 1) for frame in found] == [0.1, 0.5, 0.9]
-
-
-def test_videos_that_cannot_be_saved(tmp_path) -> None:
-    for frames, name in (([], "a.mp4"), ([picture(), picture(8, 8)], "a.mp4"), ([picture()], "a.avi")):
-        with pytest.raises(ArgumentError):
-            outputs.save_video(frames, tmp_path / name)
-    with pytest.raises(ArgumentError, match="fps"):
-        outputs.save_video([picture()], tmp_path / "a.mp4", fps=0)
-
-
 def test_write_json(tmp_path) -> None:
     path = tmp_path / "new" / "a.json"
     values = {"b": 1, "a": [np.float32(0.5), None, True], "psnr_to_serial": math.inf, "out": tmp_path, "n": np.int64(3)}

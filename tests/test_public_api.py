@@ -23,7 +23,7 @@ import pytest
 import partsong
 
 SNAPSHOT = Path(__file__).with_name("public_api.json")
-BASE_MODULES = ("errors", "ledger", "outputs", "progress", "seeds", "zoo", "cli")
+BASE_MODULES = ("errors", "ledger", "outputs", "progress", "seeds", "videos", "zoo", "cli")
 MAX_IMPORT_SECONDS = 0.3
 
 

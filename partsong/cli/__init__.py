@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import tyro
 
-from partsong.cli.options import Bench, Command, Demo, Env, Image, List
+from partsong.cli.options import Bench, Command, Demo, Env, Image, List, Video
 from partsong.cli.ranks import is_main
-from partsong.errors import DistributedError, PartsongError
+from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.outputs import check_writable, write_json
 
 __all__ = ["main", "parse"]
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except PartsongError as error:
         if options.debug:
             raise
-        _fail(str(error), 1 if isinstance(error, DistributedError) else 2)
+        _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     sys.exit(0)
@@ -51,6 +51,8 @@ def _run(options: Any) -> dict[str, Any]:
     match options:
         case Image():
             return _image(options)
+        case Video():
+            return _video(options)
         case Bench():
             return _bench(options)
         case Demo():
@@ -66,6 +68,15 @@ def _image(options: Image) -> dict[str, Any]:
     from partsong.cli.image import image, summary
 
     result = image(options)
+    if result:
+        print(summary(result))
+    return result
+
+
+def _video(options: Video) -> dict[str, Any]:
+    from partsong.cli.video import summary, video
+
+    result = video(options)
     if result:
         print(summary(result))
     return result

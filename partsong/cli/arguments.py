@@ -22,7 +22,8 @@ ELSEWHERE = {
     "width": "use --width",
     "num_images_per_prompt": "use --num-images",
     "generator": "use --seed",
-    "output_type": "partsong writes PNG files",
+    "output_type": "partsong writes the files",
+    "num_frames": "use --frames",
     "return_dict": "partsong reads the result",
 }
 WORDS = {"true": True, "false": False, "none": None, "null": None}

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.arguments import read_arguments
-from partsong.cli.models import Source, class_number, find_model
+from partsong.cli.models import class_number, find_model
 from partsong.cli.options import Image
-from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
-from partsong.errors import ArgumentError, UnsupportedError
-from partsong.outputs import check_writable
-from partsong.seeds import check_seed
+from partsong.cli.ranks import num_ranks, run_on_ranks
+from partsong.cli.sampling import call_arguments, check_sampling, place
+from partsong.errors import ArgumentError
 
 __all__ = ["image", "summary"]
 
@@ -22,7 +21,7 @@ def image(options: Image) -> dict[str, Any]:
     _check(options)
     read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
     source = find_model(options.model)
-    strategies, degrees = _place(options, source, nproc)
+    strategies, degrees = place(options, source, nproc)
     # Last, as it is what takes seconds: everything above fails without torch's help.
     from partsong.evals.images import ImageJob, run_image
 
@@ -32,7 +31,7 @@ def image(options: Image) -> dict[str, Any]:
         pipeline=source.pipeline,
         zoo_name=source.zoo_name,
         prompt=class_number(source, options.prompt) if class_conditional else options.prompt,
-        arguments=_arguments(options, source),
+        arguments=call_arguments(options, source),
         num_images=options.num_images,
         strategies=strategies,
         degrees=degrees,
@@ -77,43 +76,6 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _check(options: Image) -> None:
-    if not options.prompt.strip():
-        raise ArgumentError("the prompt is empty; say what to draw")
-    for name in ("steps", "height", "width", "num_images", "threads"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-    check_seed(options.seed)
     if Path(options.out).suffix.lower() != ".png":
         raise ArgumentError(f"--out {options.out}: images are written as PNG; name the file *.png")
-    if is_main():
-        for path in (options.out, options.json, options.ledger):
-            if path is not None:
-                check_writable(path)
-
-
-def _place(options: Image, source: Source, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
-    from partsong.parallel import ADAPTERS, mesh_for, parse_strategy
-
-    strategies = tuple(parse_strategy(text) for text in options.strategy)
-    if nproc > 1 and not strategies:
-        raise ArgumentError(f"{nproc} ranks need to know how to share the work; add --strategy, for example ulysses")
-    degrees = mesh_for(strategies, nproc)
-    for kind in source.denoisers:
-        if strategies and kind not in ADAPTERS:
-            raise UnsupportedError(
-                f"{kind} of {options.model} is no supported architecture; supported: {', '.join(ADAPTERS)}"
-            )
-    return strategies, degrees
-
-
-def _arguments(options: Image, source: Source) -> dict[str, Any]:
-    given = {
-        "num_inference_steps": options.steps,
-        "guidance_scale": options.guidance,
-        "height": options.height,
-        "width": options.width,
-        "negative_prompt": options.negative_prompt,
-    }
-    named = {name: value for name, value in given.items() if value is not None}
-    return {**source.defaults, **named, **read_arguments(options.set)}
+    check_sampling(options, "num_images")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-__all__ = ["Bench", "Command", "Demo", "Env", "Image", "List"]
+__all__ = ["Bench", "Command", "Demo", "Env", "Image", "List", "Sampling", "Video"]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
@@ -22,13 +22,9 @@ class _Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image(_Common):
-    """Sample an image from a text, on one or several ranks."""
+class Sampling(_Common):
+    """What image and video have in common."""
 
-    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
-    """What to draw; for class-conditional pipelines the name or number of a class."""
-    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
-    """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
     nproc: Count = None
     """Ranks to start here; 1 if not given. Under torchrun the ranks are there already."""
     strategy: Annotated[
@@ -49,12 +45,8 @@ class Image(_Common):
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
     ] = ()
     """Any other argument of the pipeline's call, such as true_cfg_scale=4; repeat it for several."""
-    num_images: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Images of the prompt; image i looks the same in any number and on any number of ranks."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Seed of the noise."""
-    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
-    """PNG to write; several images are numbered."""
     compare: bool = False
     """Also run the serial twin on one rank; reports speed-up and drift."""
     threads: Count = None
@@ -63,6 +55,40 @@ class Image(_Common):
     """Type of weights and arithmetic."""
     ledger: Path = None
     """Append one JSON line per rank and step to this file: computed, moved, waited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image(Sampling):
+    """Sample an image from a text, on one or several ranks."""
+
+    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
+    """What to draw; for class-conditional pipelines the name or number of a class."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
+    """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
+    num_images: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Images of the prompt; image i looks the same in any number and on any number of ranks."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
+    """PNG to write; several images are numbered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video(Sampling):
+    """Sample a video from a text, on one or several ranks; frames are written as they are done."""
+
+    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")] = ""
+    """What to show; not needed with --resume."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
+    """A local diffusers folder or a hub id; the zoo has no video model yet."""
+    frames: Count = None
+    """Frames of the video; the model's own default if not given."""
+    fps: Annotated[float, tyro.conf.arg(metavar="N")] = 16.0
+    """Frames per second of the film."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.mp4"
+    """Film to write, .mp4 or .gif; a name without ending is a folder of PNG files."""
+    journal: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Keep the run's progress in this folder (dual-parallel and timestep-pipeline), for --resume."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Go on with the run of this journal, as it was called; --nproc, --out and --json may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +142,7 @@ class Demo(_Common):
 
 Command = (
     Annotated[Image, tyro.conf.subcommand("image")]
+    | Annotated[Video, tyro.conf.subcommand("video")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]

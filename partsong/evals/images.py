@@ -23,7 +23,7 @@ from partsong.progress import progress
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
-__all__ = ["ImageJob", "facts_read", "load_pipeline", "quiet", "run_image"]
+__all__ = ["ImageJob", "facts_read", "load_pipeline", "pipeline_class", "quiet", "run_image"]
 
 #: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
 PATIENCE = 3600.0
@@ -104,7 +104,7 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         ArgumentError: diffusers cannot read it; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
-    kind = _pipeline_class(pipeline)
+    kind = pipeline_class(pipeline)
     try:
         with warnings.catch_warnings():
             # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
@@ -139,7 +139,12 @@ def quiet() -> None:
     tqdm.set_lock(threading.RLock())
 
 
-def _pipeline_class(name: str) -> Any:
+def pipeline_class(name: str) -> Any:
+    """The class of diffusers that a folder names.
+
+    Raises:
+        UnsupportedError: this diffusers has no such pipeline.
+    """
     import diffusers
 
     kind = getattr(diffusers, name, None)
@@ -152,7 +157,7 @@ def _pipeline_class(name: str) -> Any:
 
 
 def _check_call(job: ImageJob) -> None:
-    pipeline = _pipeline_class(job.pipeline)
+    pipeline = pipeline_class(job.pipeline)
     known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in known:
         raise UnsupportedError(f"{job.pipeline} makes films, not images; partsong image samples image pipelines")

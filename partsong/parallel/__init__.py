@@ -2,9 +2,12 @@
 
 from partsong.parallel.adapters import ADAPTERS, Adapter, Split
 from partsong.parallel.cfg_parallel import CfgParallel
+from partsong.parallel.clip_parallel import ClipParallel
 from partsong.parallel.data_parallel import DataParallel
 from partsong.parallel.displaced_patch import DisplacedPatch
 from partsong.parallel.dry import predict
+from partsong.parallel.dual_parallel import DualParallel
+from partsong.parallel.dynamic_sequence import DynamicSequence
 from partsong.parallel.explain import Explanation
 from partsong.parallel.launch import launch
 from partsong.parallel.mesh import AXES, Axis, Mesh
@@ -17,6 +20,7 @@ from partsong.parallel.ring import Ring
 from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.parallel.structure_guidance import StructureGuidance
 from partsong.parallel.sync_patch import SyncPatch
+from partsong.parallel.timestep_pipeline import TimestepPipeline
 from partsong.parallel.token_ring import TokenRing
 from partsong.parallel.ulysses import Ulysses
 from partsong.parallel.usp import Usp
@@ -28,8 +32,11 @@ __all__ = [
     "Adapter",
     "Axis",
     "CfgParallel",
+    "ClipParallel",
     "DataParallel",
     "DisplacedPatch",
+    "DynamicSequence",
+    "DualParallel",
     "Explanation",
     "Mesh",
     "PartialPatch",
@@ -41,6 +48,7 @@ __all__ = [
     "Strategy",
     "StructureGuidance",
     "SyncPatch",
+    "TimestepPipeline",
     "TokenRing",
     "Ulysses",
     "Usp",

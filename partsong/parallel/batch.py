@@ -30,10 +30,13 @@ class BatchSplit:
         batched: names of arguments whose first dimension is the batch, or that are lists with an item per sample;
             dictionaries among them are searched.
         residuals: names of arguments that hold several such tensors.
+        folded: names of arguments whose first dimension is the batch times the frames of a video.
     """
 
-    def __init__(self, axis: Axis, batched: tuple[str, ...], residuals: tuple[str, ...] = ()) -> None:
-        self.axis, self.batched, self.residuals = axis, batched, residuals
+    def __init__(
+        self, axis: Axis, batched: tuple[str, ...], residuals: tuple[str, ...] = (), folded: tuple[str, ...] = ()
+    ) -> None:
+        self.axis, self.batched, self.residuals, self.folded = axis, batched, residuals, folded
 
     def run(self, forward: Forward, named: Mapping[str, Any], sample: Tensor | list[Tensor]) -> Any:
         """One call, with the batch counted on `sample`."""
@@ -44,6 +47,7 @@ class BatchSplit:
         rows = slice(start, start + size) if size else slice(0, 1)
         local = {name: _rows(value, rows, total) if name in self.batched else value for name, value in named.items()}
         local |= {name: _each(local[name], rows, total) for name in self.residuals if local.get(name) is not None}
+        local |= {name: _folded(named[name], rows, total) for name in self.folded if named.get(name) is not None}
         output = forward(**local)
         return map_sample(output, lambda x: gather_tokens(self.axis, x[:size], sizes, 0, name="gather of samples"))
 
@@ -66,6 +70,14 @@ def _each(values: Any, rows: slice, total: int) -> Any:
     if isinstance(values, dict):
         return {key: _rows(value, rows, total) for key, value in values.items()}
     return [_rows(value, rows, total) for value in values]
+
+
+def _folded(value: Any, rows: slice, total: int) -> Any:
+    """The frames of some samples, of a tensor `[samples * frames, ...]` or of several."""
+    if not isinstance(value, Tensor):
+        return type(value)(_folded(part, rows, total) for part in value)
+    frames = len(value) // total
+    return value[rows.start * frames : rows.stop * frames]
 
 
 class GuidancePair:

@@ -69,6 +69,11 @@ class StepClock:
         self.branch = self._calls
         self._calls += 1
 
+    @property
+    def is_called(self) -> bool:
+        """Whether the denoiser was called in this step."""
+        return self._calls > 0
+
     def _follow(self, timestep: Any) -> None:
         now = _first(timestep)
         if not self._times or now > self._times[-1]:

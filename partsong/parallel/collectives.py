@@ -21,7 +21,16 @@ from partsong.parallel.health import operation
 from partsong.parallel.mesh import Axis
 from partsong.parallel.shards import offsets
 
-__all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
+__all__ = [
+    "Pending",
+    "agree",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "exchange",
+    "halo_exchange",
+    "ring_exchange",
+]
 
 _TAGS = 1 << 16
 

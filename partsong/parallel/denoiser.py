@@ -54,7 +54,8 @@ class Denoiser:
             self.sequence.attach(hooks)
         self.everyone = mesh.axis(*AXES)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
-        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched, self.adapter.residuals)
+        folded = self.adapter.frames.folded if self.adapter.frames is not None else ()
+        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched, self.adapter.residuals, folded)
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
         plan.clock.on_begin(self.seen.begin)
         hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")

@@ -70,7 +70,7 @@ class DisplacedPatch(Strategy):
         """Refuses models without keys and values to displace."""
         if adapter.linear_attention and not adapter.attention:
             return "linear attention exchanges one small matrix per head, too little to displace; use Ulysses"
-        return None
+        return super(DisplacedPatch, self).refuses(adapter)
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
         """Border rows and norms of an image cut into rows are as old as the keys and values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     Raises:
         ArgumentTypeError: not a module.
         ArgumentError: degrees and ranks do not fit.
-        UnsupportedError: an architecture or a combination without a correct parallel form.
+        UnsupportedError: an architecture or a combination without a correct parallel form, or a model whose code needs
+            more than shapes.
 
     Example:
         >>> from diffusers import DiTTransformer2DModel
@@ -75,12 +77,24 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
     steady = max(AGREED_STEPS, *(getattr(strategy, "warmup_steps", 0) for strategy in strategies))
     steps = 2 * steady + 2
-    state = {name: tensor.to("meta") for name, tensor in module.state_dict(keep_vars=False).items()}
+    # Not the state dict: it leaves out tables that a model computes for itself.
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    state = {name: tensor.detach().to("meta") for name, tensor in tensors}
     named = tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, inputs)
     with Plan(module, [module], strategies, mesh, owns_mesh=False) as plan, torch.no_grad():
         plan.clock.driven = True
         plan.clock.begin(list(range(steps, 0, -1)))
         for _ in range(steady + 1):
-            torch.func.functional_call(module, state, kwargs=named)
+            _call(module, state, named)
             plan.clock.advance()
         return plan.explain()
+
+
+def _call(module: nn.Module, state: dict[str, Tensor], named: dict[str, Any]) -> None:
+    try:
+        torch.func.functional_call(module, state, kwargs=named)
+    except RuntimeError as problem:
+        raise UnsupportedError(
+            f"{type(module).__name__} does something that takes more than shapes ({problem}); make a call under a plan "
+            "and ask its explain() instead"
+        ) from problem

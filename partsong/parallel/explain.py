@@ -172,7 +172,7 @@ def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: i
 def _sequence_bytes(plan: Plan, denoiser: Any, step: int, rank: int, batch: int) -> int:
     if denoiser.sequence is None:
         return 0
-    place = _place(plan, rank, (*TOKEN_AXES, "pipe"))
+    place = _place(plan, rank, ("pipe", "stage", "clip", *TOKEN_AXES))
     # A denoiser's own first step has nothing stale to read, however late in the generation it comes.
     begins = not denoiser.seen.steps or step == min(denoiser.seen.steps)
     when = (0 if begins else step, plan.clock.num_steps == step + 1)
@@ -207,6 +207,7 @@ def _split_lines(plan: Plan) -> list[str]:
             whole = tokens if PATCHES in seen.tokens else f"{tokens} tokens"
             what = whole if axis in TOKEN_AXES else f"{seen.batch} samples, {seen.branches} calls per step"
             what = f"{tokens} tokens in patches, and the blocks," if axis == "pipe" else what
+            what = getattr(plan.denoisers[0].sequence, "whole", tokens) if axis == "clip" else what
             lines.append(f"{what} over {degrees[axis]} ranks ({axis})")
     return lines or ["nothing: one rank"]
 

@@ -46,6 +46,8 @@ class Heartbeat:
         self.peers: tuple[int, ...] = ()
         self.operations = 0
         self.since = 0.0
+        #: Seconds, but for those in which this process did not get to run: nobody is to blame for them.
+        self.awake = 0.0
         self._stop = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
         self._states: dict[int, tuple[str, float]] = {}
@@ -77,9 +79,11 @@ class Heartbeat:
             Heartbeat.current = None
 
     def _run(self) -> None:
-        beat = 0
+        beat, last = 0, time.monotonic()
         while not self._stop.is_set():
-            beat += 1
+            beat, now = beat + 1, time.monotonic()
+            self.awake += min(now - last, 2 * PERIOD)
+            last = now
             if not self._write(
                 f"{beat}|{self.operations} {self.waiting:d} {','.join(map(str, self.peers))}|{self.doing}"
             ):
@@ -95,8 +99,10 @@ class Heartbeat:
         silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
         if silent:
             self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
-        now, peers = time.monotonic(), self.peers
-        left = [r for r, (text, when) in self._seen.items() if r in peers and text == _LEFT and now - when > DEPARTED]
+        now, peers = self.awake, self.peers
+        # What this rank waits for may be on its way still, however long ago the sender left.
+        gone = [r for r, (text, when) in self._seen.items() if text == _LEFT and now - max(when, self.since) > DEPARTED]
+        left = [rank for rank in gone if rank in peers]
         if left:
             self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
         elsewhere = self._deadlocked_with(now) if now - self.since > DIVERGED else []
@@ -137,15 +143,15 @@ class Heartbeat:
             except (RuntimeError, dist.DistStoreError):
                 return
             if text and self._seen.get(rank, ("", 0.0))[0] != text:
-                self._seen[rank] = (text, time.monotonic())
+                self._seen[rank] = (text, self.awake)
                 state = text.partition("|")[2]
                 if self._states.get(rank, ("", 0.0))[0] != state:
-                    self._states[rank] = (state, time.monotonic())
+                    self._states[rank] = (state, self.awake)
 
     def silence(self, rank: int) -> float:
         """Seconds since `rank` was last seen alive; 0 for one that has said goodbye."""
         text, when = self._seen.get(rank, (_LEFT, 0.0))
-        return 0.0 if text == _LEFT else time.monotonic() - when
+        return 0.0 if text == _LEFT else self.awake - when
 
     def _give_up(self, ranks: list[int], why: str) -> None:
         names = ", ".join(map(str, ranks))
@@ -192,7 +198,7 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
         return
     outer = beat.doing
     beat.operations += 1
-    beat.doing, beat.peers, beat.since, beat.waiting = name, tuple(peers), time.monotonic(), True
+    beat.doing, beat.peers, beat.since, beat.waiting = name, tuple(peers), beat.awake, True
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from partsong.errors import UnsupportedError
 
 __all__ = [
+    "Attend",
     "AttentionHook",
     "AroundHook",
     "HookSet",
@@ -26,6 +27,9 @@ __all__ = [
 ]
 
 PREFIX = "partsong."
+
+#: Attention of queries to keys and values `[B, H, L, D]` under a mask or none, with a logit scale or the usual one.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 
 class HookSet:
@@ -118,25 +122,45 @@ class AttentionHook(ModelHook):
     """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
 
     Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, which all of
-    diffusers' native ones do; any other is refused at its first call.
+    diffusers' native ones do; any other is refused at its first call, and so are causal attention and dropout.
+
+    Args:
+        attend: is called with queries, keys, values, mask and scale in place of the operator.
+        name: of the module, for messages.
+        once: refuse more than one call of the operator in a forward; otherwise each one is sent to `attend`.
     """
 
-    def __init__(self, attend: Callable[..., Tensor], name: str) -> None:
+    def __init__(self, attend: Attend, name: str, *, once: bool = True) -> None:
         super().__init__()
-        self.attend, self.name = attend, name
+        self.attend, self.name, self.once = attend, name, once
 
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
-        with _Redirect(self.attend) as redirect:
+        with _Redirect(self._attend) as redirect:
             output = original_forward(self)(*args, **kwargs)
-        if redirect.calls != 1:
+        if redirect.calls != 1 and (self.once or redirect.calls == 0):
             processor = type(getattr(module, "processor", module)).__name__
             raise UnsupportedError(
                 f"{self.name} ({processor}) made {redirect.calls} scaled_dot_product_attention calls where one is "
                 "expected; use the model's default processor and the native attention backend"
             )
         return output
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if is_causal or dropout_p:
+            raise UnsupportedError(f"{self.name}: causal attention and dropout are not supported over ranks")
+        return self.attend(query, key, value, attn_mask, scale)
 
 
 def original_forward(hook: ModelHook) -> Callable[..., Any]:

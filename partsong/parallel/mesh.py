@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Iterator
@@ -142,6 +143,13 @@ class Mesh:
         if wanted not in self._axes:
             self._axes[wanted] = self._make_axis(wanted)
         return self._axes[wanted]
+
+    def alone(self) -> Mesh:
+        """This rank as a mesh of its own, for what one rank computes while the others wait, such as a serial twin."""
+        mesh = copy.copy(self)
+        mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
+        mesh._axes, mesh._device_mesh, mesh._owns_group = {}, None, False
+        return mesh
 
     def _make_axis(self, wanted: tuple[str, ...]) -> Axis:
         if self._device_mesh is None or not wanted:

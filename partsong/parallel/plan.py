@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -22,12 +21,12 @@ from partsong.parallel.borders import Borders, SyncBorders
 from partsong.parallel.clock import StepClock
 from partsong.parallel.denoiser import Denoiser
 from partsong.parallel.explain import Explanation, Seen, explain
+from partsong.parallel.followed import Followed
 from partsong.parallel.hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.mesh import AXES, Axis, Mesh
 from partsong.parallel.noise import share_latents
 from partsong.parallel.sequence import TOKEN_AXES, Stage
 from partsong.parallel.strategy import Kind, Strategy, combined_kind, mesh_for, own_loop
-from partsong.parallel.unet import RowParallel
 
 __all__ = ["Plan", "parallelize"]
 
@@ -93,6 +92,7 @@ class Plan:
         self.seen = Seen()
         self._owns_mesh, self._hooks = owns_mesh, HookSet()
         self._patched: list[tuple[Any, str]] = []
+        self._steps_copies = False
         self.denoisers: list[Denoiser] = []
         self.coders: list[AutoencoderParallel] = []
         self.loop: str | None = None
@@ -163,8 +163,8 @@ class Plan:
                 self._wrap(pipe, "check_inputs", self._check_before)
             return
         self.clock.driven = True
-        self._wrap(scheduler, "set_timesteps", self._begin_after)
-        self._wrap(scheduler, "step", self._advance_after)
+        self._wrap(scheduler, "set_timesteps", self._begin_after, self._begin_copy_after)
+        self._wrap(scheduler, "step", self._advance_after, self._advance_copy_after)
         if hasattr(pipe, "prepare_latents"):
             self._wrap(pipe, "prepare_latents", self._share_latents_after)
         elif hasattr(scheduler, "scale_model_input"):
@@ -175,32 +175,63 @@ class Plan:
         if decoder is not None and axis.size > 1 and not self.coders:
             self._hooks.add(decoder, _decoder_hook(axis, decoder, self.seen), "data")
 
-    def _wrap(self, owner: Any, name: str, after: Callable[[Any], Callable[..., Any]]) -> None:
+    def _wrap(
+        self, owner: Any, name: str, after: Callable[[Any], Callable[..., Any]], after_copies: Any = None
+    ) -> None:
         if name in vars(owner):
             raise UnsupportedError(f"{type(owner).__name__}.{name} is already replaced on this object; undo that first")
-        original = getattr(owner, name)
-        setattr(owner, name, functools.wraps(original)(after(original)))
+        setattr(owner, name, Followed(owner, name, after, after_copies))
         self._patched.append((owner, name))
 
     def _begin_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def set_timesteps(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             self.seen.decoded.clear()
+            self._steps_copies = False
             self.clock.begin(original.__self__.timesteps.tolist())  # type: ignore[attr-defined]
             return result
 
         return set_timesteps
 
+    def _begin_copy_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A scheduler per frame: how many steps there will be, only the pipeline knows."""
+
+        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.clock.begin()
+            return result
+
+        return set_timesteps
+
     def _advance_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(model_output: Any, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(model_output, timestep, *args, **kwargs)
+        signature = inspect.signature(original)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             if self.clock.step == 0:
-                self.clock.begun_at(timestep)
-            self.clock.advance()
-            self.close_record()
+                # Not every scheduler takes the timestep in the same place.
+                self.clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
+            if self.clock.is_called or not self._steps_copies:
+                self._end_step()
             return result
 
         return step
+
+    def _advance_copy_after(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A scheduler per frame: all of them together make one step, after the model's calls for it."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._steps_copies = True
+            if self.clock.is_called:
+                self._end_step()
+            return result
+
+        return step
+
+    def _end_step(self) -> None:
+        self.clock.advance()
+        self.close_record()
 
     def close_record(self) -> None:
         """Ends the ledger's record of a step."""
@@ -263,12 +294,8 @@ class Plan:
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         for denoiser in self.denoisers:
-            if isinstance(denoiser.sequence, RowParallel):
-                denoiser.sequence.borders.abandon()
-            for stage in denoiser.stages:
-                drop = getattr(stage, "abandon", None)
-                if drop is not None:
-                    drop()
+            if denoiser.sequence is not None:
+                denoiser.sequence.abandon()
 
 
 def _decoder_hook(axis: Axis, decoder: nn.Module, seen: Seen) -> AroundHook:

@@ -10,8 +10,11 @@ from typing import get_args, get_type_hints
 
 from partsong.errors import ArgumentError
 from partsong.parallel.cfg_parallel import CfgParallel
+from partsong.parallel.clip_parallel import ClipParallel
 from partsong.parallel.data_parallel import DataParallel
 from partsong.parallel.displaced_patch import DisplacedPatch
+from partsong.parallel.dual_parallel import DualParallel
+from partsong.parallel.dynamic_sequence import DynamicSequence
 from partsong.parallel.parallel_vae import ParallelVae
 from partsong.parallel.partial_patch import PartialPatch
 from partsong.parallel.patch_pipeline import PatchPipeline
@@ -19,6 +22,7 @@ from partsong.parallel.ring import Ring
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.structure_guidance import StructureGuidance
 from partsong.parallel.sync_patch import SyncPatch
+from partsong.parallel.timestep_pipeline import TimestepPipeline
 from partsong.parallel.token_ring import TokenRing
 from partsong.parallel.ulysses import Ulysses
 from partsong.parallel.usp import Usp
@@ -32,10 +36,14 @@ _CLASSES = (
     Ring,
     Usp,
     TokenRing,
+    DynamicSequence,
     SyncPatch,
     DisplacedPatch,
     PartialPatch,
     PatchPipeline,
+    ClipParallel,
+    DualParallel,
+    TimestepPipeline,
     StructureGuidance,
     ParallelVae,
 )
@@ -63,7 +71,7 @@ def parse_strategy(text: str) -> Strategy:
     if name not in STRATEGIES:
         raise ArgumentError(f"no strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
     knobs = [knob.name for knob in fields(STRATEGIES[name])]
-    values: dict[str, int | float | str | tuple[int, ...]] = {}
+    values: dict[str, int | float | str | tuple[int, ...] | None] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         if key not in knobs:
@@ -76,10 +84,12 @@ def parse_strategy(text: str) -> Strategy:
     return strategy
 
 
-def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | float | str | tuple[int, ...]:
-    """A knob's value: a number where the knob takes numbers, a word where it takes words, ``3+5`` for several."""
+def _read(name: str, strategy: type[Strategy], key: str, text: str) -> int | float | str | tuple[int, ...] | None:
+    """A knob's value: a number where it takes numbers, a word where it takes words, ``3+5`` for several, ``none``."""
     types = get_type_hints(strategy)[key]
     accepted = set(get_args(types)) or {types}
+    if type(None) in accepted and text == "none":
+        return None
     if int in accepted and re.fullmatch(r"-?\d+", text):
         return int(text)
     if float in accepted and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", text):

@@ -7,6 +7,7 @@ comes through `Borders` and, for attention, through the same chain of stages tha
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
 from partsong.parallel.borders import Borders
-from partsong.parallel.hooks import AroundHook, AttentionHook, HookSet, InputHook, OutputHook
+from partsong.parallel.hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
 from partsong.parallel.linear_attention import TokenSumHook, sum_over_ranks
 from partsong.parallel.mesh import Axis
 from partsong.parallel.row_blocks import (
@@ -32,7 +33,7 @@ from partsong.parallel.row_blocks import (
     level_change,
 )
 from partsong.parallel.sequence import AttentionCall, AttentionShape, Stage, attend_through
-from partsong.parallel.shards import split_sizes
+from partsong.parallel.shards import offsets, split_sizes
 
 __all__ = ["RowLevels", "RowSplit", "halved"]
 
@@ -51,12 +52,7 @@ class RowLevels:
 
     def starts(self, level: int) -> tuple[int, ...]:
         """First row of each rank at a level, and the height."""
-        coarsest = len(self.heights) - 1
-        starts, start = [], 0
-        for size in split_sizes(self.heights[coarsest], self.parts):
-            starts.append(start << (coarsest - level))
-            start += size
-        return (*starts, self.heights[level])
+        return _starts(self.heights, self.parts, level)
 
     def sizes(self, level: int) -> tuple[int, ...]:
         """Rows of each rank at a level.
@@ -65,8 +61,13 @@ class RowLevels:
             >>> RowLevels((11, 6, 3), 2).sizes(0)
             (8, 3)
         """
-        starts = self.starts(level)
-        return tuple(end - start for start, end in itertools.pairwise(starts))
+        return tuple(end - start for start, end in itertools.pairwise(self.starts(level)))
+
+
+@functools.lru_cache(maxsize=256)  # every layer of every step asks
+def _starts(heights: tuple[int, ...], parts: int, level: int) -> tuple[int, ...]:
+    coarsest = len(heights) - 1
+    return (*(s << (coarsest - level) for s in offsets(split_sizes(heights[coarsest], parts))), heights[level])
 
 
 def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
@@ -158,7 +159,7 @@ class RowSplit:
                 check_convolution(name, child)
                 compute = self._convolve_frames if is_causal(child) else self._convolve
                 hooks.add(child, self._around(compute, child, self._number(), name in doubled), "rows")
-                if child.stride[-2] > 1 and not is_low_rank(name):
+                if int(child.stride[-2]) > 1 and not is_low_rank(name):  # type: ignore[index]
                     hooks.add(child, OutputHook(self._changed(1)), "rows-level")
             elif isinstance(child, nn.GroupNorm):
                 hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
@@ -263,17 +264,8 @@ class RowSplit:
         # Frames may be folded into the first dimension, so its length is no number of samples.
         return tensor.numel() * tensor.element_size() // self.batch
 
-    def _attention(self, layer: int, name: str) -> Callable[..., Tensor]:
-        def attend(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attn_mask: Tensor | None = None,
-            dropout_p: float = 0.0,
-            is_causal: bool = False,
-            scale: float | None = None,
-            enable_gqa: bool = False,
-        ) -> Tensor:
+    def _attention(self, layer: int, name: str) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
             rows = self.levels.sizes(self.level)
             mine = rows[self.axis.index]
             if query.shape[2] != key.shape[2] or query.shape[2] % mine:
@@ -281,8 +273,8 @@ class RowSplit:
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {mine} "
                     "rows; this call form cannot be cut"
                 )
-            if attn_mask is not None or is_causal or dropout_p:
-                raise UnsupportedError(f"{name}: masks, causal attention and dropout are not supported over rows")
+            if mask is not None:
+                raise UnsupportedError(f"{name}: attention masks are not supported over rows")
             sizes = tuple(count * (query.shape[2] // mine) for count in rows)
             shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), sizes)
             self.shapes.append(AttentionShape(len(query) // self.batch, *shape, self.axis.index, layer=layer))

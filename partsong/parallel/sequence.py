@@ -8,7 +8,6 @@ may arrive in any token order: attention does not depend on it once positions ar
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,10 +20,10 @@ from partsong.kernels import attention
 from partsong.parallel.adapters import Adapter, Split, places
 from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.collectives import gather_tokens
-from partsong.parallel.hooks import AttentionHook, HookSet, InputHook, OutputHook
+from partsong.parallel.hooks import Attend, AttentionHook, HookSet, OutputHook
 from partsong.parallel.linear_attention import TokenSums
 from partsong.parallel.mesh import Axis, Mesh
-from partsong.parallel.shards import offsets, split_sizes
+from partsong.parallel.token_cuts import TokenCuts, totals
 
 __all__ = [
     "TOKEN_AXES",
@@ -33,6 +32,7 @@ __all__ = [
     "Runs",
     "SequenceParallel",
     "Stage",
+    "abandon_stages",
     "attend_locally",
     "attend_through",
     "merged_runs",
@@ -128,6 +128,14 @@ def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
     return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
 
 
+def abandon_stages(stages: Sequence[Stage]) -> None:
+    """Drops the messages of a chain that are under way; most stages wait for theirs and keep none."""
+    for stage in stages:
+        drop = getattr(stage, "abandon", None)
+        if drop is not None:
+            drop()
+
+
 def attend_locally(call: AttentionCall) -> Tensor:
     """The end of the chain: attention to the keys at hand."""
     mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
@@ -145,7 +153,7 @@ def masked_attention(
     return attention(q, k, v, bias=mask, scale=scale)
 
 
-class SequenceParallel:
+class SequenceParallel(TokenCuts):
     """Cuts one module's tokens over the token axes of a mesh and chains the attention stages.
 
     Args:
@@ -155,102 +163,37 @@ class SequenceParallel:
         stages: attention stages, outermost first.
     """
 
-    #: What holds a part of the tokens, in messages.
-    parts_name = "ranks"
-
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, stages: Sequence[Stage]) -> None:
-        self.module, self.adapter, self.stages = module, adapter, tuple(stages)
-        self.axis: Axis = mesh.axis(*TOKEN_AXES)
+        super().__init__(module, adapter, mesh.axis(*TOKEN_AXES))
+        self.stages = tuple(stages)
         self.sums = TokenSums(self.axis, adapter)
-        self.sizes: dict[str, tuple[int, ...]] = {}
         self.layers: list[tuple[str, tuple[str, ...], nn.Module]] = []
-        self._unit = 1
+        self._folds: dict[int, int] = {}
         self._mask_bytes: dict[int, int] = {}
         self._gathered: dict[str, tuple[str, int]] = {}
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the splitting, gathering and attention hooks on the module."""
         modules = dict(self.module.named_modules())
-        assert self.adapter.splits is not None and self.adapter.gather is not None
-        for name, entry in self._by_module(self.adapter.splits, modules).items():
-            inputs = {str(key): cut for key, cut in entry.items() if not cut.output}
-            outputs = {key: cut for key, cut in entry.items() if cut.output}
-            if inputs:
-                signature = inspect.signature(modules[name].forward)
-                hooks.add(
-                    modules[name], InputHook(lambda named, i=inputs: self._cut_inputs(named, i), signature), "split"
-                )
-            if outputs:
-                hooks.add(modules[name], OutputHook(lambda out, o=outputs: self._cut_outputs(out, o)), "split-output")
-        for path, cut in self.adapter.gather.items():
-            for name in places(path, modules):
-                hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
+        self.attach_cuts(hooks, modules)
+        self.attach_gather(hooks, modules)
         for name, child in modules.items():
             streams = self.adapter.streams_of(name)
             if streams is None or getattr(child, "is_cross_attention", False):
                 continue
             layer = len(self.layers)
             self.layers.append((name, streams, child))
-            hooks.add(child, AttentionHook(self._attention_of(layer, name, streams), name), "attention")
+            attend = self._attention_of(layer, name, streams)
+            hooks.add(child, AttentionHook(attend, name, once=not self.adapter.attends_per_sample), "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
 
-    def _by_module(
-        self, splits: Mapping[str, Mapping[str | int, Split]], modules: dict[str, nn.Module]
-    ) -> dict[str, dict[str | int, Split]]:
-        """The cuts of every module that some paths name: one hook each, however many paths."""
-        found: dict[str, dict[str | int, Split]] = {}
-        for path, entry in splits.items():
+    def attach_gather(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
+        """Puts the hooks on that put tokens together again."""
+        assert self.adapter.gather is not None
+        for path, cut in self.adapter.gather.items():
             for name in places(path, modules):
-                found.setdefault(name, {}).update(entry)
-        return found
-
-    def _cut_inputs(self, named: dict[str, Any], cuts: dict[str, Split]) -> None:
-        for name, cut in cuts.items():
-            value = named.get(name)
-            if value is not None or not cut.optional:
-                named[name] = self._cut_any(value, cut, name)
-
-    def _cut_outputs(self, output: Any, cuts: dict[str | int, Split]) -> Any:
-        if isinstance(output, Tensor):
-            return self._cut(output, cuts[0], "output")
-        return tuple(self._cut(x, cuts[i], f"output {i}") if i in cuts else x for i, x in enumerate(output))
-
-    def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
-        if isinstance(value, Tensor):
-            return self._cut(value, cut, name)
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._cut_any(item, cut, name) for item in value)
-        if isinstance(value, dict):
-            return {key: self._cut_any(item, cut, name) for key, item in value.items()}
-        if isinstance(value, int):
-            return split_sizes(value, self.axis.size)[self.axis.index]
-        raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
-
-    def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
-        if cut.ndim is not None and tensor.ndim != cut.ndim:
-            if cut.optional and tensor.ndim < cut.ndim:
-                return tensor  # nothing per token in it, such as one timestep for the whole sample
-            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
-        total, parts = tensor.shape[cut.dim], self.axis.size
-        if total // self._unit < parts:
-            what = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
-            raise UnsupportedError(
-                f"{self.adapter.model}: {what} cannot be cut over {parts} {self.parts_name}; "
-                f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
-            )
-        sizes = self.cut_sizes(total)
-        if self.sizes.setdefault(cut.stream, sizes) != sizes:
-            raise UnsupportedError(
-                f"{self.adapter.model}: {name} has {total} {cut.stream} tokens, another input has "
-                f"{sum(self.sizes[cut.stream])}"
-            )
-        start = offsets(sizes)[self.axis.index]
-        return tensor.narrow(cut.dim, start, sizes[self.axis.index])
-
-    def cut_sizes(self, total: int) -> tuple[int, ...]:
-        """Tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
-        return tuple(self._unit * size for size in split_sizes(total // self._unit, self.axis.size))
+                hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
 
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call: the next one may have another shape.
@@ -258,28 +201,24 @@ class SequenceParallel:
         Args:
             sample: the noisy latents of this call.
         """
-        self.sizes.clear()
+        super().begin_forward(sample)
         self._mask_bytes.clear()
-        if self.adapter.whole_rows:
-            patch: Any = self.module.config["patch_size"]  # type: ignore[index]
-            self._unit = sample.shape[-1] // patch
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        abandon_stages(self.stages)
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
-        self._gathered[name] = (cut.stream, output.shape[-1] * output.element_size())
+        # Frames may be folded into the first dimension, so its length is no number of samples.
+        per_token = output.shape[0] // self.batch * output.shape[-1] * output.element_size()
+        self._gathered[name] = (cut.stream, per_token)
         return gather_tokens(self.axis, output, self.sizes[cut.stream], cut.dim, name="gather of the output tokens")
 
-    def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Any:
-        def attend(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attn_mask: Tensor | None = None,
-            dropout_p: float = 0.0,
-            is_causal: bool = False,
-            scale: float | None = None,
-            enable_gqa: bool = False,
-        ) -> Tensor:
-            sizes = self.shard_sizes(streams)
+    def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            number, samples, by_stream = self._next_call(layer, streams)
+            sizes = totals(by_stream, streams)
+            self._folds[layer] = len(query) // samples
             key, value = self._once_per_group(query, key, value, layer)
             local = sizes[self.axis.index]
             if query.shape[2] != local or key.shape[2] != local:
@@ -287,14 +226,20 @@ class SequenceParallel:
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
-            if is_causal or dropout_p:
-                raise UnsupportedError(f"{name}: causal attention and dropout are not supported over ranks")
-            masks = None if attn_mask is None else self._masks(attn_mask, sizes, layer)
-            runs = _runs(self.sizes, streams)
-            call = AttentionCall(layer, query, key, value, sizes, self.axis.index, masks, scale, runs=runs)
+            masks = None if mask is None else self._masks(mask, sizes, layer)
+            runs = _runs(by_stream, streams)
+            call = AttentionCall(number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs)
             return self.attend(call)
 
         return attend
+
+    def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
+        """A number for the next attention of a layer, the samples it is for, and each rank's tokens by stream."""
+        self.shard_sizes(streams)
+        if not self.present.counts:
+            return layer, self.batch, self.sizes
+        sample = self.present.next_sample(layer)
+        return layer + sample * len(self.layers), 1, self.present.of_sample(self.sizes, sample)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Runs the chain of stages on one attention call."""
@@ -308,23 +253,19 @@ class SequenceParallel:
         step = query.shape[1] // kv_heads
         return key[:, ::step], value[:, ::step]
 
-    def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
-        """Tokens each rank contributes to an attention over `streams`."""
-        for stream in streams:
-            if stream not in self.sizes:
-                raise UnsupportedError(f"{self.adapter.model}: no {stream} tokens were cut; its layout has changed")
-        return tuple(sum(self.sizes[stream][i] for stream in streams) for i in range(self.axis.size))
-
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0 if mask.ndim < 2 else 1)
-        local = sizes[self.axis.index]
-        if mask.shape[-2] != 1 or mask.shape[-1] != local or not bool((mask == mask[:, :1]).all()):
+        local, total = sizes[self.axis.index], sum(sizes)
+        is_alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
+        if mask.shape[-2] != 1 or mask.shape[-1] not in (local, total) or not is_alike:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: only key-padding masks (the same for all queries and heads) can be cut; "
-                f"found shape {tuple(mask.shape)} for {local} local tokens"
+                f"found shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
             )
         rows = mask[:, 0, 0].contiguous()  # [B, L]
+        if rows.shape[1] == total:
+            return self._known_masks(self._shares(rows, self.layers[layer][1]))
         self._mask_bytes[layer] = rows.element_size()
         return self._whole_masks(rows, sizes)
 
@@ -334,21 +275,43 @@ class SequenceParallel:
         whole = whole.to(rows.dtype)
         return tuple(part[:, None, None] for part in whole.split(list(sizes), dim=1))
 
+    def _shares(self, rows: Tensor, streams: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """A mask of all tokens, stream after stream, as the masks of the ranks' tokens."""
+        whole = rows.split([sum(self.sizes[stream]) for stream in streams], dim=1)
+        cut = [part.split(list(self.sizes[stream]), dim=1) for part, stream in zip(whole, streams, strict=True)]
+        return tuple(torch.cat(parts, dim=1)[:, None, None] for parts in zip(*cut, strict=True))
+
+    def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The key masks of all parts, known without an exchange."""
+        return shares
+
+    def _calls(
+        self, layer: int, batch: int, cut: Mapping[str, tuple[int, ...]]
+    ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
+        """The attentions of a layer in one forward, as `_next_call` tells them."""
+        if not self.present.counts:
+            return [(layer, batch * self._folds.get(layer, 1), cut)]
+        numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
+        return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
+
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Bytes the rank at `index` of the token axes sends in one forward of a step (its number, whether the last)."""
         cut = {stream: self.cut_sizes(total) for stream, total in tokens.items()}
         moved = self.sums.predict(batch, index)
         for layer, (_, streams, module) in enumerate(self.layers):
-            runs = _runs(cut, streams)
-            sizes = tuple(sum(length for _, length in shard) for shard in runs)
-            shape = AttentionShape(batch, *head_counts(module), itemsize, sizes, index, *step, layer, runs)
-            moved += batch * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
-            for stage in self.stages:
-                sent, shape = stage.predict(shape)
-                moved += sent
-        for stream, token_bytes in self._gathered.values():
-            moved += batch * cut[stream][index] * token_bytes * (self.axis.size - 1)
-        return moved
+            for number, samples, by_stream in self._calls(layer, batch, cut):
+                runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
+                shape = AttentionShape(samples, *head_counts(module), itemsize, sizes, index, *step, number, runs)
+                moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
+                for stage in self.stages:
+                    sent, shape = stage.predict(shape)
+                    moved += sent
+        return moved + self.predict_gather(batch, cut, index)
+
+    def predict_gather(self, batch: int, cut: Mapping[str, tuple[int, ...]], index: int) -> int:
+        """Bytes the rank at `index` sends where tokens are put together again."""
+        per_token = (cut[stream][index] * token_bytes for stream, token_bytes in self._gathered.values())
+        return batch * sum(per_token) * (self.axis.size - 1)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:

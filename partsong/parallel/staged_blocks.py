@@ -1,4 +1,4 @@
-"""One rank's run of a model's blocks, on the tokens of one patch at a time.
+"""One rank's run of a model's blocks, on the tokens of one part at a time.
 
 The model's own forward runs on every rank, but only the rank's own blocks compute. The others hand on what they were
 given, so everything around them (embeddings, rotations, the last projection, which cost next to nothing) is the
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +19,13 @@ from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
-from partsong.parallel.clock import StepClock
 from partsong.parallel.hooks import AroundHook, HookSet, map_sample, sample_of
 from partsong.parallel.mesh import Axis, Mesh
-from partsong.parallel.sequence import AttentionCall, SequenceParallel, attend_locally
+from partsong.parallel.sequence import SequenceParallel
 from partsong.parallel.shards import offsets, split_sizes
 
 if TYPE_CHECKING:
-    from partsong.parallel.patch_pipeline import PatchPipeline
+    pass
 
 __all__ = ["Layout", "StagedBlocks"]
 
@@ -78,15 +76,6 @@ class Layout:
         return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=self.owners.device)
 
 
-@dataclass(slots=True)
-class _KeyValues:
-    """Keys and values of the whole picture for one attention, patch after patch, and their mask `[B, 1, 1, S]`."""
-
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None
-
-
 class StagedBlocks(SequenceParallel):
     """The blocks of one rank in a pipeline of stages.
 
@@ -94,8 +83,8 @@ class StagedBlocks(SequenceParallel):
         module: the transformer.
         adapter: its row, resolved.
         mesh: the ranks; those of axis ``pipe`` are the stages in order.
-        clock: its step and branch are those of the patch at work.
-        strategy: the knobs.
+        layers: blocks of each stage; None deals them out evenly by number.
+        num_patches: parts that travel one after another.
 
     Raises:
         UnsupportedError: a model whose blocks hand on more than tokens, or that cannot be cut into patches.
@@ -105,19 +94,16 @@ class StagedBlocks(SequenceParallel):
     parts_name = "patches"
 
     def __init__(
-        self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock, strategy: PatchPipeline
+        self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None, num_patches: int = 1
     ) -> None:
         super().__init__(module, adapter, mesh, ())
-        self.pipe, self.clock, self.warmup_steps = mesh.axis("pipe"), clock, strategy.warmup_steps
-        self.num_patches = strategy.num_patches or self.pipe.size
+        self.pipe, self.num_patches = mesh.axis("pipe"), num_patches
         self.blocks = _blocks(module, adapter)
-        sizes = _stage_sizes(adapter, strategy.layers, len(self.blocks), self.pipe.size)
+        sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
         self.starts = offsets(sizes)
         self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
         self.last_layout: Layout | None = None
         self._layouts: dict[Any, Layout] = {}
-        self._filled: dict[int, Layout] = {}
-        self._cache: dict[tuple[int, int], _KeyValues] = {}
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
         self._reached, self._learning = 0, False
@@ -136,8 +122,8 @@ class StagedBlocks(SequenceParallel):
 
     def forget(self) -> None:
         """Drops what belongs to one generation."""
-        for held in (self._layouts, self._filled, self._cache, self._entering):
-            held.clear()
+        self._layouts.clear()
+        self._entering.clear()
 
     def layout(self, named: Mapping[str, Any]) -> Layout:
         """What a call with such arguments looks like; learned once per set of shapes.
@@ -164,6 +150,8 @@ class StagedBlocks(SequenceParallel):
                 ]
         finally:
             self._learning = False
+        if self.num_patches == 1:
+            output = map_sample(output, torch.zeros_like)  # whatever was made of the number of the only part
         owners = sample_of(output)[0].flatten()
         positions = tuple((owners == part).nonzero().flatten() for part in range(self.num_patches))
         if sum(map(len, positions)) != len(owners):
@@ -192,8 +180,6 @@ class StagedBlocks(SequenceParallel):
             self._received = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
         self.last_layout = layout
         output = self._forward(named, part)
-        if part is None and self.clock.step == self.warmup_steps - 1:
-            self._filled[self.clock.branch] = layout
         if self.is_last:
             return layout.read(sample_of(output), part)
         leaving = self._entering[self.starts[index + 1]]
@@ -204,15 +190,6 @@ class StagedBlocks(SequenceParallel):
                     f"of {got.dtype}; only blocks that keep shape and type can be staged"
                 )
         return torch.cat([tensor.flatten() for tensor in leaving])
-
-    def check_filled(self, layout: Layout, step: int, branch: int) -> None:
-        """Refuses, on all ranks alike, a call after the warm-up that the warm-up's last step did not make."""
-        if self.num_patches > 1 and self._filled.get(branch) is not layout:
-            raise UnsupportedError(
-                f"PatchPipeline: call {branch + 1} of step {step + 1} has no counterpart of the same shape in step "
-                f"{self.warmup_steps}, the last of the warm-up, so there are no keys to read; "
-                f"use warmup_steps={step + 1} or more"
-            )
 
     def _forward(self, named: Mapping[str, Any], part: int | None) -> Any:
         parts = 1 if part is None else self.num_patches
@@ -262,35 +239,13 @@ class StagedBlocks(SequenceParallel):
                 whole[start : start + size] = moved
         return whole.movedim(0, cut.dim)
 
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of a part's queries to the keys and values of the whole picture."""
-        key, own = (call.layer, self.clock.branch), None if call.masks is None else call.masks[0]
-        if len(call.sizes) == 1:
-            if self.clock.step == self.warmup_steps - 1 and self.num_patches > 1:
-                order = self._order(self.layers[call.layer][1], call.k.device)
-                k, v = call.k.index_select(2, order), call.v.index_select(2, order)
-                self._cache[key] = _KeyValues(k, v, None if own is None else own.index_select(3, order))
-            return attend_locally(call)
-        held = self._cache[key]
-        start = offsets(call.sizes)[call.index]
-        rows = slice(start, start + call.sizes[call.index])
-        held.k[:, :, rows], held.v[:, :, rows] = call.k, call.v
-        masks = None
-        if own is not None and held.mask is not None:
-            held.mask[..., rows] = own
-            masks = (held.mask,)
-        return attend_locally(replace(call, k=held.k, v=held.v, sizes=(sum(call.sizes),), index=0, masks=masks))
-
-    def _order(self, streams: tuple[str, ...], device: torch.device) -> Tensor:
-        """Where, in one sequence of all streams, the tokens of each patch are."""
-        totals = [sum(self.sizes[stream]) for stream in streams]
-        runs = [torch.arange(t, device=device) + start for t, start in zip(totals, offsets(totals), strict=True)]
-        cut = [run.split(split_sizes(len(run), self.num_patches)) for run in runs]
-        return torch.cat(list(itertools.chain.from_iterable(zip(*cut, strict=True))))
-
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """The mask of this part; that of the others is kept with their keys."""
+        """The mask of this part: nothing is gathered."""
         return (rows[:, None, None],)
+
+    def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The mask of this part, out of those of all parts."""
+        return (shares[self.axis.index],)
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Bytes the stage at `index` sends in one call of the model: to the next, or the output to all others."""
@@ -320,7 +275,7 @@ def _blocks(module: nn.Module, adapter: Adapter) -> list[tuple[str, nn.Module, t
     for name, names in lists.items():
         children = getattr(module, name, None)
         if not isinstance(children, nn.ModuleList):
-            raise UnsupportedError(f"PatchPipeline: {adapter.model} has no list of blocks {name!r} here; use Ulysses")
+            raise UnsupportedError(f"{adapter.model} has no list of blocks {name!r} here; use Ulysses")
         blocks += [(f"{name}.{number}", block, names) for number, block in enumerate(children)]
     return blocks
 
@@ -328,11 +283,11 @@ def _blocks(module: nn.Module, adapter: Adapter) -> list[tuple[str, nn.Module, t
 def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:
     if layers is None:
         if blocks < stages:
-            raise ArgumentError(f"PatchPipeline: {blocks} blocks of {adapter.model} cannot be {stages} stages")
+            raise ArgumentError(f"{blocks} blocks of {adapter.model} cannot be {stages} stages")
         return split_sizes(blocks, stages)
     if len(layers) != stages or sum(layers) != blocks:
         raise ArgumentError(
-            f"PatchPipeline: layers={layers} are {len(layers)} stages of {sum(layers)} blocks; {adapter.model} has "
+            f"layers={layers} are {len(layers)} stages of {sum(layers)} blocks; {adapter.model} has "
             f"{blocks} blocks and there are {stages} ranks"
         )
     return layers

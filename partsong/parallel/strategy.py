@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.mesh import AXES, check_degrees
+from partsong.parallel.sequence import TOKEN_AXES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +64,8 @@ class Strategy:
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Why this strategy has no correct form on an architecture, and what to use; None where it has one."""
+        if adapter.frames is not None and adapter.frames.mixers and set(self.axes) & set(TOKEN_AXES):
+            return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> SequenceParallel | None:

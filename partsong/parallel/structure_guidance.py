@@ -216,6 +216,9 @@ class GuidedPatches:
     def begin_forward(self, latents: Any) -> None:
         """Nothing is cut inside the model."""
 
+    def abandon(self) -> None:
+        """Nothing is under way here: the sampler moves the patches."""
+
     def lay_out(self, grid: Grid, weights: Sequence[float]) -> None:
         """Begins a generation, in which the guide has a weight in every step."""
         self.grid, self.weights = grid, tuple(weights)

@@ -16,7 +16,7 @@ from partsong.parallel.hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.mesh import Mesh
 from partsong.parallel.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.rows import RowLevels, RowSplit, halved
-from partsong.parallel.sequence import TOKEN_AXES, Stage
+from partsong.parallel.sequence import TOKEN_AXES, Stage, abandon_stages
 
 __all__ = ["RowParallel"]
 
@@ -63,6 +63,11 @@ class RowParallel:
         """Lays the rows of a call out over the ranks."""
         batch, _, height, _ = sample.shape
         self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, batch)
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        self.borders.abandon()
+        abandon_stages(self.stages)
 
     def _cut_inputs(self, named: dict[str, Any]) -> None:
         if "ip_adapter_masks" in (named.get("cross_attention_kwargs") or {}):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.samplers.dual_parallel import dual_parallel
 from partsong.samplers.patch_pipeline import patch_pipeline
 from partsong.samplers.structure_guidance import structure_guidance
+from partsong.samplers.timestep_pipeline import timestep_pipeline
+from partsong.samplers.video_blocks import joined
 
 if TYPE_CHECKING:
     from partsong.parallel import Plan
 
-__all__ = ["LOOPS", "generate"]
+__all__ = ["LOOPS", "STREAMS", "generate", "stream"]
 
 #: Samplers by the name that a strategy's `loop` has.
 LOOPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -22,7 +27,17 @@ LOOPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
-def generate(plan: Plan, **arguments: Any) -> Any:
+#: Samplers that make a video block after block, likewise.
+STREAMS: Mapping[str, Callable[..., Iterator[Any]]] = MappingProxyType(
+    {"dual_parallel": dual_parallel, "timestep_pipeline": timestep_pipeline}
+)
+
+
+#: Dim of the frames in the latents of the models that streams know.
+LATENT_FRAMES = 2
+
+
+def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Any:
     """Samples with a plan, using the loop its strategies need, and returns the pipeline's output type.
 
     Most strategies leave the pipeline's own loop alone: then this is ``pipe(**arguments)`` on every rank with the
@@ -30,6 +45,7 @@ def generate(plan: Plan, **arguments: Any) -> Any:
 
     Args:
         plan: strategies attached to a pipeline.
+        journal: see `stream`; only for strategies that stream.
         **arguments: the pipeline's own keyword arguments.
 
     Raises:
@@ -39,14 +55,64 @@ def generate(plan: Plan, **arguments: Any) -> Any:
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
     """
+    pipe = _checked(plan, arguments, "generate")
+    if plan.loop not in STREAMS and journal is not None:
+        raise UnsupportedError(f"only {' and '.join(STREAMS)} keep a journal; leave it out")
+    if plan.loop is None:
+        return pipe(**arguments)
+    if plan.loop in LOOPS:
+        return LOOPS[plan.loop](plan, **arguments)
+    # Latents keep the model's order of dims; pictures come frame by frame.
+    dim = LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
+    return joined(list(STREAMS[plan.loop](plan, everywhere=True, journal=_path(journal), **arguments)), dim)
+
+
+def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
+    """Samples a long video with a plan whose strategy makes it block after block, and yields each when it is done.
+
+    Memory does not grow with the length: what has been yielded is not kept. Every rank must go through the iterator to
+    its end, or close it where the others do.
+
+    Args:
+        plan: a strategy for long videos on a video pipeline.
+        journal: a folder for the run's progress, which all ranks can reach. A run that finds its own progress there
+            goes on from it, on any number of ranks, and yields the same frames from the first; None keeps nothing.
+        **arguments: the pipeline's own keyword arguments, ``num_frames`` for the whole video.
+
+    Yields:
+        What the pipeline returns, with the next frames; None on all ranks but the first.
+
+    Raises:
+        UnsupportedError: the plan's strategy makes the video in one piece.
+        ArgumentTypeError: see `generate`.
+        ArgumentError: see `generate`; or the journal of another video.
+        OutputError: the journal cannot be written.
+
+    Example:
+        >>> # plan = parallelize(pipe, DualParallel())
+        >>> # for part in stream(plan, prompt="a red circle moves right", num_frames=161):
+        >>> #     frames = part.frames[0]
+    """
+    _checked(plan, arguments, "stream")
+    if plan.loop is None or plan.loop not in STREAMS:
+        names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
+        raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or DualParallel to stream")
+    return STREAMS[plan.loop](plan, everywhere=False, journal=_path(journal), **arguments)
+
+
+def _path(journal: str | os.PathLike[str] | None) -> Path | None:
+    return None if journal is None else Path(journal)
+
+
+def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
     pipe = plan.target
     if not hasattr(pipe, "components"):
         raise ArgumentTypeError(
-            f"generate() needs a plan on a pipeline; this one is on {type(pipe).__name__}, call that module itself"
+            f"{name}() needs a plan on a pipeline; this one is on {type(pipe).__name__}, call that module itself"
         )
     check_arguments(type(pipe), arguments)
     check_prompt(arguments.get("prompt"))
-    return pipe(**arguments) if plan.loop is None else LOOPS[plan.loop](plan, **arguments)
+    return pipe
 
 
 def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:

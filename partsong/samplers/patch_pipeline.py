@@ -11,7 +11,6 @@ the same sequence of exchanges: no message can overtake or block another, on any
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,11 @@ from partsong.parallel import Plan
 from partsong.parallel.collectives import Pending, exchange
 from partsong.parallel.explain import AGREED_STEPS
 from partsong.parallel.noise import share_random_state
-from partsong.parallel.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.staged_blocks import Layout
+from partsong.parallel.staged_patches import StagedPatches
 from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.positionwise import check_positionwise
+from partsong.samplers.shared_text import SharedText
 
 __all__ = ["patch_pipeline"]
 
@@ -60,7 +61,7 @@ def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
                 "the pipeline's loop alone"
             )
     denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.sequence, StagedBlocks)
+    assert isinstance(denoiser.sequence, StagedPatches)
     plan.clock.begin()
     plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
     name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
@@ -75,7 +76,9 @@ def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
         for call in calls[:-1]:  # one bar is enough
             if hasattr(call.pipe, "set_progress_bar_config"):
                 call.pipe.set_progress_bar_config(disable=True)
-        _encode_once(calls)
+        text = SharedText()
+        for call in calls:
+            text.join(call)
         loop = _Loop(plan, denoiser.sequence, calls)
         loop.run([loop.tracks], steps=denoiser.sequence.warmup_steps)
         loop.run([[track] for track in loop.tracks], steps=None)
@@ -83,24 +86,6 @@ def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
         calls[-1].hand_back_random_state()
         assert isinstance(calls[-1].event, Finished)
         return calls[-1].event.output
-
-
-def _encode_once(calls: Sequence[PausedCall]) -> None:
-    """Text encoders are large, and the calls have the same prompts: the first call's embeddings serve all."""
-    done: list[Any] = []
-    for call in calls:
-        original = getattr(call.pipe, "encode_prompt", None)
-        if original is None:
-            return
-        numbers = itertools.count()
-
-        def encode(*args: Any, original: Any = original, numbers: Any = numbers, **kwargs: Any) -> Any:
-            number = next(numbers)
-            if number == len(done):
-                done.append(original(*args, **kwargs))
-            return done[number]
-
-        vars(call.pipe)["encode_prompt"] = functools.wraps(original)(encode)
 
 
 @dataclass(slots=True)
@@ -125,7 +110,7 @@ class _Item:
 
 
 class _Loop:
-    def __init__(self, plan: Plan, stage: StagedBlocks, calls: Sequence[PausedCall]) -> None:
+    def __init__(self, plan: Plan, stage: StagedPatches, calls: Sequence[PausedCall]) -> None:
         self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
         self.tracks = [_Track(call, patch) for patch, call in enumerate(calls)]
         self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches

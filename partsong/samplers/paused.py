@@ -111,7 +111,11 @@ class PausedCall:
         parts[denoiser] = self._paused_denoiser(getattr(pipe, denoiser))
         parts["scheduler"] = self._paused_scheduler(pipe.scheduler)
         if not decodes and getattr(pipe, "vae", None) is not None:
-            parts["vae"] = _stand_in(pipe.vae, decode=_stop)
+            self.replace("vae", decode=_stop)
+
+    def replace(self, component: str, **members: Any) -> None:
+        """Gives this call's copy of a component other members; before the first `send`."""
+        vars(self.pipe)[component] = _stand_in(getattr(self.pipe, component), **members)
 
     def send(self, answer: Any = None) -> Event:
         """Answers the event the call stands at, and lets it run to the next one.

@@ -7,7 +7,7 @@
 1.0
 """
 
-from partsong.zoo import shapes
+from partsong.zoo import motion, shapes
 from partsong.zoo.registry import MODELS, ZooModel, load
 
-__all__ = ["MODELS", "ZooModel", "load", "shapes"]
+__all__ = ["MODELS", "ZooModel", "load", "motion", "shapes"]

@@ -30,16 +30,18 @@ class ZooModel:
         license: Licence of weights and training data.
         defaults: Keyword arguments to call the pipeline with; measured results use these.
         task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
-            `read`, `facts`, `facts_read`).
+            `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`).
+        recipe: The script that makes it.
     """
 
     name: str
-    kind: Literal["image"]
+    kind: Literal["image", "video"]
     folder: Path
     description: str
     license: str
     defaults: Mapping[str, Any]
     task: ModuleType
+    recipe: str
 
 
 _ROWS = (
@@ -56,6 +58,7 @@ _ROWS = (
             {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64, "max_sequence_length": 1}
         ),
         task=shapes,
+        recipe="recipes/train_shapes.py",
     ),
     ZooModel(
         name="shapes-unet",
@@ -68,6 +71,7 @@ _ROWS = (
         license="Apache-2.0",
         defaults=MappingProxyType({"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}),
         task=shapes,
+        recipe="recipes/train_shapes_unet.py",
     ),
 )
 
@@ -93,7 +97,7 @@ def load(name: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
         raise ArgumentError(f"no zoo model {name!r}; known: {', '.join(MODELS)}")
     folder = MODELS[name].folder
     if not (folder / "model_index.json").is_file():
-        raise FileNotFoundError(f"no weights in {folder}; make them with recipes/train_{name.replace('-', '_')}.py")
+        raise FileNotFoundError(f"no weights in {folder}; make them with {MODELS[name].recipe}")
     from diffusers import DiffusionPipeline
 
     # The folder's own configuration says float32, so only another type needs a conversion.

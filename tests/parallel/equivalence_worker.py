@@ -16,6 +16,7 @@ from partsong.parallel import (
     CfgParallel,
     DataParallel,
     DisplacedPatch,
+    DynamicSequence,
     Mesh,
     PartialPatch,
     Ring,
@@ -48,6 +49,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "Ring": (Ring(),),
         "Usp": (Usp(),),
         "TokenRing": (TokenRing(),),
+        "DynamicSequence": (DynamicSequence(),),
         "SyncPatch": (SyncPatch(),),
         "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)),),
         "PartialPatch": (PartialPatch(warmup_steps=len(STEPS)),),
@@ -60,29 +62,33 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         cases["CfgParallel x DataParallel"] = (CfgParallel(degree=2), DataParallel(degree=2))
         cases["DisplacedPatch x Ulysses"] = (DisplacedPatch(degree=2, warmup_steps=len(STEPS)), Ulysses(degree=2))
         cases["TokenRing x Ulysses"] = (TokenRing(degree=2), Ulysses(degree=2))
+        cases["CfgParallel x DynamicSequence"] = (CfgParallel(), DynamicSequence())
         cases["DataParallel x Ring"] = (DataParallel(degree=2), Ring(degree=2))
     return cases
 
 
 def sizes(label: str, name: str) -> list[tuple[int, str]]:
     """Sides and types to run a case in; rounding of single strategies is that of their compositions."""
-    if FAMILIES[name].brief or label in BRIEF:
+    if FAMILIES[name].brief and FAMILIES[name].video and label not in ("Ulysses", "Ring"):
+        every = [(SIDES[1], "float64")]
+    elif FAMILIES[name].brief or label in BRIEF:
         every = [(SIDES[1], "float64"), (SIDES[0], "float32")]
     else:
         every = [(side, dtype) for side in SIDES for dtype in DTYPES]
     return [(side, dtype) for side, dtype in every if dtype == "float64" or " x " not in label]
 
 
-def families(chosen: tuple[Strategy, ...]) -> list[str]:
-    """The families that none of the strategies refuses."""
-    return [name for name in FAMILIES if not any(strategy.refuses(_row(name)) for strategy in chosen)]
+def families(chosen: tuple[Strategy, ...], nproc: int) -> list[str]:
+    """The families to run on so many ranks that none of the strategies refuses."""
+    names = [name for name, family in FAMILIES.items() if nproc in family.ranks]
+    return [name for name in names if not any(strategy.refuses(_row(name)) for strategy in chosen)]
 
 
 def pairs() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
     names = {kind: name for name, kind in STRATEGIES.items()}
     single = [chosen for chosen in strategies(2).values() if len(chosen) == 1]
-    return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen)}
+    return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen, 2)}
 
 
 @functools.cache
@@ -121,14 +127,14 @@ def _case(name: str, side: int, dtype: torch.dtype, chosen: tuple[Strategy, ...]
     }
 
 
-def run(nproc: int) -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """All cases on the ranks of this process."""
+def run(nproc: int, video: bool) -> dict[tuple[str, str, int, str], dict[str, Any]]:
+    """All cases of pictures or of videos on the ranks of this process."""
     logging.set_verbosity_error()
     results = {}
     for label, chosen in strategies(nproc).items():
         with Mesh(**mesh_for(chosen, nproc)) as mesh:
             mesh.axis(*mesh.degrees)  # asked for first, all axes together must not lend their name to a single one
-            for name in families(chosen):
+            for name in (name for name in families(chosen, nproc) if FAMILIES[name].video == video):
                 for side, dtype in sizes(label, name):
                     results[label, name, side, dtype] = _case(name, side, DTYPES[dtype], chosen, mesh)
     return results

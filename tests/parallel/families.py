@@ -12,10 +12,10 @@ from diffusers import (
     FluxTransformer2DModel,
     PixArtTransformer2DModel,
     SD3Transformer2DModel,
-    WanTransformer3DModel,
 )
 
 from tests.parallel import image_families as more
+from tests.parallel import video_families as video
 
 
 def _dit(side: int) -> Any:
@@ -132,37 +132,13 @@ def _flux_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def _wan(side: int) -> Any:
-    return WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=3,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=32,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-    )
-
-
-def _wan_inputs(side: int, batch: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.randn(batch, 4, 3, side, side),
-        "encoder_hidden_states": torch.randn(batch, 7, 12),
-        "timestep": torch.full((batch,), 500.0),
-    }
-
-
 @dataclass(frozen=True)
 class Family:
     """How to make a tiny model and its inputs; `side` is the latent's side, odd multiples of 2 give odd tokens.
 
     `timestep` names the argument and `unit` is what a scheduler's timestep is divided by before it is passed on. A
-    `brief` family runs one size per type; in a `ragged` one the samples of a batch have texts of several lengths.
+    `brief` family runs one size per type, on these `ranks`; in a `ragged` one the samples of a batch have texts of
+    several lengths. Those of a `video` have several frames.
     """
 
     name: str
@@ -172,6 +148,8 @@ class Family:
     unit: int = 1
     brief: bool = False
     ragged: bool = False
+    video: bool = False
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
 
     def model(self, side: int, dtype: torch.dtype) -> Any:
         """The model with seeded random weights everywhere, also where the class starts with zeros."""
@@ -188,8 +166,11 @@ class Family:
         return {name: _cast(value, dtype) for name, value in self.inputs(side, batch).items()}
 
     def at(self, named: dict[str, Any], time: float) -> dict[str, Any]:
-        """The inputs at another time."""
-        return {**named, self.timestep: torch.full_like(named[self.timestep], time / self.unit)}
+        """The inputs at another time; where frames or tokens have times of their own, all earlier or later."""
+        times = named[self.timestep]
+        if times.ndim > 1:
+            return {**named, self.timestep: times * (time / self.unit / times.flatten()[0].item())}
+        return {**named, self.timestep: torch.full_like(times, time / self.unit)}
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -198,6 +179,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
+#: Where a model that is here already is called in another way.
+_FEW = (2, 3)
 FAMILIES = {
     family.name: family
     for family in (
@@ -206,7 +189,7 @@ FAMILIES = {
         Family("PixArt masked", _pixart, _masked_pixart_inputs),
         Family("SD3", _sd3, _sd3_inputs),
         Family("Flux", _flux, _flux_inputs, unit=1000),
-        Family("Wan", _wan, _wan_inputs),
+        Family("Wan", video.wan, video.wan_inputs, video=True),
         Family("Flux2", more.flux2, more.flux2_inputs, unit=1000, brief=True),
         Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000, brief=True),
         Family("Sana", more.sana, more.sana_inputs, brief=True),
@@ -214,5 +197,32 @@ FAMILIES = {
         Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, brief=True, ragged=True),
         Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000, brief=True),
         Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, brief=True, ragged=True),
+        Family("Wan, times per token", video.wan, video.wan_tokens_inputs, brief=True, video=True, ranks=_FEW),
+        Family("SkyReels-V2", video.skyreels, video.wan_inputs, brief=True, video=True),
+        Family(
+            "SkyReels-V2 forcing", video.skyreels, video.skyreels_forcing_inputs, brief=True, video=True, ranks=_FEW
+        ),
+        Family("LTX-Video", video.ltx, video.ltx_inputs, brief=True, video=True),
+        Family("LTX-Video, times per token", video.ltx, video.ltx_tokens_inputs, brief=True, video=True, ranks=_FEW),
+        Family("CogVideoX", video.cogvideox, video.cogvideox_inputs, brief=True, video=True),
+        Family(
+            "CogVideoX rotary",
+            video.cogvideox_rotary,
+            video.cogvideox_rotary_inputs,
+            brief=True,
+            video=True,
+            ranks=_FEW,
+        ),
+        Family("HunyuanVideo", video.hunyuan_video, video.hunyuan_video_inputs, brief=True, video=True),
+        Family(
+            "HunyuanVideo first frame",
+            video.hunyuan_video_first_frame,
+            video.hunyuan_video_inputs,
+            brief=True,
+            video=True,
+            ranks=_FEW,
+        ),
+        Family("Mochi", video.mochi, video.mochi_inputs, brief=True, ragged=True, video=True),
+        Family("Latte", video.latte, video.wan_inputs, brief=True, video=True),
     )
 }

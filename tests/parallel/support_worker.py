@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from partsong.parallel import ADAPTERS, STRATEGIES, Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.frame_rotary import FRAME_TABLES
+from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
 
-#: Pairs with a matrix of their own: UNets, whose images are cut into rows, and a strategy that cuts blocks.
+#: Pairs with a matrix of their own: UNets, whose images are cut into rows, a strategy that cuts blocks, one that cuts
+#: frames, and UNets with frames.
 TESTED_ELSEWHERE = (
     {(name, "UNet2DConditionModel") for name in STRATEGIES}
+    | {("clip-parallel", type(video.build()).__name__) for video in VIDEOS.values()}
+    | {
+        (name, model)
+        for name in ("cfg-parallel", "data-parallel")
+        for model in ("UNetMotionModel", "UNet3DConditionModel")
+    }
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("structure-guidance", "SD3Transformer2DModel")}
+    | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in FRAME_TABLES}
 )
 
 

@@ -14,23 +14,23 @@ TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 
 
 @functools.cache
-def results(nproc: int):
-    """One launch per world size serves all its cases."""
-    return launch(run, nproc, nproc)
+def results(nproc: int, video: bool):
+    """One launch per world size serves all its cases of pictures, one those of videos."""
+    return launch(run, nproc, nproc, video)
 
 
 CASES = [
     (nproc, label, family, side, dtype)
     for nproc in (1, 2, 3, 4)
     for label, chosen in strategies(nproc).items()
-    for family in families(chosen)
+    for family in families(chosen, nproc)
     for side, dtype in sizes(label, family)
 ]
 
 
 @pytest.mark.parametrize(("nproc", "label", "family", "side", "dtype"), CASES)
 def test_equals_serial(nproc: int, label: str, family: str, side: int, dtype: str) -> None:
-    case = results(nproc)[label, family, side, dtype]
+    case = results(nproc, FAMILIES[family].video)[label, family, side, dtype]
     assert case["error"] <= TOLERANCE[dtype]
     assert case["counted"] == case["predicted"]
     assert case["restored"], "undo() must give back the same bits"

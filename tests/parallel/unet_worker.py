@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from partsong.ledger import Ledger
 from partsong.parallel import (
+    ADAPTERS,
     DisplacedPatch,
     Mesh,
     PartialPatch,
@@ -49,7 +50,8 @@ def cases(nproc: int) -> list[tuple[str, str, str]]:
     few = ("SyncPatch", "CfgParallel", "DataParallel")
     return [
         (label, name, dtype)
-        for label in strategies(nproc)
+        for label, chosen in strategies(nproc).items()
+        if not any(strategy.refuses(ADAPTERS["UNet2DConditionModel"]) for strategy in chosen)
         for name in UNETS
         for dtype in DTYPES
         if (name == "SD" or label in few) and (dtype == "float64" or (nproc == 2 and " x " not in label))

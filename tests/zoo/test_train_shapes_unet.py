@@ -19,9 +19,8 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from partsong.zoo import shapes
-from partsong.zoo.shapes.model import token_ids
+from partsong.zoo.shapes.model import build_vae, token_ids
 from partsong.zoo.shapes_unet.model import (
-    build_autoencoder,
     build_scheduler,
     build_tokenizer,
     draw_timesteps,
@@ -166,7 +165,7 @@ def test_tokenizer_has_one_token_per_word() -> None:
 
 def test_folded_statistics_leave_the_picture_alone() -> None:
     torch.manual_seed(0)
-    vae = build_autoencoder(8).double()
+    vae = build_vae(8, scaling_factor=1.0).double()
     images = torch.rand(4, 3, 64, 64, dtype=torch.float64)
     before = vae.encode(images).latent_dist
     decoded = vae.decode(before.mean).sample

@@ -1,8 +1,8 @@
 """What partsong knows of each architecture, as data: where tokens enter and leave, which attention mixes them.
 
-Supporting a new transformer means adding a row to `cross` or `joint`, a UNet one to `unet`. Where a diffusers model
-class carries a context-parallel plan of its own (``_cp_plan``), a row may leave `splits` and `gather` out and the
-class' plan is read.
+Supporting a new transformer means adding a row to `cross` or `joint`, of a video to `video`, a UNet one to `unet` or,
+with temporal layers, to `temporal`. Where a diffusers model class carries a context-parallel plan of its own
+(``_cp_plan``), a row may leave `splits` and `gather` out and the class' plan is read.
 A model without a row gets one inferred where it is plain enough, and the first call checks it.
 """
 
@@ -14,14 +14,16 @@ from types import MappingProxyType
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import cross, joint, unet
+from partsong.parallel.adapters import cross, joint, temporal, unet, video
 from partsong.parallel.adapters.infer import inferred
-from partsong.parallel.adapters.row import Adapter, Split, places
+from partsong.parallel.adapters.row import Adapter, Frames, Split, places
 
-__all__ = ["ADAPTERS", "Adapter", "Split", "adapter_for", "places"]
+__all__ = ["ADAPTERS", "Adapter", "Frames", "Split", "adapter_for", "places"]
 
 #: The supported architectures by the class name of their transformer.
-ADAPTERS: Mapping[str, Adapter] = MappingProxyType({row.model: row for row in (*cross.ROWS, *joint.ROWS, *unet.ROWS)})
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {row.model: row for row in (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS)}
+)
 
 
 def adapter_for(module: nn.Module) -> Adapter:

@@ -81,10 +81,4 @@ ROWS = (
         ),
         residuals=("controlnet_block_samples",),
     ),
-    Adapter(
-        family="Wan",
-        model="WanTransformer3DModel",
-        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
-        batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image"),
-    ),
 )

@@ -12,7 +12,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 
-__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Split", "places", "row"]
+__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "row"]
 
 #: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
 IMAGE, TEXT, JOINT = "image", "text", "joint"
@@ -23,7 +23,7 @@ class Split:
     """One tensor that is cut along its tokens, or put together again.
 
     Tuples, lists and dictionaries of tensors are cut one by one. A whole number is taken for the rows of the token
-    grid and replaced by those of this rank.
+    grid and replaced by those of this rank, or, where it is `leading`, by how many of the first tokens this rank holds.
 
     Attributes:
         dim: the token dimension.
@@ -31,6 +31,10 @@ class Split:
         ndim: cut only tensors of this many dimensions (others hold nothing per token); None cuts any.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
+        folded: the dimension holds the batch and, within each sample, the tokens: those of each sample are cut.
+        leading: a whole number counts the first tokens of the stream, not rows of the token grid.
+        present: the tensor `[B, L]` is nonzero at the stream's tokens that a sample has, which come first. The model
+            attends sample by sample, and to these tokens alone.
     """
 
     dim: int
@@ -38,11 +42,55 @@ class Split:
     ndim: int | None = None
     output: bool = False
     optional: bool = False
+    folded: bool = False
+    leading: bool = False
+    present: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factored:
+    """Blocks that attend within a frame and blocks that attend along time, in turn.
+
+    What enters a spatial block and what it returns is `[B * F, L, C]`, for F frames of L tokens. The model turns that
+    to `[B * L, F, C]` and back around the temporal blocks, with sizes it reads from the tensor.
+
+    Attributes:
+        spatial: path of the blocks that attend within a frame.
+        temporal: path of those that attend along time.
+        per_frame: arguments of the spatial blocks that hold a row per sample and frame, `[B * F, ...]`.
+        per_token: arguments of the temporal blocks that hold a row per sample and token of a frame, `[B * L, ...]`.
+    """
+
+    spatial: str
+    temporal: str
+    per_frame: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
 
 
 def row(**values: Any) -> Mapping[Any, Any]:
     """A mapping nobody changes."""
     return MappingProxyType(values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frames:
+    """Where a video model has its frames.
+
+    Attributes:
+        dim: the dimension of the sample that counts frames.
+        argument: the argument that says how many there are, where the sample has no such dimension.
+        patch: the configuration value that says how many of them make one frame of tokens: a number, or the first of
+            several; None is one.
+        mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
+            where the tokens of all frames are one sequence.
+        folded: arguments of the root module whose first dimension is batch x frames.
+    """
+
+    dim: int = 2
+    argument: str | None = None
+    patch: str | None = None
+    mixers: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +122,9 @@ class Adapter:
         residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
+        frames: where the frames of a video are; None for pictures.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
+        factored: which blocks attend within a frame and which along time; None where attention is not taken apart so.
         inferred: nobody wrote this row: it is checked against the serial model in the first call.
     """
 
@@ -95,8 +145,15 @@ class Adapter:
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
+    frames: Frames | None = None
     repeats_keys: bool = False
+    factored: Factored | None = None
     inferred: bool = False
+
+    @property
+    def attends_per_sample(self) -> bool:
+        """Whether an attention is computed sample by sample, each over the tokens that this sample has."""
+        return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -27,8 +27,13 @@ MAX_GRID = 32
 TEXT_WIDTH = 192
 
 
-def build_vae(channels: int = 16) -> Any:
-    """An AutoencoderKL that halves the picture twice: 4 latent channels of 16 x 16."""
+def build_vae(channels: int = 16, **options: Any) -> Any:
+    """An AutoencoderKL that halves the picture twice: 4 latent channels of 16 x 16.
+
+    Args:
+        channels: Width of the outermost block.
+        **options: Further configuration of the stock class.
+    """
     # The signature says tuples of one; any length is meant.
     widths: Any = tuple(channels * m for m in (1, 2, 4))
     down: Any = ("DownEncoderBlock2D",) * 3
@@ -41,9 +46,7 @@ def build_vae(channels: int = 16) -> Any:
         latent_channels=4,
         norm_num_groups=8,
         sample_size=64,
-        mid_block_add_attention=False,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
+        **options,
     )
 
 

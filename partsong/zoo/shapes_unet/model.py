@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+from diffusers import DDIMScheduler, UNet2DConditionModel
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
@@ -23,24 +23,6 @@ from partsong.zoo.shapes.model import SPECIAL, TEXT_LENGTH, TEXT_WIDTH, clip_con
 
 _HEAD_WIDTH = 32
 _END = "</w>"
-
-
-def build_autoencoder(channels: int = 16) -> Any:
-    """An AutoencoderKL as Stable Diffusion has it, small: 4 latent channels of 16 x 16, attention in the middle."""
-    # The signature says tuples of one; any length is meant.
-    widths: Any = tuple(channels * m for m in (1, 2, 4))
-    down: Any = ("DownEncoderBlock2D",) * 3
-    up: Any = ("UpDecoderBlock2D",) * 3
-    return AutoencoderKL(
-        block_out_channels=widths,
-        down_block_types=down,
-        up_block_types=up,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=8,
-        sample_size=64,
-        scaling_factor=1.0,
-    )
 
 
 @torch.no_grad()

@@ -1,0 +1,147 @@
+"""``partsong video``: checks everything that can be checked without a model, then runs the job on the ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.cli.arguments import read_arguments
+from partsong.cli.models import Source, find_model
+from partsong.cli.options import Video
+from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
+from partsong.cli.sampling import call_arguments, check_sampling, place
+from partsong.errors import ArgumentError
+from partsong.outputs import write_json
+
+if TYPE_CHECKING:
+    from partsong.evals.videos import VideoJob
+
+__all__ = ["summary", "video"]
+
+#: The file of a journal that says how the command was called.
+_CALL = "command.json"
+#: Loops that make a video block after block.
+_STREAMS = ("dual_parallel", "timestep_pipeline")
+#: Options that a resumed run may be given anew.
+_ANEW = ("nproc", "out", "json", "debug", "ledger", "threads")
+
+
+def video(options: Video) -> dict[str, Any]:
+    """Samples the video and returns the result by JSON key; on ranks other than 0 an empty dictionary."""
+    if options.resume is not None:
+        options = _resumed(options)
+    nproc = num_ranks(options.nproc)
+    _check(options)
+    source = find_model(options.model)
+    placed = place(options, source, nproc)
+    if options.journal is not None:
+        _keep(options, Path(options.journal), placed[0])
+    # Last, as it is what takes seconds: everything above fails without torch's help.
+    from partsong.evals.videos import run_video
+
+    measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
+    if not measured:
+        return {}
+    return {
+        "command": "video",
+        "strategy": "+".join(options.strategy) or "serial",
+        "nproc": nproc,
+        "seed": options.seed,
+        "ledger": options.ledger,
+        "prompt": options.prompt,
+        "model": options.model,
+        **measured,
+    }
+
+
+def _job(options: Video, source: Source, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int) -> VideoJob:
+    from partsong.evals.videos import VideoJob
+
+    strategies, degrees = placed
+    arguments = call_arguments(options, source)
+    if options.frames is not None:
+        arguments["num_frames"] = options.frames
+    return VideoJob(
+        folder=source.folder,
+        pipeline=source.pipeline,
+        zoo_name=source.zoo_name,
+        prompt=options.prompt,
+        arguments=arguments,
+        strategies=strategies,
+        degrees=degrees,
+        seed=options.seed,
+        dtype=options.dtype,
+        # Threads of several processes fight over the cores, and a zoo model is too small to need them.
+        threads=options.threads or (1 if nproc > 1 or source.zoo_name else None),
+        compare=options.compare,
+        out=Path(options.out),
+        fps=options.fps,
+        ledger=None if options.ledger is None else Path(options.ledger),
+        journal=None if options.journal is None else Path(options.journal),
+    )
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What a person wants to know of a result, in a few lines."""
+    ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
+    lines = [
+        f"{result['out']}: {result['frames']} frames, {result['strategy']} on {ranks}, {result['class']}, "
+        f"{result['seconds']:.2f} s ({result['frames_per_second']:.1f} frames/s, the first after "
+        f"{result['first_frame_seconds']:.2f} s)"
+    ]
+    if "speedup" in result:
+        apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
+        lines.append(
+            f"serial twin: {result['seconds_serial']:.2f} s, so {result['speedup']:.2f}x; "
+            f"{apart if result['max_abs_diff'] else 'the frames are equal to the last bit'}"
+        )
+    if result["nproc"] > 1:
+        lines.append("sent per rank: " + ", ".join(f"{sent / 1e6:.2f} MB" for sent in result["bytes_sent"]))
+    if result["facts_read"] is not None:
+        lines.append(
+            f"facts of the caption read back from the film: {result['facts_read']:.0%}; identity kept in "
+            f"{result['identity_kept']:.0%} of the frames"
+        )
+    return "\n".join(lines)
+
+
+def _check(options: Video) -> None:
+    if Path(options.out).suffix.lower() not in (".mp4", ".gif", ""):
+        raise ArgumentError(f"--out {options.out}: films are written as .mp4 or .gif, or into a folder")
+    if not 0 < options.fps < 1000:
+        raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
+    if not options.model:
+        raise ArgumentError("--model is missing: give a text-to-video folder of diffusers, or a hub id")
+    check_sampling(options, "frames")
+    read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
+
+
+def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
+    """Writes how the command was called, for ``--resume``."""
+    if not any(strategy.loop in _STREAMS for strategy in strategies):
+        raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
+    left = {*_ANEW, "resume", "journal"} - {"out"}
+    if is_main():
+        write_json(journal / _CALL, {name: value for name, value in asdict(options).items() if name not in left})
+
+
+def _resumed(options: Video) -> Video:
+    """The options of the run that a journal belongs to, and those of this call that may differ."""
+    journal = Path(str(options.resume))
+    try:
+        kept = json.loads((journal / _CALL).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"--resume {journal}: no run can be read there ({error}); give the folder of --journal"
+        ) from error
+    default = {field.name: field.default for field in fields(Video)}
+    given = {name for name, value in asdict(options).items() if value != default[name]} - {*_ANEW, "resume"}
+    if given:
+        raise ArgumentError(
+            f"--resume goes on with the run as it was called; leave out {', '.join(sorted(given))}, or start anew"
+        )
+    kept["strategy"], kept["set"] = tuple(kept["strategy"]), tuple(kept["set"])
+    anew = {name: getattr(options, name) for name in _ANEW if getattr(options, name) != default[name]}
+    return Video(**{**kept, **anew, "journal": str(journal), "resume": None})

@@ -1,0 +1,35 @@
+"""Rows of UNets with temporal layers: frames are a batch to everything but a few modules, named here by class."""
+
+from __future__ import annotations
+
+from partsong.parallel.adapters.row import Adapter, Frames, row
+
+__all__ = ["ROWS"]
+
+_DOWN, _MIDDLE = "down_block_additional_residuals", "mid_block_additional_residual"
+_MASK = row(attention_mask="masks over a frame's own positions are not supported; leave it out")
+
+ROWS = (
+    Adapter(
+        family="AnimateDiff UNet",
+        model="UNetMotionModel",
+        frames=Frames(mixers=("AnimateDiffTransformer3D",), folded=("encoder_hidden_states", _DOWN, _MIDDLE)),
+        splits=row(),
+        gather=row(),
+        sample="sample",
+        batched=("sample", "encoder_hidden_states", "timestep", "timestep_cond", "added_cond_kwargs", _MIDDLE),
+        residuals=(_DOWN,),
+        refused=_MASK,
+    ),
+    Adapter(
+        family="Text-to-video UNet",
+        model="UNet3DConditionModel",
+        frames=Frames(mixers=("TemporalConvLayer", "TransformerTemporalModel"), folded=(_DOWN, _MIDDLE)),
+        splits=row(),
+        gather=row(),
+        sample="sample",
+        batched=("sample", "encoder_hidden_states", "timestep", "class_labels", "timestep_cond", _MIDDLE),
+        residuals=(_DOWN,),
+        refused=_MASK,
+    ),
+)

@@ -1,0 +1,200 @@
+"""Which keys a block of frames sees: versioned reads of its neighbours, or a window of the past and a sink."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from partsong.parallel.staged_frames import KeysAround
+
+__all__ = ["CausalKeys", "NeighbourKeys", "Visit"]
+
+#: Keys and values `[B, H, L, D]` of some frames.
+_KeyValues = tuple[Tensor, Tensor]
+
+
+def _bytes(held: Sequence[_KeyValues]) -> int:
+    return sum(t.numel() * t.element_size() for pair in held for t in pair)
+
+
+def _part(k: Tensor, v: Tensor, tokens: slice) -> _KeyValues:
+    """A copy, so that the rest of the tensors is not kept alive."""
+    return k[:, :, tokens].clone(), v[:, :, tokens].clone()
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One call of the model for one block of frames.
+
+    Attributes:
+        block: number of the block.
+        step: its denoising step.
+        branch: number of the call within the step.
+    """
+
+    block: int
+    step: int
+    branch: int = 0
+
+
+class NeighbourKeys:
+    """Keys at the ends of every block, each read once by the neighbour, in a version that no schedule changes.
+
+    A block at step t sees the last frames of the block before as they were at step t, and the first frames of the
+    block after as they were `lag` steps earlier. Both are known when they are read, whatever the number of ranks.
+
+    Args:
+        frames: latent frames of every block.
+        context: frames that are seen of either neighbour, where it has that many.
+        lag: steps by which each block is behind the one before.
+        num_steps: denoising steps.
+
+    Attributes:
+        peak_bytes: the most that was held.
+    """
+
+    def __init__(self, frames: Sequence[int], context: int, lag: int, num_steps: int) -> None:
+        self.frames, self.context, self.lag, self.num_steps = tuple(frames), context, lag, num_steps
+        self.visit = Visit(0, 0)
+        self.peak_bytes = 0
+        self._held: dict[tuple[Visit, int, bool], _KeyValues] = {}
+        self._size = 0
+
+    def read(self, layer: int) -> KeysAround:
+        """The neighbours' keys for one attention; each version is read once and dropped."""
+        block, step, branch = self.visit.block, self.visit.step, self.visit.branch
+        before = self._take((Visit(block - 1, step, branch), layer, True))
+        after = self._take((Visit(block + 1, step - self.lag, branch), layer, False))
+        around = []
+        if before is not None:
+            around.append((*before, -self.frames[block - 1]))
+        if after is not None:
+            around.append((*after, self.frames[block]))
+        return around
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keeps the ends of the block at work that a neighbour will read."""
+        block, frames = self.visit.block, self.frames[self.visit.block]
+        tokens = k.shape[2] // frames * min(self.context, frames)
+        if tokens and block + 1 < len(self.frames):
+            self._put((self.visit, layer, True), _part(k, v, slice(k.shape[2] - tokens, None)))
+        if tokens and block > 0 and self.visit.step + self.lag < self.num_steps:
+            self._put((self.visit, layer, False), _part(k, v, slice(0, tokens)))
+
+    def drop(self, block: int) -> None:
+        """Forgets what was not read of blocks up to this one: a guidance that was switched off leaves some."""
+        for key in [key for key in self._held if key[0].block <= block and not key[2]]:
+            self._take(key)
+        for key in [key for key in self._held if key[0].block < block and key[2]]:
+            self._take(key)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is held, by names that `load` reads."""
+        return {
+            f"{v.block}.{v.step}.{v.branch}.{layer}.{int(last)}.{name}": tensor
+            for (v, layer, last), pair in self._held.items()
+            for name, tensor in zip("kv", pair, strict=True)
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], layers: Collection[int]) -> None:
+        """Takes over what another run held, for some layers."""
+        for name, k in tensors.items():
+            *numbers, kind = name.split(".")
+            block, step, branch, layer, last = map(int, numbers)
+            if kind == "k" and layer in layers:
+                self._put((Visit(block, step, branch), layer, bool(last)), (k, tensors[f"{name[:-1]}v"]))
+
+    def _put(self, key: tuple[Visit, int, bool], pair: _KeyValues) -> None:
+        self._held[key] = pair
+        self._size += _bytes([pair])
+        self.peak_bytes = max(self.peak_bytes, self._size)
+
+    def _take(self, key: tuple[Visit, int, bool]) -> _KeyValues | None:
+        pair = self._held.pop(key, None)
+        self._size -= _bytes([] if pair is None else [pair])
+        return pair
+
+
+@dataclass(slots=True)
+class _Past:
+    """What one attention at one noise level has seen: the sink, and the newest blocks, oldest first."""
+
+    sink: _KeyValues | None = None
+    window: deque[_KeyValues] = field(default_factory=deque)
+
+
+class CausalKeys:
+    """Keys of the past, one bounded cache per denoising step, each at its own noise level.
+
+    Args:
+        frames: latent frames of a block.
+        window: blocks of the past that are seen.
+        sink: first frames of the video that are always seen. They stay where they were first computed and are turned
+            to lie just before the window, so that nothing gets farther away than in training.
+
+    Attributes:
+        visit: the call at work.
+        peak_bytes: the most that was held.
+    """
+
+    def __init__(self, frames: int, window: int, sink: int) -> None:
+        self.frames, self.window, self.sink = frames, window, sink
+        self.visit = Visit(0, 0)
+        self.peak_bytes = 0
+        self._past: dict[tuple[int, int, int], _Past] = {}
+
+    def read(self, layer: int) -> KeysAround:
+        """The sink, and the window behind the block at work."""
+        past = self._past.get(self._key(layer))
+        if past is None:
+            return []
+        held = len(past.window)
+        around = [(*pair, (number - held) * self.frames) for number, pair in enumerate(past.window)]
+        # While the first block is still in the window its frames are seen there.
+        if past.sink is not None and self.visit.block > held:
+            around.insert(0, (*past.sink, -held * self.frames - self.sink))
+        return around
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Takes in the block at work, and lets the oldest go."""
+        past = self._past.setdefault(self._key(layer), _Past())
+        if past.sink is None and self.sink:
+            past.sink = _part(k, v, slice(0, k.shape[2] // self.frames * self.sink))
+        past.window.append((k, v))
+        if len(past.window) > self.window:
+            past.window.popleft()
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes())
+
+    def held_bytes(self) -> int:
+        """Bytes of all caches."""
+        pairs = [pair for past in self._past.values() for pair in (*past.window, *([past.sink] if past.sink else []))]
+        return _bytes(pairs)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is held, by names that `load` reads."""
+        found: dict[str, Tensor] = {}
+        for (layer, step, branch), past in self._past.items():
+            held = {f"{place:06d}": pair for place, pair in enumerate(past.window)}
+            held |= {"sink": past.sink} if past.sink else {}
+            for place, (k, v) in held.items():
+                found |= {f"{layer}.{step}.{branch}.{place}.k": k, f"{layer}.{step}.{branch}.{place}.v": v}
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor], layers: Collection[int], steps: Collection[int]) -> None:
+        """Takes over what another run held, for some layers and steps."""
+        for name in sorted(tensors):  # the window in order
+            layer, step, branch, place, kind = name.split(".")
+            if kind != "k" or int(layer) not in layers or int(step) not in steps:
+                continue
+            past = self._past.setdefault((int(layer), int(step), int(branch)), _Past())
+            pair = (tensors[name], tensors[f"{name[:-1]}v"])
+            if place == "sink":
+                past.sink = pair
+            else:
+                past.window.append(pair)
+
+    def _key(self, layer: int) -> tuple[int, int, int]:
+        return layer, self.visit.step, self.visit.branch

@@ -1,0 +1,102 @@
+"""One rank's run of a model's blocks on a few frames of a long video, which see frames around them by keys kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.frame_rotary import FrameRotary
+from partsong.parallel.mesh import Mesh
+from partsong.parallel.sequence import AttentionCall, attend_locally
+from partsong.parallel.staged_blocks import Layout, StagedBlocks
+
+__all__ = ["FrameContext", "KeysAround", "StagedFrames"]
+
+#: Keys and values `[B, H, L, D]` of other frames, and how many frames later they lie than their own count says.
+KeysAround = Sequence[tuple[Tensor, Tensor, int]]
+
+
+class FrameContext(Protocol):
+    """What the frames at work see beside themselves, and what is kept of them for others."""
+
+    def read(self, layer: int) -> KeysAround:
+        """Keys and values of the frames around, for one attention of the model."""
+        ...
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Takes those of the frames at work."""
+        ...
+
+
+class StagedFrames(StagedBlocks):
+    """The blocks of one rank; between calls, `context` says which frames are seen.
+
+    Args:
+        module: the transformer.
+        adapter: its row, resolved.
+        mesh: the ranks; those of axis ``pipe`` are the stages in order.
+        layers: blocks of each stage; None deals them out evenly.
+
+    Raises:
+        UnsupportedError: a model whose frames cannot share keys.
+        ArgumentError: the stages do not add up to the model's blocks.
+    """
+
+    parts_name = "videos"
+
+    def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None = None) -> None:
+        if any(streams != (IMAGE,) for streams in adapter.attention.values()):
+            raise UnsupportedError(f"{adapter.model}: text and video share one attention; use Ulysses or ClipParallel")
+        self.rotary = FrameRotary(module)
+        super().__init__(module, adapter, mesh, layers)
+        self.context: FrameContext | None = None
+        #: Bytes that a rank of the pipeline sends in a step; the loop says so, which knows what a step is.
+        self.sends: Callable[[int, int], int] | None = None
+        #: Bytes that each stage sends in one call for so many frames.
+        self.sent: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def own_layers(self) -> list[int]:
+        """Numbers of the attentions that this rank computes."""
+        mine = tuple(f"{self.blocks[number][0]}." for number in self.own)
+        return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
+
+    def layout(self, named: Mapping[str, Any]) -> Layout:
+        """What a call looks like; what each stage sends for that many frames is remembered."""
+        found = super().layout(named)
+        passed = [sum(t.numel() * t.element_size() for t in tensors) for tensors in found.inputs[None][1:]]
+        answer = found.owners.numel() * found.owners.element_size() * (self.pipe.size - 1)
+        self.sent[found.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
+        return found
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
+        assert self.sends is not None
+        return self.sends(step[0], index)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention of the frames at work to themselves and to those around."""
+        assert self.context is not None
+        around = self.context.read(call.layer)
+        self.context.keep(call.layer, call.k, call.v)
+        if not around:
+            return attend_locally(replace(call, masks=None))
+        k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)
+        v = torch.cat([call.v, *(values for _, values, _ in around)], dim=2)
+        return attend_locally(replace(call, k=k, v=v, sizes=(k.shape[2],), index=0, masks=None))
+
+    def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
+        """A mask over frames that a causal model brings along lets the frames of one block see each other: drop it."""
+        if mask.dtype != torch.bool or not bool(mask.all()):
+            raise UnsupportedError(
+                f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "
+                "the model has in one of its causal blocks"
+            )
+        return (mask,)

@@ -1,0 +1,111 @@
+"""One rank per denoising step: blocks of an endless video stream through the steps of a causal model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.clock import StepClock
+from partsong.parallel.frame_rotary import FRAME_TABLES
+from partsong.parallel.mesh import Mesh
+from partsong.parallel.staged_frames import StagedFrames
+from partsong.parallel.strategy import Kind, Strategy
+
+__all__ = ["TimestepPipeline", "causal_block"]
+
+#: Configuration value that says how many latent frames of a causal model see each other.
+CAUSAL_BLOCK = "num_frame_per_block"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimestepPipeline(Strategy):
+    """Gives each rank one denoising step of a causal video model, through which blocks of frames stream one by one.
+
+    A rank makes its step for a block, hands the latents on and takes the next block. It keeps keys and values of the
+    blocks it has seen at its own noise level, so nothing of that kind is ever sent: a message is one block of latents.
+    The cache is bounded: the newest `window` blocks, and the first `sink` frames of the video, which stay as they were
+    computed and are turned to lie just before the window. Identity does not drift, and no position grows with the
+    length. Messages are waited for one block later, so a slow rank holds the others back and nothing piles up. With
+    more ranks than steps, `pipe_degree` ranks share the layers of each step.
+
+    The video is the same on any number of ranks, to the last bit on a CPU. Approximate; with a window that holds the
+    whole past it equals the causal model run on all frames at once. Sample with `partsong.samplers.stream` or
+    ``generate``.
+
+    Args:
+        degree: ranks along the steps; None takes all ranks that are left. With fewer ranks than steps, each makes
+            several steps of a block in a row.
+        pipe_degree: ranks that share the layers of each step. More than one needs a rank for every step.
+        window: blocks of the past that a block sees.
+        sink: first latent frames of the video that every block sees.
+        layers: blocks of layers of each rank of a step; None deals them out evenly by number.
+
+    Source: the timestep-forcing pipeline of Live Avatar, arXiv 2512.04677.
+
+    Example:
+        >>> TimestepPipeline(window=3).wanted()
+        {'stage': None, 'pipe': 1}
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("stage", "pipe")
+    kind: ClassVar[Kind] = "approximate"
+    loop: ClassVar[str | None] = "timestep_pipeline"
+    loops_alone: ClassVar[bool] = True
+
+    degree: int | None = None
+    pipe_degree: int = 1
+    window: int = 3
+    sink: int = 1
+    layers: tuple[int, ...] | None = None
+
+    def wanted(self) -> dict[str, int | None]:
+        """Ranks along the steps, and those that share each step's layers."""
+        return {"stage": self.degree, "pipe": self.pipe_degree}
+
+    def validate(self) -> None:
+        """Refuses counts below zero or one, and a number of stages other than the degree."""
+        super(TimestepPipeline, self).validate()
+        for name, value, least in (("window", self.window, 1), ("sink", self.sink, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ArgumentError(f"TimestepPipeline: {name}={value!r}; use {least} or more")
+        if self.layers is not None and len(self.layers) != self.pipe_degree:
+            raise ArgumentError(
+                f"TimestepPipeline: layers={self.layers} names {len(self.layers)} stages, not "
+                f"pipe_degree={self.pipe_degree}"
+            )
+
+    def stale(self) -> str:
+        """What is seen of the past."""
+        return f"blocks see {self.window} blocks of the past and the first {self.sink} frames, each at its noise level"
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Models that are not causal along time."""
+        if adapter.model in FRAME_TABLES:
+            return None
+        return "it is not known to be causal along time; use DualParallel or ClipParallel for its videos"
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
+        """The layers of this rank; all of them where each step has one rank.
+
+        Raises:
+            UnsupportedError: the model was not trained to see the past alone, or the sink is longer than a block.
+        """
+        block = causal_block(module)
+        if block < 2:
+            raise UnsupportedError(
+                f"{adapter.model}: TimestepPipeline needs a model that sees the past alone; this one's configuration "
+                f"has no {CAUSAL_BLOCK} of 2 or more. Use DualParallel for models that see all frames"
+            )
+        if self.sink > block:
+            raise ArgumentError(f"TimestepPipeline: sink={self.sink} frames; use at most {block}, the model's block")
+        return StagedFrames(module, adapter, mesh, self.layers)
+
+
+def causal_block(module: nn.Module) -> int:
+    """Latent frames of a block of a causal model, that see each other and the past; 0 where it is not causal."""
+    config: object = getattr(module, "config", {})
+    return int(config.get(CAUSAL_BLOCK, 0)) if hasattr(config, "get") else 0  # type: ignore[attr-defined]

@@ -1,0 +1,326 @@
+"""DualParal's loop: blocks of frames in a queue of falling noise, layers over ranks.
+
+Every block has its own call of the pipeline, paused at the denoiser (see `paused`). Guidance, scheduler and the rest of
+the pipeline are small and run on every rank alike; only the denoiser's layers are shared out.
+
+Time goes in slots. In every slot each stage works on one visit, a block at a step, and one exchange moves the results,
+so all ranks make the same sequence of exchanges. Visits follow each other in one fixed order, noisiest block first, and
+each waits for the block's own visit before. What it sees of its neighbours is said by version (see `NeighbourKeys`), so
+the number of ranks changes when a visit happens and never what comes out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel import Plan
+from partsong.parallel.collectives import Pending, exchange
+from partsong.parallel.dual_parallel import DualParallel
+from partsong.parallel.frame_contexts import NeighbourKeys, Visit
+from partsong.parallel.noise import share_random_state
+from partsong.parallel.staged_blocks import Layout
+from partsong.parallel.staged_frames import StagedFrames
+from partsong.samplers.journal import Journal, open_journal, parts_of, write_cut
+from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.scheduler_state import state_of
+from partsong.samplers.video_blocks import VideoBlocks
+
+__all__ = ["dual_parallel"]
+
+
+def dual_parallel(
+    plan: Plan, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+) -> Iterator[Any]:
+    """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
+
+    Args:
+        plan: a `DualParallel` on a video pipeline.
+        everywhere: decodes and yields on every rank, not on the first alone.
+        journal: folder to write progress to, and to go on from where it holds some; see `Journal`.
+        **arguments: the pipeline's own, checked already; the same on every rank.
+
+    Yields:
+        The pipeline's output for the next frames; None on ranks that decode nothing.
+
+    Raises:
+        ArgumentError: a number of frames that the autoencoder cannot make, or the journal of another video.
+        UnsupportedError: a pipeline whose video cannot be cut into blocks.
+        OutputError: the journal cannot be written.
+
+    Source: DualParal, arXiv 2505.21070.
+    """
+    denoiser = plan.denoisers[0]
+    knobs = next(strategy for strategy in plan.strategies if isinstance(strategy, DualParallel))
+    assert isinstance(denoiser.sequence, StagedFrames)
+    plan.clock.begin()
+    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
+    blocks = VideoBlocks(
+        plan,
+        arguments,
+        frames=knobs.block_frames,
+        context=knobs.context,
+        noise=knobs.noise,
+        frames_dim=denoiser.sequence.rotary.frames_dim,
+        decodes=everywhere or plan.mesh.is_main,
+    )
+    book = open_journal(journal, plan, blocks, knobs, denoiser.sequence.pipe)
+    loop = _Queue(plan, denoiser.sequence, knobs, blocks, book)
+    try:
+        yield from loop.resume()
+        yield from loop.run()
+    finally:
+        loop.close()
+
+
+@dataclass(slots=True)
+class _Track:
+    """The call of one block; its next call of the denoiser is call `branch` of step `step`."""
+
+    call: PausedCall
+    step: int = 0
+    branch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One call of the denoiser for one block."""
+
+    visit: Visit
+    arguments: Mapping[str, Any]
+    layout: Layout
+    round: int
+
+
+@dataclass(slots=True)
+class _Order:
+    """The fixed order of visits: in round i block b is at step i - lag b; calls of a step go one after another.
+
+    Attributes:
+        round: the round at work.
+        branch: the call within the steps of this round.
+        waiting: blocks that have not made this call yet, noisiest first.
+        asking: those that have, and may ask for another.
+    """
+
+    num_blocks: int
+    num_steps: int
+    lag: int
+    round: int = 0
+    branch: int = 0
+    waiting: deque[int] = field(default_factory=deque)
+    asking: list[int] = field(default_factory=list)
+
+    def members(self, number: int) -> list[int]:
+        """The blocks at work in a round, noisiest first."""
+        first = max(0, -((self.num_steps - 1 - number) // self.lag))
+        return list(reversed(range(first, min(self.num_blocks, number // self.lag + 1))))
+
+    def begin(self) -> None:
+        """Lists the blocks of the round."""
+        self.branch, self.waiting, self.asking = 0, deque(self.members(self.round)), []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round has been made."""
+        return self.round >= self.lag * (self.num_blocks - 1) + self.num_steps
+
+
+class _Queue:
+    def __init__(
+        self, plan: Plan, stage: StagedFrames, knobs: DualParallel, blocks: VideoBlocks, journal: Journal | None
+    ) -> None:
+        self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
+        self.blocks, self.journal = blocks, journal
+        self.cut: dict[int, tuple[Tensor, dict[str, Tensor], dict[str, Any]]] = {}
+        self.tracks: dict[int, _Track] = {}
+        self.done: deque[Any] = deque()
+        self.finished = 0
+        self._record = 0
+        with plan.looping():
+            first = self._open(0)
+        num_steps = len(first.call.pipe.scheduler.timesteps)
+        self.order = _Order(len(blocks.sizes), num_steps, knobs.admit_every)
+        self.order.begin()
+        self.keys = NeighbourKeys(blocks.sizes, knobs.context, knobs.admit_every, num_steps)
+        stage.context, stage.sends = self.keys, self._sends
+        # With enough blocks at work, messages travel while the next visit is computed.
+        active = -(-min(num_steps, len(blocks.sizes) * knobs.admit_every) // knobs.admit_every)
+        self.lead = 2 if active >= 2 * self.axis.size > 2 else 1
+
+    def resume(self) -> Iterator[Any]:
+        """Yields the blocks that a journal says are done, and takes the others up where its newest cut left them."""
+        cut = None if self.journal is None else self.journal.newest_cut()
+        if cut is None or self.journal is None:
+            return
+        self.finished = self._ends(cut) + 1
+        for block in range(self.finished):
+            latents = self.journal.block(block)
+            with self.plan.looping():
+                yield self.blocks.finish(block, latents) if self.blocks.decodes else None
+        if (first := self.tracks.pop(0, None)) is not None:
+            first.call.close()
+        self.keys.load(self.journal.keys(cut), self.stage.own_layers)
+        tensors, values = self.journal.latents(cut)
+        for block in self.order.members(cut):
+            if block >= self.finished:
+                with self.plan.looping():
+                    track = self._open(block)
+                    steps = cut + 1 - self.order.lag * block
+                    self.blocks.take_up(track.call, steps, *parts_of(block, tensors, values))
+                    track.step = steps
+        self.order.round = self._record = cut + 1
+        self.order.begin()
+
+    def _ends(self, number: int) -> int:
+        """The block whose last step a round makes; below 0 before the first does, and as it was between two."""
+        return (number - self.order.num_steps + 1) // self.order.lag
+
+    def _is_cut(self, number: int) -> bool:
+        """Whether progress is written after a round: one that ends a block, but for the last."""
+        if self.journal is None or self._ends(number) < 0:
+            return False
+        return (number - self.order.num_steps + 1) % self.order.lag == 0 and self._ends(
+            number
+        ) + 1 < self.order.num_blocks
+
+    def run(self) -> Iterator[Any]:
+        """Works slot by slot; in slot t stage s works on the item of slot t - lead s."""
+        size, index, lead = self.axis.size, self.axis.index, self.lead
+        items: dict[int, _Item | None] = {}
+        inputs: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
+        flying: deque[Pending] = deque()
+        for slot in itertools.count():
+            with self.plan.looping(), torch.no_grad():
+                if slot >= lead:
+                    flying.popleft().wait()
+                if (item := items.pop(slot - lead * size, None)) is not None:
+                    self._answer(item, outputs.pop(slot - lead * size))
+                items[slot] = self._next()
+                if self.order.is_over and not any(items.values()):
+                    break
+                sends: dict[int, Tensor] = {}
+                mine, before, last = slot - lead * index, slot - lead * (index - 1), slot - lead * (size - 1)
+                if (item := items.get(mine)) is not None:
+                    result = self._work(item, inputs.pop(mine, None))
+                    if self.stage.is_last:
+                        outputs[mine] = result
+                    sends = dict.fromkeys(range(size - 1) if self.stage.is_last else (index + 1,), result)
+                recvs: dict[int, Tensor] = {}
+                if index > 0 and (item := items.get(before)) is not None:
+                    recvs[index - 1] = inputs[before] = item.layout.empty_input(None, index)
+                if not self.stage.is_last and (item := items.get(last)) is not None:
+                    recvs[size - 1] = outputs[last] = item.layout.empty_output(None)
+                flying.append(exchange(self.axis, sends, recvs, name="queue of blocks"))
+            while self.done:
+                yield self.done.popleft()
+        while self.done:
+            yield self.done.popleft()
+        self.plan.close_record()
+        self.plan.clock.num_steps = self.plan.clock.step = self.order.round
+
+    def close(self) -> None:
+        """Ends the calls that are open, and forgets what was kept."""
+        for track in self.tracks.values():
+            track.call.close()
+        self.tracks.clear()
+        self.stage.context = None
+        self.stage.forget()
+
+    def _sends(self, step: int, index: int) -> int:
+        """Bytes the stage at `index` sends in one call for each of the blocks of a round."""
+        return sum(self.stage.sent[self.blocks.sizes[b]][index] for b in self.order.members(step))
+
+    def _open(self, block: int) -> _Track:
+        track = self.tracks[block] = _Track(self.blocks.open(block))
+        track.call.send()
+        if not isinstance(track.call.event, Denoise):
+            raise UnsupportedError(f"{type(self.plan.target).__name__} made no call of its denoiser")
+        return track
+
+    def _next(self) -> _Item | None:
+        """The next visit of the order, or None where it has to wait for an answer."""
+        order = self.order
+        while not order.is_over:
+            while order.waiting:
+                block = order.waiting[0]
+                step = order.round - order.lag * block
+                if block < self.finished:
+                    order.waiting.popleft()
+                    continue
+                track = self.tracks.get(block) or self._open(block)
+                if (track.step, track.branch) == (step, order.branch):
+                    order.asking.append(order.waiting.popleft())
+                    return self._item(block, track)
+                if track.step > step:  # it has finished this step with fewer calls
+                    order.waiting.popleft()
+                else:
+                    return None
+            order.waiting, order.asking, order.branch = deque(order.asking), [], order.branch + 1
+            if not order.waiting:
+                order.round += 1
+                order.begin()
+        return None
+
+    def _item(self, block: int, track: _Track) -> _Item:
+        event = track.call.event
+        assert isinstance(event, Denoise)
+        self.denoiser.begin_call(event.arguments, self.order.round)
+        layout = self.stage.layout(event.arguments)
+        return _Item(Visit(block, track.step, track.branch), event.arguments, layout, self.order.round)
+
+    def _work(self, item: _Item, received: Tensor | None) -> Tensor:
+        clock = self.plan.clock
+        if item.round > self._record:
+            self.plan.close_record()
+            if self.journal is not None and self._is_cut(self._record):
+                # This rank has done all of that round and nothing of a later one.
+                self.journal.write_keys(self._record, self.keys.state())
+            self._record = item.round
+        clock.step, clock.branch = item.round, item.visit.branch
+        self.keys.visit = item.visit
+        result = self.stage.work(item.arguments, item.layout, None, received)
+        self.denoiser.seen.note_call(
+            item.arguments[self.denoiser.adapter.sample], item.layout.owners, item.visit.branch
+        )
+        return result
+
+    def _answer(self, item: _Item, output: Tensor) -> None:
+        """Gives a call what it asked for, and lets it run to its next question, or to its end."""
+        block = item.visit.block
+        track = self.tracks[block]
+        sample = torch.empty_like(item.layout.owners).contiguous()
+        item.layout.write(sample, None, output)
+        event = track.call.send(item.layout.returned(sample))
+        track.branch += 1
+        while isinstance(event, Stepped):
+            track.step, track.branch = track.step + 1, 0
+            self._note(item, track.call, event.latents)
+            event = track.call.send(event.latents)
+        if isinstance(event, Finished):
+            del self.tracks[block]
+            self.finished = block + 1
+            self.keys.drop(block)
+            self.done.append(event.output)
+
+    def _note(self, item: _Item, call: PausedCall, latents: Tensor) -> None:
+        """Writes what a step has made where a cut comes after its round; the first rank does."""
+        if self.journal is None or self.plan.mesh.rank != 0:
+            return
+        if item.visit.step == self.order.num_steps - 1:
+            self.journal.write_block(item.visit.block, latents)
+        if not self._is_cut(item.round):
+            return
+        self.cut[item.visit.block] = (latents, *state_of(call.pipe.scheduler))
+        if len(self.cut) == len(self.order.members(item.round)):
+            write_cut(self.journal, item.round, self.cut)
+            self.cut.clear()

@@ -1,0 +1,225 @@
+"""A long video's progress on disk: after a kill at any point a run goes on and yields the same frames.
+
+A journal is a folder. ``run.json`` says which video it is. ``block-000007.safetensors`` holds the latents of a block
+that is done. A *cut* is everything later blocks need: ``cut-000012-latents.safetensors`` from the first rank, and
+``cut-000012-keys-1-of-2.safetensors`` from every rank, by layer, so that any number of ranks can read it. Every file
+appears whole or not at all; a cut counts when all its files are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from partsong.errors import ArgumentError, OutputError
+from partsong.outputs import write_json
+
+if TYPE_CHECKING:
+    from partsong.parallel import Axis, Plan, Strategy
+    from partsong.samplers.video_blocks import VideoBlocks
+
+__all__ = ["Journal", "open_journal", "parts_of", "write_cut"]
+
+#: Latents of a block, and tensors and plain values that its scheduler remembers.
+Progress = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
+_KEYS = re.compile(r"cut-(\d+)-keys-(\d+)-of-(\d+)\.safetensors")
+
+
+class Journal:
+    """The folder of one run.
+
+    Args:
+        path: the folder; made where it is not there.
+        run: what decides the video: equal for a run and for the one that resumes it. Plain values.
+        index: of this rank.
+        size: number of ranks.
+
+    Raises:
+        ArgumentError: the folder holds another video, or something else.
+        OutputError: it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any], index: int, size: int) -> None:
+        self.path, self.index, self.size = Path(path), index, size
+        asked = json.loads(json.dumps(dict(run), sort_keys=True))
+        file = self.path / "run.json"
+        if file.is_file():
+            try:
+                found = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ArgumentError(f"{file} cannot be read: {error}") from error
+            wrong = [name for name in {*found, *asked} if found.get(name) != asked.get(name)]
+            if wrong:
+                told = ", ".join(f"{n}={found.get(n)!r} there, {asked.get(n)!r} asked" for n in sorted(wrong))
+                raise ArgumentError(f"{self.path} is the journal of another video ({told}); give another folder")
+        elif self.path.is_dir() and any(self.path.glob("*.safetensors")):
+            raise ArgumentError(f"{self.path} holds files but no run.json; give a new folder, or a journal")
+        elif index == 0:
+            try:
+                write_json(file, asked)
+            except OSError as error:
+                raise OutputError(f"{file} cannot be written: {error.strerror or error}") from error
+
+    def block(self, number: int) -> Tensor:
+        """The latents of a block that is done.
+
+        Raises:
+            ArgumentError: they are not there.
+        """
+        found = self._read(f"block-{number:06d}")
+        if found is None:
+            raise ArgumentError(f"{self.path} lacks block-{number:06d}.safetensors of a block that was done")
+        return found["latents"]
+
+    def write_block(self, number: int, latents: Tensor) -> None:
+        """Keeps the latents of a block that is done."""
+        self._write(f"block-{number:06d}", {"latents": latents})
+
+    def newest_cut(self) -> int | None:
+        """The last cut that is complete."""
+        ranks: dict[tuple[int, int], set[int]] = {}
+        for file in self.path.glob("cut-*-keys-*.safetensors"):
+            if match := _KEYS.fullmatch(file.name):
+                number, index, size = map(int, match.groups())
+                ranks.setdefault((number, size), set()).add(index)
+        whole = [n for (n, size), have in ranks.items() if len(have) == size and self._file(f"{_cut(n)}-latents")]
+        return max(whole, default=None)
+
+    def write_keys(self, cut: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps this rank's part of a cut, and drops its parts of cuts that are not needed any more."""
+        self._write(f"{_cut(cut)}-keys-{self.index}-of-{self.size}", tensors)
+        newest = self.newest_cut()
+        for file in self.path.glob(f"cut-*-keys-{self.index}-of-*.safetensors"):
+            if newest is not None and int(file.name.split("-")[1]) < newest:
+                file.unlink(missing_ok=True)
+
+    def write_latents(self, cut: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Keeps the first rank's part of a cut: tensors, and plain values beside them."""
+        self._write(f"{_cut(cut)}-latents", tensors, {"values": json.dumps(dict(values))})
+        newest = self.newest_cut()
+        for file in self.path.glob("cut-*-latents.safetensors"):
+            if newest is not None and int(file.name.split("-")[1]) < newest:
+                file.unlink(missing_ok=True)
+
+    def keys(self, cut: int) -> dict[str, Tensor]:
+        """The keys of a cut, of all ranks that wrote it."""
+        found: dict[str, Tensor] = {}
+        for file in self.path.glob(f"{_cut(cut)}-keys-*.safetensors"):
+            found |= self._read(file.stem) or {}
+        return found
+
+    def latents(self, cut: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The first rank's part of a cut."""
+        name = f"{_cut(cut)}-latents"
+        with safe_open(self.path / f"{name}.safetensors", "pt") as file:
+            values = json.loads((file.metadata() or {})["values"])
+        return self._read(name) or {}, values
+
+    def _file(self, name: str) -> bool:
+        return (self.path / f"{name}.safetensors").is_file()
+
+    def _read(self, name: str) -> dict[str, Tensor] | None:
+        if not self._file(name):
+            return None
+        try:
+            with safe_open(self.path / f"{name}.safetensors", "pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dictionary
+        except (OSError, SafetensorError) as error:
+            raise ArgumentError(f"{self.path / name}.safetensors cannot be read: {error}") from error
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        temporary = None
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.path, prefix=".partsong-")
+            os.close(descriptor)
+            save_file(plain, temporary, metadata)
+            os.replace(temporary, self.path / f"{name}.safetensors")
+        except (OSError, SafetensorError) as error:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise OutputError(
+                f"{self.path / name}.safetensors cannot be written: {getattr(error, 'strerror', None) or error}; is "
+                "the disk full? The run can be resumed from what was written before"
+            ) from error
+
+
+def open_journal(path: Path | None, plan: Plan, blocks: VideoBlocks, knobs: Strategy, axis: Axis) -> Journal | None:
+    """The journal of a run; None where none is asked for.
+
+    Args:
+        path: the folder, or None.
+        plan: the run's plan; the model decides the video.
+        blocks: the video's blocks; the call's arguments and the seeds decide it.
+        knobs: the strategy, whose knobs decide it but for how many ranks share what.
+        axis: the ranks that share the work.
+    """
+    if path is None:
+        return None
+    shares = {"degree", "pipe_degree", "layers"}
+    decides = {f.name: getattr(knobs, f.name) for f in fields(knobs) if f.name not in shares}
+    module: Any = plan.denoisers[0].module
+    run = {
+        "strategy": f"{type(knobs).__name__}({decides})",
+        "pipeline": type(plan.target).__name__,
+        "model": _digest(
+            repr(sorted((k, repr(v)) for k, v in module.config.items() if not k.startswith("_"))).encode()
+        ),
+        "scheduler": repr(sorted((k, repr(v)) for k, v in plan.target.scheduler.config.items() if k[0] != "_")),
+        "sizes": list(blocks.sizes),
+        "seeds": list(blocks.drawn),
+        **{f"argument {name}": _plain(value) for name, value in blocks.arguments.items() if name != "generator"},
+    }
+    return Journal(path, run, axis.index, axis.size)
+
+
+def write_cut(journal: Journal, cut: int, blocks: Mapping[int, Progress]) -> None:
+    """Writes the first rank's part of a cut: for each block its latents, and what its scheduler remembers."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for block, (latents, held, plain) in blocks.items():
+        tensors[f"{block}/latents"] = latents
+        tensors |= {f"{block}/{name}": tensor for name, tensor in held.items()}
+        values |= {f"{block}/{name}": value for name, value in plain.items()}
+    journal.write_latents(cut, tensors, values)
+
+
+def parts_of(block: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Progress:
+    """Latents and scheduler of one block out of a cut."""
+    start = f"{block}/"
+    held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    plain = {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+    return held.pop("latents"), held, plain
+
+
+def _plain(value: Any) -> Any:
+    """An argument as JSON can hold it: tensors by what is in them."""
+    if isinstance(value, Tensor):
+        return _digest(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _settings(part: Any) -> str:
+    return _digest(repr(sorted((k, repr(v)) for k, v in part.config.items() if not k.startswith("_"))).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _cut(number: int) -> str:
+    return f"cut-{number:06d}"

@@ -1,0 +1,41 @@
+"""What a scheduler remembers between steps, as tensors and plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["restore", "state_of"]
+
+
+def state_of(scheduler: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything on the scheduler itself that a step may have changed: tensors by path, and the rest by path."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for name, value in vars(scheduler).items():
+        _note(name, value, tensors, values)
+    return tensors, values
+
+
+def restore(scheduler: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Puts back what `state_of` has found, on a scheduler of the same kind that is set to the same timesteps."""
+    for name, value in vars(scheduler).items():
+        if name in tensors:
+            vars(scheduler)[name] = tensors[name].to(value.device if isinstance(value, Tensor) else "cpu")
+        elif name in values:
+            vars(scheduler)[name] = values[name]
+        elif isinstance(value, list):
+            vars(scheduler)[name] = [
+                tensors.get(f"{name}.{place}", values.get(f"{name}.{place}")) for place in range(len(value))
+            ]
+
+
+def _note(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    if isinstance(value, Tensor):
+        tensors[name] = value
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            _note(f"{name}.{place}", item, tensors, values)
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        values[name] = value

@@ -1,0 +1,158 @@
+"""Writing a video frame by frame, while later ones are still being made; what is on disk plays at any time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from partsong.errors import ArgumentError, OutputError
+from partsong.outputs import check_writable, rgb_bytes, save_image
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["VideoWriter", "save_video"]
+
+_SUFFIXES = (".mp4", ".gif")
+
+
+class VideoWriter:
+    """Appends frames to a film, or to a folder of pictures.
+
+    An mp4 is written in fragments of a second, each complete in itself: when the program is killed or the disk is full,
+    the file holds every fragment up to then and plays, and memory does not grow with the length. A GIF is kept in
+    memory until it is closed: it is for short films.
+
+    Args:
+        path: file name; .mp4 (H.264) or .gif, or a name without ending for a folder of PNG files, which must be empty
+            or not there. H.264 needs even sizes, so an odd edge is repeated once.
+        fps: frames per second.
+
+    Attributes:
+        frames: how many were appended.
+
+    Raises:
+        ArgumentError: another ending, a place that is not writable, a folder with files in it, or fps <= 0.
+
+    Example:
+        >>> # with VideoWriter("v.mp4", fps=16) as video:
+        >>> #     for part in stream(plan, prompt="a red circle moves right", num_frames=1601):
+        >>> #         if part is not None:
+        >>> #             video.append(part.frames[0])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fps: float = 16.0) -> None:
+        target = Path(path)
+        self.suffix = target.suffix.lower()
+        if self.suffix not in ("", *_SUFFIXES):
+            raise ArgumentError(f"films are written as .mp4 or .gif or into a folder, not {target.name}")
+        if not (math.isfinite(fps) and fps > 0):
+            raise ArgumentError(f"a film needs fps > 0, found {fps}")
+        self.fps, self.frames = fps, 0
+        self._sink: Any = None
+        self._size: tuple[int, ...] | None = None
+        self.path = check_writable(target) if self.suffix else _empty_folder(target)
+
+    def append(self, frames: Iterable[Any]) -> None:
+        """Writes images of one size, in order.
+
+        Raises:
+            ArgumentError: an image of another size than the first.
+            OutputError: the film cannot be written any further; what was written before can be played.
+        """
+        for frame in frames:
+            pixels = rgb_bytes(frame)
+            if self._size not in (None, pixels.shape):
+                raise ArgumentError(f"the frames of a film have one size, found {self._size} and {pixels.shape}")
+            self._size = pixels.shape
+            try:
+                self._write(pixels)
+            except (OSError, RuntimeError) as error:
+                raise self._stopped(error) from error
+            self.frames += 1
+
+    def close(self) -> None:
+        """Completes the film; may be called again.
+
+        Raises:
+            OutputError: its end cannot be written.
+        """
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except (OSError, RuntimeError) as error:
+                raise self._stopped(error) from error
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except OutputError:
+            if kind is None:  # otherwise the first error says more
+                raise
+
+    def _write(self, pixels: np.ndarray) -> None:
+        import numpy as np
+
+        if not self.suffix:
+            save_image(pixels, self.path / f"{self.frames:06d}.png")
+            return
+        if self._sink is None:
+            self._sink = self._open()
+        if self.suffix == ".mp4":
+            height, width, _ = pixels.shape
+            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        self._sink.append_data(pixels)
+
+    def _open(self) -> Any:
+        import imageio.v2 as imageio
+
+        if self.suffix == ".gif":
+            return imageio.get_writer(self.path, mode="I", duration=1000.0 / self.fps, loop=0)
+        fragment = ["-g", str(max(1, round(self.fps))), "-movflags", "+frag_keyframe+empty_moov+default_base_moof"]
+        # macro_block_size=1: imageio would else rescale the frames to multiples of 16.
+        return imageio.get_writer(
+            self.path, fps=self.fps, codec="libx264", quality=8, macro_block_size=1, output_params=fragment
+        )
+
+    def _stopped(self, error: Exception) -> OutputError:
+        reason = (getattr(error, "strerror", None) or str(error)).strip().splitlines() or [type(error).__name__]
+        return OutputError(
+            f"{self.path} cannot be written after frame {self.frames}: {reason[0]}; is the disk full? What was "
+            "written before can be played"
+        )
+
+
+def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: float = 16.0) -> Path:
+    """Writes images of one size as a film and returns its path.
+
+    Args:
+        frames: images, in order.
+        path: see `VideoWriter`.
+        fps: frames per second.
+
+    Raises:
+        ArgumentError: no frames, sizes that differ, or see `VideoWriter`.
+        OutputError: the film cannot be written to its end.
+    """
+    if not len(frames):
+        raise ArgumentError("a film needs frames, found none")
+    with VideoWriter(path, fps=fps) as video:
+        video.append(frames)
+    return video.path
+
+
+def _empty_folder(path: Path) -> Path:
+    if path.is_dir() and any(path.iterdir()):
+        raise ArgumentError(f"the folder {path} holds files already; give a new one, or a name ending in .mp4")
+    check_writable(path / "000000.png")
+    return path

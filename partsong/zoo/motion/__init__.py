@@ -1,0 +1,32 @@
+"""The task of the `motion` models: fresh captions, what they say, videos of it, and a reader that checks videos.
+
+`captions` draws sentences that training has not shown, `parse` tells a sentence's facts, `render` draws them for any
+number of frames, `read` follows the objects of a video, `facts` / `facts_read` tell which of a caption's facts hold,
+`identity_kept`, `border_jumps` and `trend` measure long videos.
+"""
+
+from partsong.zoo.motion.drawing import paint, render
+from partsong.zoo.motion.grammar import GRAMMAR, captions, parse
+from partsong.zoo.motion.measures import Jumps, border_jumps, facts, facts_read, identity_kept, trend
+from partsong.zoo.motion.reader import Track, read
+from partsong.zoo.motion.world import Item, Mover, Scene, layout
+
+__all__ = [
+    "GRAMMAR",
+    "Item",
+    "Jumps",
+    "Mover",
+    "Scene",
+    "Track",
+    "border_jumps",
+    "captions",
+    "facts",
+    "facts_read",
+    "identity_kept",
+    "layout",
+    "paint",
+    "parse",
+    "read",
+    "render",
+    "trend",
+]

@@ -1,0 +1,74 @@
+"""Attention for training the `motion` transformers on a CPU. Importing this module loads torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turns pairs of neighbouring channels of `[batch, tokens, heads, channels]` by their positions' angles."""
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    c, s = cosine[..., 0::2], sine[..., 1::2]
+    return torch.stack([even * c - odd * s, even * s + odd * c], dim=-1).flatten(-2)
+
+
+def lookback_mask(latents: int, tokens: int, block: int, lookback: int) -> Tensor:
+    """Which tokens see which if a block sees itself and `lookback` blocks before it (and, here, all after it).
+
+    Args:
+        latents: Latent frames.
+        tokens: Tokens per latent frame.
+        block: Latent frames per block.
+        lookback: Blocks.
+
+    Returns:
+        `[latents * tokens, latents * tokens]`, True where the row's token sees the column's.
+    """
+    number = torch.arange(latents).repeat_interleave(tokens) // block
+    return number[:, None] - number[None, :] <= lookback
+
+
+class TrainingAttention:
+    """What the stock processors of Wan and SkyReels-V2 compute, written out, with a bias for the text.
+
+    Written out, because at these lengths a CPU takes far longer over the backward pass of fused attention. `text_bias`
+    `[batch, 1, 1, tokens]` is added to the scores of cross-attention: the pipelines pad a text with as many zeros as
+    they are told, all equal and without positions, so n of them are one whose score is raised by log n. Training with
+    that bias is exact and covers any `max_sequence_length`. `limit` `[tokens, tokens]` hides more of the video than the
+    model's own mask does, where it is False.
+    """
+
+    def __init__(self) -> None:
+        self.text_bias: Tensor | None = None
+        self.limit: Tensor | None = None
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attends to the video itself, or to the text `encoder_hidden_states`; a mask is True where a token sees."""
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        query = attn.norm_q(attn.to_q(hidden_states).float()).unflatten(2, (attn.heads, -1))
+        key = attn.norm_k(attn.to_k(source).float()).unflatten(2, (attn.heads, -1))
+        value = attn.to_v(source).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+        if rotary_emb is not None:
+            query, key = rotate(query, *rotary_emb), rotate(key, *rotary_emb)
+        query = (query * query.shape[-1] ** -0.5).to(value.dtype).transpose(1, 2)
+        # Mixed precision would take the softmax in float32, which costs as much as all products together.
+        with torch.autocast(value.device.type, enabled=False):
+            scores = query @ key.to(value.dtype).permute(0, 2, 3, 1)
+            if encoder_hidden_states is not None and self.text_bias is not None:
+                scores = scores + self.text_bias.to(scores.dtype)
+            if attention_mask is not None and self.limit is not None:
+                attention_mask = attention_mask & self.limit
+            if attention_mask is not None:
+                scores = scores.masked_fill(~attention_mask, -torch.inf)
+            out = torch.softmax(scores, dim=-1) @ value
+        return attn.to_out[1](attn.to_out[0](out.transpose(1, 2).flatten(2)))

@@ -1,0 +1,272 @@
+"""What the reader's tracks tell: facts of a caption, kept identity, jumps at block borders, drift over a long video."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partsong.errors import ArgumentError
+from partsong.zoo.motion.grammar import parse
+from partsong.zoo.motion.reader import Track, read
+from partsong.zoo.motion.world import COLOURS, EXTENT, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, Item, axis_of
+
+#: A fact holds when it does in this part of the frames (or of the steps between them).
+HOLDS = 0.8
+#: Fewer frames show no motion.
+MIN_FRAMES = 5
+#: Steps below are rest; steps along the axis are this much longer than those across.
+REST, ALONG = 0.2, 2.0
+#: Size and colour are compared where at least this part of an object is in front.
+WHOLE = 0.9
+#: Jumps below count as none: half a reader's pixel, and a change of colour and size nobody sees.
+PLACE_FLOOR, LOOK_FLOOR = 0.25, 0.05
+
+
+def _nearest(words: dict[str | None, float], values: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The index of the word whose value is nearest to each of `values`."""
+    return np.argmin(np.abs(np.asarray(values)[..., None] - np.asarray(list(words.values()))), axis=-1)
+
+
+def _share(held: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+    """The fraction of the frames of `among` that hold; 0 if there is none."""
+    return float(held[among].mean()) if among.any() else 0.0
+
+
+def _moves(item: Item, track: Track) -> bool:
+    """Whether the track's motion is the item's."""
+    steps, axis = track.steps(), axis_of(item.motion)
+    steps = steps[np.isfinite(steps[:, 0])]
+    if len(steps) < MIN_FRAMES - 1:
+        return False
+    along, across = steps[:, axis], steps[:, 1 - axis]
+    pace = float(np.median(np.abs(along)))
+    if pace < REST or pace < ALONG * float(np.median(np.abs(across))):
+        return False
+    if item.motion.startswith("moves"):
+        return float((along * sum(MOTIONS[item.motion]) > 0).mean()) >= HOLDS
+    place, radius = track.centre[track.seen, axis], track.radius[track.seen]
+    within = (place >= radius - 1.0) & (place <= EXTENT - radius + 1.0)
+    return float(within.mean()) >= 0.9
+
+
+def _speed(item: Item, track: Track) -> bool:
+    """Whether the track's pace is the item's."""
+    steps = track.steps()[:, axis_of(item.motion)]
+    steps = steps[np.isfinite(steps)]
+    if not len(steps):
+        return False
+    return list(SPEEDS)[int(_nearest(SPEEDS, np.median(np.abs(steps))))] == item.speed
+
+
+def _item_facts(number: int, item: Item, track: Track | None) -> dict[str, bool]:
+    """Facts of one object; one whose colour is missing holds none of its facts."""
+    name = f"{number} {item.colour} {item.shape}"
+    there = track is not None and float((track.seen | track.hidden).mean()) >= HOLDS
+    held = {f"colour: {name}": there}
+    if track is None or not there:
+        held |= {f"shape: {name}": False, f"direction: {name} {item.motion}": False}
+        held |= {f"size: {name} {item.size}": False} if item.size else {}
+        return held | ({f"speed: {name} {item.speed}": False} if item.speed else {})
+    held[f"shape: {name}"] = _share(track.shape == SHAPES.index(item.shape), track.judged) >= HOLDS
+    if item.size:
+        sized = _nearest(SIZES, track.radius) == list(SIZES).index(item.size)
+        held[f"size: {name} {item.size}"] = _share(sized, track.judged) >= HOLDS
+    moves = _moves(item, track)
+    held[f"direction: {name} {item.motion}"] = moves
+    if item.speed:
+        held[f"speed: {name} {item.speed}"] = moves and _speed(item, track)
+    return held
+
+
+def facts(caption: str, frames: Any) -> dict[str, bool]:
+    """Tells which facts of a caption hold in a video.
+
+    The facts are `count` (as many objects as the caption names, no more), and per object its `colour`, `shape`,
+    `direction` and, as far as stated, `size` and `speed`. An object is known by its colour: where the colour is
+    missing, all facts about the object are false. A fact holds when it does in four fifths of the frames in which
+    the object can be judged (it may pass behind another one).
+
+    Args:
+        caption: A sentence of the grammar.
+        frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], of at least 5 frames, or a list of pictures.
+
+    Returns:
+        Fact names (`kind: what`) and whether each holds.
+
+    Raises:
+        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is no such video.
+
+    >>> from partsong.zoo.motion import render
+    >>> caption = "a red circle moves right"
+    >>> all(facts(caption, render(caption, 9)).values())
+    True
+    """
+    scene, tracks = parse(caption), _tracks(frames)
+    num = np.sum([t.seen | t.hidden for t in tracks], axis=0) + np.sum([t.extra for t in tracks], axis=0)
+    held = {f"count: {len(scene.items)}": bool(np.mean(num == len(scene.items)) >= HOLDS)}
+    for number, item in enumerate(scene.items, start=1):
+        held |= _item_facts(number, item, next((t for t in tracks if t.colour == item.colour), None))
+    return held
+
+
+def _tracks(frames: Any) -> list[Track]:
+    if len(frames) < MIN_FRAMES:
+        raise ArgumentError(f"{len(frames)} frames show no motion; give at least {MIN_FRAMES}")
+    return read(frames)
+
+
+def facts_read(caption: str, frames: Any) -> float | None:
+    """The fraction of a caption's facts that hold in a video.
+
+    Args:
+        caption: Any text.
+        frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], of at least 5 frames, or a list of pictures.
+
+    Returns:
+        A number in [0, 1], or None when the caption is empty or not a sentence of the grammar.
+    """
+    try:
+        parse(caption)
+    except ValueError:
+        return None
+    held = facts(caption, frames)
+    return sum(held.values()) / len(held)
+
+
+def identity_kept(caption: str, frames: Any) -> float:
+    """The fraction of frames in which every named object is there with its colour, shape and size.
+
+    An object without a word for its size must keep the size it has in the middle (median) of the video. An object
+    that is mostly or wholly behind another one is taken to be there.
+
+    Args:
+        caption: A sentence of the grammar.
+        frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], of any length, or a list of pictures.
+
+    Raises:
+        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is no such video.
+    """
+    scene, tracks = parse(caption), read(frames)
+    kept = np.ones(len(frames), np.bool_)
+    for item in scene.items:
+        track = next((t for t in tracks if t.colour == item.colour), None)
+        kept &= np.zeros(len(frames), np.bool_) if track is None else _same(item, track)
+    return float(kept.mean())
+
+
+def _same(item: Item, track: Track) -> NDArray[np.bool_]:
+    """Per frame whether the track looks like the item, as far as it can be seen."""
+    judged = track.judged
+    if not judged.any():
+        return np.zeros(len(judged), np.bool_)
+    wanted = SIZES[item.size] if item.size else float(np.median(track.radius[judged]))
+    sized = np.abs(track.radius - wanted) <= 0.2 * wanted
+    shaped = track.shape == SHAPES.index(item.shape)
+    return np.where(judged, sized & shaped, track.seen | track.hidden)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Jumps:
+    """Jumps at block borders over the 99th percentile of the jumps elsewhere; 1 or less: borders cannot be told.
+
+    Attributes:
+        place: The largest jump of an object's place at a border, over the percentile.
+        look: The largest change of an object's colour and size at a border, over the percentile.
+        typical: The median over borders of the larger of the two ratios.
+    """
+
+    place: float
+    look: float
+    typical: float
+
+    @property
+    def ratio(self) -> float:
+        """The larger of `place` and `look`."""
+        return max(self.place, self.look)
+
+
+def border_jumps(frames: Any, borders: Iterable[int]) -> Jumps:
+    """Compares what happens at block borders with what happens between other frames.
+
+    A jump of place is how far the paths before and after a step miss each other, so that even motion, fast or slow,
+    and a bounce are none. A jump of look is a relative change of size plus a change of colour; an object that comes
+    or goes (unless it does behind another one) counts 1. Jumps below what anybody sees count as that much.
+
+    Args:
+        frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of pictures.
+        borders: The first frames of blocks, from 1 to `frames - 1`.
+
+    Raises:
+        ArgumentError: (a ValueError) If there is no border or one outside, or `frames` is no such video.
+    """
+    tracks, num = read(frames), len(frames)
+    at = sorted(set(borders))
+    if not at or at[0] < 1 or at[-1] >= num or num - 1 <= len(at):
+        raise ArgumentError(f"borders {at} of {num} frames; give first frames of blocks, 1 to {num - 1}, not all")
+    place, look = np.full(num - 1, PLACE_FLOOR), np.full(num - 1, LOOK_FLOOR)
+    for track in tracks:
+        place, look = np.fmax(place, _place_jumps(track)), np.fmax(look, _look_jumps(track))
+    mask = np.zeros(num - 1, np.bool_)
+    mask[np.asarray(at) - 1] = True
+    places, looks = (jump[mask] / np.percentile(jump[~mask], 99) for jump in (place, look))
+    typical = float(np.median(np.maximum(places, looks)))
+    return Jumps(place=float(places.max()), look=float(looks.max()), typical=typical)
+
+
+def _place_jumps(track: Track) -> NDArray[np.float64]:
+    """Per step how far the paths before and after it, carried on at their pace, miss each other, pixels.
+
+    Carried on by any part of the step from one side and by the rest from the other, so that a bounce between two
+    frames is none.
+    """
+    steps = track.steps()
+    gap = np.full((1, 2), np.nan)
+    before, after = np.concatenate([gap, steps[:-1]]), np.concatenate([steps[1:], gap])
+    before, after = np.where(np.isnan(before), after, before), np.where(np.isnan(after), before, after)
+    miss, turn = after - steps, before - after
+    length = np.maximum((turn**2).sum(axis=1), 1e-12)
+    part = np.clip(-(miss * turn).sum(axis=1) / length, 0.0, 1.0)
+    return np.linalg.norm(miss + part[:, None] * turn, axis=1)
+
+
+def _look_jumps(track: Track) -> NDArray[np.float64]:
+    """Per step the change of size (relative) and colour (of the distance to the ground)."""
+    whole = track.seen & (track.visible >= WHOLE)
+    both = whole[1:] & whole[:-1]
+    size = np.abs(np.diff(track.radius)) / np.fmax(track.radius[1:], track.radius[:-1])
+    far = np.linalg.norm(np.subtract(COLOURS[track.colour], GROUND))
+    colour = np.linalg.norm(np.diff(track.rgb, axis=0), axis=1) / far
+    gone = ~(track.seen | track.hidden)
+    return np.where(gone[1:] != gone[:-1], 1.0, np.where(both, size + np.nan_to_num(colour), np.nan))
+
+
+def trend(frames: Any) -> dict[str, float]:
+    """How far colour and size drift from the first to the last frame, by a straight line through all of them.
+
+    Args:
+        frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of pictures.
+
+    Returns:
+        `colour` (of the distance between the palette's colour and the ground) and `size` (of the mean radius), each
+        of the object that drifts most; 0 is none. Objects judged in fewer than 5 frames are left out.
+
+    Raises:
+        ArgumentError: (a ValueError) If `frames` is no such video, or shows nothing that can be followed.
+    """
+    worst = {"colour": [], "size": []}
+    for track in read(frames):
+        times = np.flatnonzero(track.judged & np.isfinite(track.rgb[:, 0]))
+        if len(times) < MIN_FRAMES:
+            continue
+        far = float(np.linalg.norm(np.subtract(COLOURS[track.colour], GROUND)))
+        values = np.column_stack([track.rgb[times] / far, track.radius[times] / track.radius[times].mean()])
+        slopes = np.polyfit(times, values, 1)[0] * (len(track.seen) - 1)
+        worst["colour"].append(float(np.linalg.norm(slopes[:3])))
+        worst["size"].append(float(abs(slopes[3])))
+    if not worst["size"]:
+        raise ArgumentError(f"no object can be followed through the {len(frames)} frames")
+    return {name: max(values) for name, values in worst.items()}

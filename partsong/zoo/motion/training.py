@@ -1,0 +1,186 @@
+"""What the recipe trains of the `motion` models, and the losses. Importing this module loads torch; only it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partsong.zoo.motion.attention import TrainingAttention, lookback_mask
+from partsong.zoo.motion.drawing import paint
+from partsong.zoo.motion.grammar import describe, parse, training_scene
+from partsong.zoo.motion.model import (
+    TEXT_LENGTH,
+    TEXT_WIDTH,
+    VOCABULARY,
+    build_causal_transformer,
+    build_text_encoder,
+    build_transformer,
+    encode_text,
+    token_ids,
+)
+from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, Scene, layout
+from partsong.zoo.shapes_unet.muon import KernelMuon
+from partsong.zoo.shapes_unet.stage import adam
+
+_CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
+
+
+def draw_clips(rng: np.random.Generator, num: int, frames: int) -> Tensor:
+    """Draws videos that training may show: `[num, 3, frames, 32, 32]` in [-1, 1]."""
+    array = np.stack([paint(layout(training_scene(rng), rng), frames) for _ in range(num)])
+    return torch.from_numpy(array).permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
+
+
+# --- the text encoder -------------------------------------------------------------------------------------------------
+
+
+class Comprehension(nn.Module):
+    """The text encoder and read-outs that must tell, at every word, the facts of the object it speaks of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = build_text_encoder()
+        self.heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, len(choices)) for choices in _CHOICES)
+
+    def forward(self, captions: list[str]) -> tuple[Tensor, float]:
+        """The loss over all facts at all words, and the fraction of words that tell every one."""
+        ids = token_ids(captions).to(next(self.parameters()).device)
+        comma = ids == VOCABULARY[","]
+        words = (ids > 2) & ~comma
+        speaks_of = comma.cumsum(dim=1)
+        targets = torch.zeros(len(captions), 2, len(_CHOICES), dtype=torch.long)
+        for row, caption in enumerate(captions):
+            for index, item in enumerate(parse(caption).items):
+                facts = (item.colour, item.shape, item.size, item.motion, item.speed)
+                places = [list(c).index(fact) for c, fact in zip(_CHOICES, facts, strict=True)]
+                targets[row, index] = torch.tensor(places)
+        rows = torch.arange(len(captions))[:, None].expand_as(ids)
+        wanted = targets.to(ids.device)[rows.to(ids.device), speaks_of][words]
+        features = encode_text(self.encoder, ids)[words]
+        loss, right = torch.zeros((), device=ids.device), torch.ones(len(wanted), dtype=torch.bool, device=ids.device)
+        for index, head in enumerate(self.heads):
+            logits = head(features)
+            loss = loss + F.cross_entropy(logits, wanted[:, index])
+            right &= logits.argmax(dim=-1) == wanted[:, index]
+        return loss, float(right.float().mean())
+
+
+# --- the transformers -------------------------------------------------------------------------------------------------
+
+
+class Animator(nn.Module):
+    """A transformer and its text encoder, trained together.
+
+    Args:
+        heads: Attention heads of 32 channels.
+        depth: Transformer blocks.
+        block: Latent frames per block of a causal transformer; 0 for one that sees all frames.
+    """
+
+    def __init__(self, heads: int = 6, depth: int = 6, block: int = 0) -> None:
+        super().__init__()
+        self.text = build_text_encoder()
+        self.transformer: Any
+        self.transformer = build_causal_transformer(heads, depth, block) if block else build_transformer(heads, depth)
+        self.attention = TrainingAttention()
+        for layer in self.transformer.blocks:
+            layer.attn1.set_processor(self.attention)
+            layer.attn2.set_processor(self.attention)
+
+    def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor, lookback: int | None = None) -> Tensor:
+        """The velocity `[batch, 4, latents, 8, 8]`.
+
+        Args:
+            noisy: Noisy latents, `[batch, 4, latents, 8, 8]`.
+            sigma: Their noise levels, `[batch]`, one for all latents of a video.
+            ids: Captions, `[batch, 24]`.
+            nulls: How many zeros pad each text, `[batch]`.
+            lookback: Blocks a block of a causal transformer sees before itself; all of them if None.
+        """
+        tokens = encode_text(self.text, ids)
+        tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)
+        bias = torch.where(ids == 0, -torch.inf, 0.0)
+        self.attention.text_bias = torch.cat([bias, nulls.float().log()[:, None]], dim=1)[:, None, None]
+        self.attention.limit = None
+        if lookback is not None:
+            grid = noisy.shape[3] * noisy.shape[4] // 4
+            block = self.transformer.config.num_frame_per_block
+            self.attention.limit = lookback_mask(noisy.shape[2], grid, block, lookback).to(noisy.device)
+        return self.transformer(noisy, sigma * 1000.0, tokens, return_dict=False)[0]
+
+
+def count_nulls(ids: Tensor) -> Tensor:
+    """How many zeros pad each text `[batch]` to `TEXT_LENGTH`."""
+    return TEXT_LENGTH - (ids != 0).sum(dim=1)
+
+
+def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
+    """How many zeros pad each text `[batch]`: up to `TEXT_LENGTH` for most, up to 512 (a stock default) for some."""
+    natural = count_nulls(ids).cpu().numpy()
+    many = np.exp(rng.uniform(np.log(32), np.log(512), len(ids))).astype(np.int64)
+    return torch.from_numpy(np.where(rng.random(len(ids)) < 0.75, natural, many)).to(ids.device)
+
+
+def inside_matrices(transformer: nn.Module) -> list[nn.Parameter]:
+    """The products inside the blocks, for orthogonalised momentum."""
+    return [p for n, p in transformer.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
+
+
+def muon_and_adam(
+    module: nn.Module, inside: list[nn.Parameter], rates: tuple[float, float], decay: float
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Orthogonalised momentum for the products inside the blocks, Adam for the rest that is trained."""
+    chosen = {id(p) for p in inside}
+    others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
+    muon = KernelMuon(inside, lr=rates[0], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [(muon, rates[0]), adam(others, rates[1])]
+
+
+# --- what they see ----------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Encoded clips and their scenes.
+
+    Args:
+        latents: `[clips, 4, latents, 8, 8]`, normalised, half precision.
+        scenes: The clips' scenes.
+        device: Where training runs.
+    """
+
+    def __init__(self, latents: Tensor, scenes: list[Scene], device: torch.device) -> None:
+        assert len(latents) == len(scenes), "one scene per clip"
+        self.latents, self.scenes, self.device = latents, scenes, device
+
+    def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> tuple[Tensor, Tensor]:
+        """Windows cut anywhere, `[num, 4, length, 8, 8]`, and captions `[num, 24]`, each empty with odds `dropout`."""
+        picked = rng.integers(len(self.latents), size=num)
+        first = rng.integers(self.latents.shape[2] - length + 1, size=num)
+        clean = [self.latents[int(i), :, int(s) : int(s) + length] for i, s in zip(picked, first, strict=True)]
+        captions = [describe(self.scenes[int(index)], rng) for index in picked]
+        ids = token_ids(["" if rng.random() < dropout else caption for caption in captions])
+        return torch.stack(clean).float().to(self.device), ids.to(self.device)
+
+
+def window_length(progress: float, rng: np.random.Generator) -> int:
+    """Latent frames of a step's windows: short ones teach what things look like, long ones how they move."""
+    if progress < 0.2:
+        return 4
+    if progress < 0.45:
+        return 8
+    return int(rng.choice((16, 16, 16, 12, 8, 8, 8)))
+
+
+def draw_noise(clean: Tensor, rng: np.random.Generator) -> Tensor:
+    """Noise like `clean`."""
+    return torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32)).to(clean.device)
+
+
+def blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+    """Latents `[batch, ...]` at noise levels `sigma` `[batch]`."""
+    level = sigma[:, None, None, None, None]
+    return (1 - level) * clean + level * noise

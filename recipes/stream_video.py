@@ -1,0 +1,113 @@
+"""Streams a video without end from a causal model, one rank per denoising step, into a film that plays at any time.
+
+Ctrl-C stops it: the block at work is finished on all ranks, the film is closed, and the speed is reported.
+
+python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "a lighthouse at dusk"
+
+The model's transformer must be causal: ``num_frame_per_block`` of 2 or more in its configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from diffusers import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
+
+from partsong.parallel import Mesh, TimestepPipeline, launch, parallelize
+from partsong.parallel.collectives import agree
+from partsong.parallel.mesh import AXES
+from partsong.samplers import stream
+from partsong.samplers.video_blocks import frames_of
+from partsong.videos import VideoWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The knobs of the recipe; every field is also a command-line flag."""
+
+    prompt: str
+    """What to show."""
+    model: str
+    """A diffusers folder with a causal model."""
+    out: Path = Path("runs/stream.mp4")
+    """Film to write, or a name without ending for a folder of pictures."""
+    nproc: int = 2
+    """Ranks."""
+    blocks: int = 1_000_000
+    """Blocks after which it stops by itself."""
+    window: int = 3
+    """Blocks of the past that are seen."""
+    sink: int = 1
+    """First frames that are always seen."""
+    steps: int | None = None
+    """Denoising steps; the model's own default if not given."""
+    guidance: float | None = None
+    """Guidance scale; the model's own default if not given."""
+    seed: int = 0
+    """Of the noise."""
+    fps: float = 16.0
+    """Frames per second of the film."""
+    dtype: str = "float32"
+    """Of weights and arithmetic."""
+
+
+def on_rank(config: Config) -> dict[str, float]:
+    """Streams on this rank until somebody presses Ctrl-C; returns how many frames in how many seconds."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGINT, lambda *_: stopped.append(1))  # a block is finished, not torn
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    torch.set_num_threads(1 if config.nproc > 1 else torch.get_num_threads())
+    dtype = getattr(torch, config.dtype)
+    with Mesh(stage=config.nproc, timeout=3600.0) as mesh:
+        pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
+        given = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
+        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
+        named |= {"num_frames": frames_of(pipe, config.blocks), "output_type": "np"}
+        knobs = TimestepPipeline(window=config.window, sink=config.sink)
+        with parallelize(pipe.to(mesh.device), knobs, mesh=mesh) as plan:
+            return _write(config, mesh, stream(plan, **named), stopped)
+
+
+def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[str, float]:
+    writer = VideoWriter(config.out, fps=config.fps) if mesh.is_main else None
+    start, first, everyone = time.perf_counter(), 0.0, mesh.axis(*AXES)
+    try:
+        for number, part in enumerate(parts):
+            if writer is not None:
+                writer.append(part.frames[0])
+                first = first or time.perf_counter() - start
+            if number % 4 == 0:
+                logging.info("%d blocks, %.1f s", number + 1, time.perf_counter() - start)
+            # All ranks stop after the same block, whoever was told to.
+            if any(row[0] for row in agree(everyone, [float(len(stopped))], name="whether to stop")):
+                break
+    finally:
+        parts.close()
+        if writer is not None:
+            writer.close()
+    seconds = time.perf_counter() - start
+    frames = writer.frames if writer is not None else 0
+    return {"frames": frames, "seconds": seconds, "frames_per_second": frames / seconds, "first_frame_seconds": first}
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = tyro.cli(Config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks hear it
+    found = launch(on_rank, config.nproc, config)
+    logging.info("%s: %s", config.out, ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""Trains `motion` and `motion-causal`, the zoo's text-to-video models, from nothing: "a red circle moves right".
+
+The results are stock folders that `DiffusionPipeline.from_pretrained` loads: a Wan pipeline that sees all frames at
+once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and what came before. Nine stages:
+
+1. `vae`: an AutoencoderKLWan (4 channels, a quarter of 32 x 32 each way, half the frames), on videos drawn on the fly;
+2. `decoder`: its decoder alone learns on, so that the latents stay as they are; may also run after the others;
+3. `pool`: long motions drawn once and encoded, so that the long stages never run the encoder;
+4. `text`: the UMT5 encoder learns to tell the facts of a caption, so that attribute binding is there early;
+5. `motion`: transformer and text encoder learn rectified flow on windows cut anywhere from the pool, short ones first;
+6. `causal`: a copy learns the same with the block-causal mask, one noise level for all blocks, text encoder fixed;
+7. `distil`: the copy learns to do with one guidance-free step what several guided ones do, four steps in all;
+8. `export`: the averaged weights so far become `export/motion/` and `export/motion-causal/`, also while stages run;
+9. `evaluate`: fresh captions are sampled from these folders and their facts read back.
+
+Run on a GPU or one core:    python recipes/train_motion.py --out runs/motion
+Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_motion.py --out runs/motion
+Look at it while it trains:  python recipes/train_motion.py --out runs/motion --stages export,evaluate
+
+Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
+with just the steps it would have made (the last bits differ, as fast kernels' sums differ from run to run anyway). A
+stage ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then; the
+minutes only matter when they are made short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from diffusers import AutoencoderKLWan, DiffusionPipeline
+from PIL import Image
+from torch import Tensor, nn
+
+from partsong.zoo.motion.clips import decode_clip, encode_clip
+from partsong.zoo.motion.distillation import distillation_loss
+from partsong.zoo.motion.drawing import paint
+from partsong.zoo.motion.grammar import describe, training_scene
+from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_vae, decoder_loss, draw_sigmas, save_pipeline, vae_loss
+from partsong.zoo.motion.scoring import score
+from partsong.zoo.motion.training import (
+    Animator,
+    Comprehension,
+    Pool,
+    blend,
+    draw_clips,
+    draw_noise,
+    draw_nulls,
+    inside_matrices,
+    muon_and_adam,
+    window_length,
+)
+from partsong.zoo.motion.world import Scene, generator, layout
+from partsong.zoo.shapes_unet.stage import Stage, adam
+from partsong.zoo.training import World, mixed_precision
+
+STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
+#: Latents of a pool clip that are kept, and dropped before them: the first ones know that nothing came before.
+KEPT, DROPPED = 16, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/motion"
+    stages: str = ",".join(STAGES)
+    seed: int = 0
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    save_minutes: float = 3.0
+    vae_steps: int = 1400
+    vae_minutes: float = 600.0
+    vae_batch: int = 2
+    vae_channels: int = 16
+    decoder_steps: int = 1000
+    decoder_minutes: float = 600.0
+    pool_size: int = 6000
+    text_steps: int = 500
+    text_minutes: float = 600.0
+    text_batch: int = 64
+    motion_steps: int = 8000
+    motion_minutes: float = 6000.0
+    motion_tokens: int = 256
+    heads: int = 6
+    depth: int = 6
+    muon_rate: float = 3e-3
+    adam_rate: float = 1.2e-3
+    caption_dropout: float = 0.1
+    causal_steps: int = 1000
+    causal_minutes: float = 600.0
+    distil_steps: int = 600
+    distil_minutes: float = 600.0
+    distil_tokens: int = 256
+    substeps: int = 2
+    captions: int = 60
+    steps: int = 20
+    guidance: float = 4.0
+
+
+def new_stage(
+    config: Config, world: World, name: str, module: nn.Module, optimizers: list[tuple[torch.optim.Optimizer, float]]
+) -> Stage:
+    """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
+    return Stage(
+        world,
+        Path(config.out) / f"{name}.pt",
+        module,
+        optimizers,
+        key=(STAGES.index(name) + 51, config.seed, world.rank),
+        steps=getattr(config, f"{name}_steps"),
+        minutes=getattr(config, f"{name}_minutes"),
+        save_minutes=config.save_minutes,
+    )
+
+
+# --- stages 1 to 3: the autoencoder and the pool of encoded motions -------------------------------------------------
+
+
+def train_vae(config: Config, world: World) -> None:
+    """Stage 1; writes `vae.pt` and `vae/`, whose configuration holds the latents' means and deviations."""
+    if (Path(config.out) / "vae" / "config.json").exists():
+        return
+    torch.manual_seed(config.seed)
+    vae: Any = build_vae(config.vae_channels).to(world.device)
+    outer = ("encoder.conv_in.weight", "decoder.conv_out.weight")
+    inside = [p for n, p in vae.named_parameters() if p.ndim >= 4 and n not in outer]
+    stage = new_stage(config, world, "vae", vae, muon_and_adam(vae, inside, (2e-3, 2e-3), 0.0))
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        first = int(rng.integers(1, 6)) if rng.random() < 0.6 else 0
+        loss, mse = vae_loss(vae, draw_clips(rng, config.vae_batch, 21).to(world.device), first, 6)
+        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
+
+    stage.run(loss_of)
+    if world.rank == 0:
+        finish_vae(config, stage.average.module)
+
+
+@torch.no_grad()
+def finish_vae(config: Config, vae: Any) -> None:
+    """Measures the latents and the quality on new videos, and saves."""
+    rng = generator(71, config.seed)
+    video = draw_clips(rng, 24, 1 + 4 * 9).to(vae.device)
+    mean = encode_clip(vae, video).chunk(2, dim=1)[0][:, :, DROPPED:]
+    error = decode_clip(vae, mean).clamp(-1, 1) - video[:, :, 2 * DROPPED :]
+    quality = float((10 * torch.log10(4 / error.square().mean(dim=(1, 2, 3, 4)))).mean())
+    latents = mean.transpose(0, 1).flatten(1)
+    vae.register_to_config(latents_mean=latents.mean(dim=1).tolist(), latents_std=latents.std(dim=1).tolist())
+    vae.save_pretrained(Path(config.out) / "vae")
+    print(f"vae saved: {quality:.2f} dB on {len(video)} new videos")
+
+
+def load_vae(config: Config) -> Any:
+    """The autoencoder, with the latest decoder."""
+    vae: Any = AutoencoderKLWan.from_pretrained(Path(config.out) / "vae")
+    if (path := Path(config.out) / "decoder.pt").exists():
+        saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
+        vae.decoder.load_state_dict({k.removeprefix("0."): v for k, v in saved.items() if k.startswith("0.")})
+        vae.post_quant_conv.load_state_dict({k.removeprefix("1."): v for k, v in saved.items() if k.startswith("1.")})
+    return vae
+
+
+def train_decoder(config: Config, world: World) -> None:
+    """Stage 2; writes `decoder.pt`."""
+    vae = load_vae(config).to(world.device).requires_grad_(False)
+    both = nn.ModuleList([vae.decoder, vae.post_quant_conv]).requires_grad_(True)
+    inside = [p for n, p in both.named_parameters() if p.ndim >= 4 and n != "0.conv_out.weight"]
+    stage = new_stage(config, world, "decoder", both, muon_and_adam(both, inside, (1e-3, 1e-3), 0.0))
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        first, video = int(rng.integers(0, 6)), draw_clips(rng, config.vae_batch, 21).to(world.device)
+        with torch.no_grad():
+            mean = encode_clip(vae, video).chunk(2, dim=1)[0]
+        loss, mse = decoder_loss(vae, mean, video, first, 6)
+        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
+
+    stage.run(loss_of)
+
+
+def pool_scene(config: Config, world: World, index: int) -> tuple[Scene, np.random.Generator]:
+    """The scene of a clip of this rank's share, and the generator that draws where its objects are."""
+    rng = generator(72, config.seed, world.rank, index)
+    return training_scene(rng), rng
+
+
+@torch.no_grad()
+def build_pool(config: Config, world: World) -> None:
+    """Stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`, float16, normalised."""
+    path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
+    if path.exists():
+        return
+    vae = load_vae(config).to(world.device)
+    measured = (vae.config.latents_mean, vae.config.latents_std)
+    mean, std = (torch.tensor(values).to(world.device)[:, None, None, None] for values in measured)
+    share, parts, num_frames = config.pool_size // world.size, [], 1 + 2 * (KEPT + DROPPED - 1)
+    for first in range(0, share, 8):
+        drawn = (pool_scene(config, world, index) for index in range(first, min(first + 8, share)))
+        videos = np.stack([paint(layout(scene, rng), num_frames) for scene, rng in drawn])
+        pixels = torch.from_numpy(videos).permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
+        latents = encode_clip(vae, pixels.to(world.device)).chunk(2, dim=1)[0][:, :, DROPPED:]
+        parts.append(((latents - mean) / std).half().cpu().numpy())
+        if first % 800 == 0:
+            world.say(f"pool {first} of {share}")
+    np.save(path, np.concatenate(parts))
+
+
+# --- stages 4 and 5: text, and the transformer that sees all frames ---------------------------------------------------
+
+
+def train_text(config: Config, world: World) -> None:
+    """Stage 4; writes `text.pt`."""
+    if (Path(config.out) / "motion.pt").exists():
+        return
+    torch.manual_seed(config.seed)
+    module = Comprehension().to(world.device)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        loss, right = module([describe(training_scene(rng), rng) for _ in range(config.text_batch)])
+        return loss, f"all facts at a word {right:.2f}"
+
+    new_stage(config, world, "text", module, [adam(list(module.parameters()), 2e-3)]).run(loss_of)
+
+
+def motion_stage(config: Config, world: World) -> Stage:
+    """The stage's state: fresh with the text encoder of stage 4, or resumed."""
+    torch.manual_seed(config.seed)
+    model = Animator(config.heads, config.depth)
+    saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
+    model.text.load_state_dict(
+        {k.removeprefix("encoder."): v for k, v in saved.items() if k.startswith("encoder.")}, strict=True
+    )
+    model = model.to(world.device)
+    rates = (config.muon_rate, config.adam_rate)
+    return new_stage(
+        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer), rates, 0.02)
+    )
+
+
+def load_pool(config: Config, world: World) -> Pool:
+    """This rank's clips."""
+    latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
+    return Pool(latents, [pool_scene(config, world, index)[0] for index in range(len(latents))], world.device)
+
+
+def train_motion(config: Config, world: World) -> None:
+    """Stage 5; writes `motion.pt`."""
+    stage, pool = motion_stage(config, world), load_pool(config, world)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        length = window_length(max(stage.step / stage.steps, stage.spent / stage.minutes), rng)
+        num = max(1, config.motion_tokens // length // world.size)
+        clean, ids = pool.draw(rng, num, length, config.caption_dropout)
+        sigma = draw_sigmas(num, rng).to(world.device)
+        noise = draw_noise(clean, rng)
+        with mixed_precision(world):
+            velocity = stage.module(blend(clean, noise, sigma), sigma, ids, draw_nulls(ids, rng))
+        return (velocity.float() - (noise - clean)).square().mean(), f"of {length} latents"
+
+    stage.run(loss_of)
+    world.say(f"motion done: {stage.step} steps, {stage.spent:.1f} minutes")
+
+
+# --- stages 6 and 7: the causal transformer ---------------------------------------------------------------------------
+
+
+def causal_model(config: Config, world: World, name: str) -> Animator:
+    """A causal transformer with the weights of stage `name` and its text encoder fixed."""
+    model = Animator(config.heads, config.depth, BLOCK)
+    model.load_state_dict(torch.load(Path(config.out) / f"{name}.pt", map_location="cpu", weights_only=True)["average"])
+    model.text.requires_grad_(False)
+    return model.to(world.device)
+
+
+def draw_lookback(rng: np.random.Generator) -> int | None:
+    """How many earlier blocks a step's blocks see, for streams that keep only some of them; None for all."""
+    return (None, None, 2, 1)[int(rng.integers(4))]
+
+
+def train_causal(config: Config, world: World) -> None:
+    """Stage 6; writes `causal.pt`."""
+    torch.manual_seed(config.seed)
+    model, pool = causal_model(config, world, "motion"), load_pool(config, world)
+    rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    stage = new_stage(config, world, "causal", model, optimizers)
+    num = max(1, config.motion_tokens // KEPT // world.size)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        clean, ids = pool.draw(rng, num, KEPT, config.caption_dropout)
+        sigma, noise = draw_sigmas(num, rng).to(world.device), draw_noise(clean, rng)
+        with mixed_precision(world):
+            noisy, nulls = blend(clean, noise, sigma), draw_nulls(ids, rng)
+            velocity = stage.module(noisy, sigma, ids, nulls, draw_lookback(rng))
+        return (velocity.float() - (noise - clean)).square().mean(), ""
+
+    stage.run(loss_of)
+
+
+def train_distil(config: Config, world: World) -> None:
+    """Stage 7; writes `distil.pt`."""
+    torch.manual_seed(config.seed)
+    teacher = causal_model(config, world, "causal").requires_grad_(False)
+    model, pool = causal_model(config, world, "causal"), load_pool(config, world)
+    rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    stage = new_stage(config, world, "distil", model, optimizers)
+    num = max(1, config.distil_tokens // KEPT // world.size)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        clean, ids = pool.draw(rng, num, KEPT, 0.0)
+        knobs: Any = {"substeps": config.substeps, "guidance": config.guidance, "lookback": draw_lookback(rng)}
+        with mixed_precision(world):
+            return distillation_loss(model, teacher, clean, ids, rng, **knobs), ""
+
+    stage.run(loss_of)
+
+
+# --- stages 8 and 9 ---------------------------------------------------------------------------------------------------
+
+
+def export(config: Config, world: World) -> None:
+    """Stage 8: saves a stock pipeline folder for every model there is."""
+    if world.rank:
+        return
+    out = Path(config.out)
+    for name, stages in (("motion", ("motion",)), ("motion-causal", ("distil", "causal"))):
+        found = [stage for stage in stages if (out / f"{stage}.pt").exists()]
+        if found:
+            model = Animator(config.heads, config.depth, BLOCK if name == "motion-causal" else 0)
+            model.load_state_dict(torch.load(out / f"{found[0]}.pt", map_location="cpu", weights_only=True)["average"])
+            save_pipeline(model, load_vae(config), out / "export" / name)
+
+
+def evaluate(config: Config, world: World) -> None:
+    """Stage 9: measures what is in `export/` on fresh captions; writes `facts.json` and a sheet of frames for each."""
+    if world.rank:
+        return
+    for folder in sorted((Path(config.out) / "export").iterdir()):
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder).to(world.device)
+        pipeline.set_progress_bar_config(disable=True)
+        few = folder.name == "motion-causal"
+        knobs = {"num_inference_steps": 4, "guidance_scale": 1.0} if few else {}
+        knobs = {"num_inference_steps": config.steps, "guidance_scale": config.guidance} | knobs
+        size = {"height": 32, "width": 32, "num_frames": 2 * KEPT - 1, "max_sequence_length": TEXT_LENGTH}
+        result = score(pipeline, config.captions, seed=config.seed, **knobs, **size)
+        report = {
+            "model": folder.name,
+            "captions": config.captions,
+            **knobs,
+            "facts_read": round(result.facts_read, 4),
+            "all_right": round(result.all_right, 4),
+            "identity_kept": round(result.identity_kept, 4),
+            "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in result.by_kind().items()},
+        }
+        (Path(config.out) / f"facts-{folder.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps(report))
+        sheet = Image.fromarray(np.rint(result.sheet() * 255).astype(np.uint8))
+        sheet = sheet.resize((3 * sheet.width, 3 * sheet.height), Image.Resampling.NEAREST)
+        sheet.save(Path(config.out) / f"samples-{folder.name}.png")
+
+
+def parse_arguments() -> Config:
+    """The command line: one flag per field of `Config`."""
+    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
+    for field in fields(Config):
+        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
+    return Config(**vars(parser.parse_args()))
+
+
+def run(config: Config, world: World) -> None:
+    """Runs the stages asked for."""
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    runners = (
+        *(train_vae, train_decoder, build_pool, train_text, train_motion),
+        *(train_causal, train_distil, export, evaluate),
+    )
+    for stage in config.stages.split(","):
+        runners[STAGES.index(stage)](config, world)
+        if world.size > 1:
+            dist.barrier()
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    run(config, World(config.device))
+
+
+if __name__ == "__main__":
+    main()

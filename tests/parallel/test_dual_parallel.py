@@ -1,0 +1,124 @@
+"""DualParallel: exact in one block, its definition in many, the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel import DualParallel, Ulysses, launch, parallelize
+from partsong.samplers import stream
+from partsong.samplers.dual_parallel import _Order
+from partsong.samplers.frame_noise import FrameNoise
+from tests.parallel import dual_worker
+from tests.parallel.families import FAMILIES
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return dual_worker.ranks(1)
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def several(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return launch(dual_worker.ranks, request.param, request.param)
+
+
+def test_blocks_are_their_definition() -> None:
+    assert max(dual_worker.definition()) <= 1e-10
+
+
+def test_one_block_is_the_pipeline(alone: dict[str, Any]) -> None:
+    assert alone["one block"] <= 1e-10
+
+
+def test_the_same_bits_on_any_number_of_ranks(alone: dict[str, Any], several: dict[str, Any]) -> None:
+    assert several["one block"] <= 1e-10
+    for name, video in alone["videos"].items():
+        assert torch.equal(several["videos"][name], video), name
+
+
+def test_what_is_sent_is_what_was_predicted(several: dict[str, Any]) -> None:
+    sent, predicted = several["counted"]
+    assert sent == predicted
+    assert min(sent) > 0
+
+
+def test_frames_come_as_they_are_done_and_equal_the_whole_decoding(
+    alone: dict[str, Any], several: dict[str, Any]
+) -> None:
+    assert alone["decoded"] == several["decoded"] == (0.0, [5, 8, 8, 8])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("frames", "num_frames=28: the autoencoder of WanPipeline makes 1 + 4 n frames; use 25 or 29"),
+        ("latents", "with 7 frames; the video has 8 latent frames"),
+        ("pipeline", "use generate(plan, ...)"),
+        ("callback", "RuntimeError: in the third step"),
+        ("hooks", "none"),
+    ],
+)
+def test_refusals_before_any_work(alone: dict[str, Any], several: dict[str, Any], name: str, words: str) -> None:
+    assert words in alone["refusals"][name]
+    assert words in several["refusals"][name]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"block_frames": 0}, "block_frames=0; use 1 or more"),
+        ({"context": -1}, "context=-1; use 0 or more"),
+        ({"block_frames": 4, "context": 5}, "use at most a block"),
+        ({"admit_every": 0}, "admit_every=0"),
+        ({"noise": "pink"}, "use 'pool' or 'independent'"),
+        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not 2"),
+    ],
+)
+def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        DualParallel(**knobs).validate()
+    assert words in str(caught.value)
+
+
+def test_refused_models() -> None:
+    with pytest.raises(UnsupportedError, match="not known to be relative"):
+        parallelize(FAMILIES["DiT"].model(4, torch.float32), DualParallel())
+
+
+def test_a_strategy_that_makes_the_whole_video_does_not_stream() -> None:
+    with parallelize(dual_worker.pipeline(), Ulysses()) as plan, pytest.raises(UnsupportedError, match="at once"):
+        stream(plan, prompt="a red circle")
+
+
+@pytest.mark.parametrize(("blocks", "steps", "lag"), [(5, 4, 1), (3, 7, 2), (6, 2, 3), (1, 3, 1)])
+def test_every_visit_is_made_once_after_what_it_reads(blocks: int, steps: int, lag: int) -> None:
+    order, made = _Order(blocks, steps, lag), []
+    while not order.is_over:
+        made += [(b, order.round - lag * b) for b in order.members(order.round)]
+        order.round += 1
+    assert sorted(made) == [(b, t) for b in range(blocks) for t in range(steps)]
+    for place, (block, step) in enumerate(made):
+        for read in ((block, step - 1), (block - 1, step), (block + 1, step - lag)):
+            assert read not in made[place:]
+
+
+def test_a_window_never_holds_a_frame_of_noise_twice() -> None:
+    noise = FrameNoise([3], frames=5, context=3, kind="pool")
+    numbers = [noise.numbers(block) for block in range(40)]
+    for before, here in pairwise(numbers):
+        assert len(set(before[-3:]) | set(here)) == 8
+    assert noise.numbers(7) == FrameNoise([3], frames=5, context=3, kind="pool").numbers(7) == numbers[7]
+    assert len(set(numbers)) == 40
+
+
+def test_noise_is_that_of_the_sample_in_any_batch() -> None:
+    both = FrameNoise([3, 4], frames=2, context=0, kind="independent").like(torch.empty(2, 4, 2, 3, 3), 2, 1)
+    alone = FrameNoise([3], frames=2, context=0, kind="independent")
+    alone.drawn = (3, 3)
+    assert torch.equal(both[0], alone.like(torch.empty(2, 4, 2, 3, 3), 2, 1)[0])
+    assert abs(float(both.std()) - 1.0) < 0.2

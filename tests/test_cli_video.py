@@ -1,0 +1,129 @@
+"""``partsong video``: what it writes, what it measures, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import imageio.v2 as imageio
+import pytest
+import torch
+
+from partsong.cli import main
+from partsong.zoo.motion import model
+
+KEYS = {
+    "command",
+    "strategy",
+    "nproc",
+    "seed",
+    "seconds",
+    "out",
+    "ledger",
+    "class",
+    "frames",
+    "frames_per_second",
+    "first_frame_seconds",
+    "facts_read",
+    "identity_kept",
+    "border_jump_ratio",
+    "peak_memory_mb",
+    "bytes_sent",
+}
+CAPTION = "a red circle moves right"
+
+
+def run(*args: object) -> int:
+    """Exit code of a command run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(arg) for arg in args])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+class _Animator(torch.nn.Module):
+    def __init__(self, transformer: Any) -> None:
+        super().__init__()
+        self.transformer, self.text = transformer, model.build_text_encoder(1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The motion pipelines with one head, two layers and random weights."""
+    root, made = tmp_path_factory.mktemp("motion"), {}
+    torch.manual_seed(0)
+    for name, build in (("plain", model.build_transformer), ("causal", model.build_causal_transformer)):
+        transformer = build(heads=1, depth=2)
+        with torch.no_grad():
+            transformer.proj_out.weight.normal_(std=0.1)
+        made[name] = root / name
+        model.save_pipeline(_Animator(transformer), model.build_vae(4), made[name])
+    return made
+
+
+def sample(folder: Path, out: Path, *args: object) -> dict[str, Any]:
+    json_path = out.with_suffix(".json")
+    size = ("--height", 32, "--width", 32, "--steps", 3, "--guidance", 1)
+    assert run("video", CAPTION, "--model", folder, "--out", out, "--json", json_path, *size, *args) == 0
+    return json.loads(json_path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("plain", "dual-parallel:block_frames=4,context=2"), ("causal", "timestep-pipeline:window=2")],
+)
+def test_a_long_video_is_the_same_on_two_ranks(
+    folders: dict[str, Path], name: str, strategy: str, tmp_path: Path
+) -> None:
+    frames = (12 - 1) * 2 + 1
+    ranks = ("--frames", frames, "--nproc", 2, "--strategy", strategy, "--compare", "--ledger", tmp_path / "l.jsonl")
+    result = sample(folders[name], tmp_path / "v.mp4", *ranks)
+    assert result.keys() >= KEYS | {"seconds_serial", "speedup", "psnr_to_serial", "max_abs_diff"}
+    assert result["max_abs_diff"] == 0.0
+    assert result["psnr_to_serial"] == 999.0
+    assert result["frames"] == frames == len(imageio.mimread(tmp_path / "v.mp4"))
+    assert len(result["bytes_sent"]) == len(result["peak_memory_mb"]) == 2
+    assert min(result["bytes_sent"]) > 0
+    assert 0 < result["first_frame_seconds"] < result["seconds"]
+    assert result["facts_read"] is None  # no zoo model, so nobody can read it
+
+
+def test_a_plain_video(folders: dict[str, Path], tmp_path: Path) -> None:
+    result = sample(folders["plain"], tmp_path / "v.gif", "--frames", 9)
+    assert (result["frames"], result["strategy"], result["class"]) == (9, "serial", "exact")
+    assert len(imageio.mimread(tmp_path / "v.gif")) >= 1
+
+
+def test_a_run_that_was_stopped_is_resumed(folders: dict[str, Path], tmp_path: Path) -> None:
+    strategy = ("--frames", 23, "--strategy", "dual-parallel:block_frames=3,context=2")
+    sample(folders["plain"], tmp_path / "whole", *strategy)
+    sample(folders["plain"], tmp_path / "a", *strategy, "--journal", tmp_path / "j")
+    (tmp_path / "j" / "block-000003.safetensors").unlink()  # as if it had been stopped in the last block
+    assert run("video", "--resume", tmp_path / "j", "--out", tmp_path / "b", "--nproc", 2) == 0
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert len(names) == 23
+    for name in names:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--out", "v.avi"], "films are written as"),
+        (["--fps", 0], "--fps 0"),
+        (["--frames", 0], "--frames 0"),
+        (["--frames", 8, "--strategy", "dual-parallel"], "use 7 or 9"),
+        (["--strategy", "timestep-pipeline"], "sees the past alone"),
+        (["--set", "num_frames=9"], "--frames"),
+        (["--nproc", 2], "--strategy"),
+        (["--journal", "j"], "keep a journal"),
+        (["--resume", "nowhere"], "no run can be read there"),
+        (["--model", ""], "--model is missing"),
+    ],
+)
+def test_refusals(folders: dict[str, Path], args: list[Any], words: str, tmp_path: Path, capfd: Any) -> None:
+    place = [] if "--out" in args else ["--out", tmp_path / "v.mp4"]
+    assert run("video", CAPTION, "--model", folders["plain"], *place, *args) == 2
+    assert words in capfd.readouterr().err
