@@ -55,7 +55,11 @@ class Borders(Protocol):
         ...
 
     def sends(self, step: int, is_last: bool) -> bool:
-        """Whether anything is sent in a step."""
+        """Whether border rows are sent in a step."""
+        ...
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Whether statistics are sent in a step."""
         ...
 
     def abandon(self) -> None:
@@ -90,6 +94,10 @@ class SyncBorders:
 
     def sends(self, step: int, is_last: bool) -> bool:
         """Always."""
+        return True
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """All steps are alike."""
         return True
 
     def abandon(self) -> None:
@@ -149,10 +157,14 @@ class DisplacedBorders:
         clock: where the generation stands.
         warmup_steps: first steps that wait for fresh values.
         order: 0 or 1, as in `DisplacedPatch`.
+        fresh_norms: statistics are waited for in every step.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
+    def __init__(
+        self, axis: Axis, clock: StepClock, warmup_steps: int, order: int, *, fresh_norms: bool = False
+    ) -> None:
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
+        self.fresh_norms = fresh_norms
         self._sync = SyncBorders(axis)
         self._branches: dict[int, _Branch] = {}
         clock.on_begin(self.reset)
@@ -172,6 +184,10 @@ class DisplacedBorders:
         """What is sent in the last step has no reader, unless that step is a synchronous one."""
         return not is_last or step < self.warmup_steps
 
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Fresh ones are sent in the last step too."""
+        return self.fresh_norms or self.sends(step, is_last)
+
     def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
         """The rows right above and below this rank's, as far as they are known."""
         branch = self._branch()
@@ -190,6 +206,8 @@ class DisplacedBorders:
 
     def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
         """Mean and variance of the whole image, as far as they are known."""
+        if self.fresh_norms:
+            return merged(counts, self._sync.gathered(own))
         branch, mine = self._branch(), torch.stack(own)
         peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
         sends = dict.fromkeys(peers, mine)

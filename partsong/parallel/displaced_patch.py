@@ -35,6 +35,8 @@ class DisplacedPatch(Strategy):
         warmup_steps: first steps that wait for fresh keys and values; at least 1, since there is nothing old to read
             in the first step.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
+        norms: on UNets, ``forecast`` displaces the statistics of group norms too; ``fresh`` waits for them, a few
+            numbers per layer. Four ranks on few rows need it.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
 
@@ -49,6 +51,7 @@ class DisplacedPatch(Strategy):
     degree: int | None = None
     warmup_steps: int = 2
     order: int = 1
+    norms: str = "forecast"
 
     def validate(self) -> None:
         """Refuses a warm-up of less than one step and orders other than 0 and 1."""
@@ -60,6 +63,8 @@ class DisplacedPatch(Strategy):
             )
         if isinstance(self.order, bool) or self.order not in (0, 1):
             raise ArgumentError(f"{name}: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
+        if self.norms not in ("forecast", "fresh"):
+            raise ArgumentError(f"{name}: norms={self.norms!r}; use 'forecast' or 'fresh'")
 
     def stale(self) -> str:
         """What is old, and how it is read."""
@@ -73,8 +78,8 @@ class DisplacedPatch(Strategy):
         return super(DisplacedPatch, self).refuses(adapter)
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
-        """Border rows and norms of an image cut into rows are as old as the keys and values."""
-        return DisplacedBorders(axis, clock, self.warmup_steps, self.order)
+        """Border rows of an image are as old as the keys and values, and so are norms where they are forecast."""
+        return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=self.norms == "fresh")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """The attention stages this strategy adds to a plan."""

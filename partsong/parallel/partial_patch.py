@@ -42,6 +42,7 @@ class PartialPatch(DisplacedPatch):
         degree: number of ranks; None takes all ranks that other strategies leave.
         warmup_steps: first steps that wait for fresh keys and values; at least 1.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
+        norms: as in `DisplacedPatch`.
         portion: how far a rank sees, in patches, above 0: beyond 1 it reaches into the next patch but one. Parts of a
             patch are rounded up to tokens. ``"auto"`` chooses for each layer.
         error_budget: the largest error ``"auto"`` accepts from leaving keys out, in one layer and step.

@@ -289,6 +289,7 @@ class RowSplit:
         if self.borders.sends(*step):
             moved += sum(move.before for move in self.moves) * (index > 0)
             moved += sum(move.after for move in self.moves) * (index < size - 1)
+        if self.borders.sends_statistics(*step):
             moved += sum(move.everyone for move in self.moves) * (size - 1)
         return batch * moved + sum(self._predict_attention(shape, batch, index, step) for shape in self.shapes)
 

@@ -138,6 +138,15 @@ def test_a_displaced_layer_is_its_definition(name: str, order: int) -> None:
             torch.testing.assert_close(got, simulate(layer, images, step, order), rtol=1e-9, atol=1e-9)
 
 
+def test_norms_that_are_waited_for_are_exact() -> None:
+    torch.manual_seed(3)
+    layer, images = LAYERS["group norm"](), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
+    for image, got in zip(images, layers()["group norm", unet_worker.FRESH], strict=True):
+        torch.testing.assert_close(got, layer(image), rtol=1e-9, atol=1e-9)
+    for sent, predicted in launch(unet_worker.fresh_bytes, 2, 2):
+        assert sent == predicted > 0
+
+
 REFUSED = {
     "rows": "has 1 rows, too few to cut over 2 ranks; use at most 1 ranks or a latent of at least 8 rows",
     "mask": "attention_mask was given",

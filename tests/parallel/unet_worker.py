@@ -121,6 +121,8 @@ def convergence(nproc: int) -> dict[tuple[int, float], float]:
     return results
 
 
+#: Stands for order 1 with norms that are waited for.
+FRESH = 2
 LAYERS = {
     "convolution": lambda: nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64),
     "wide convolution": lambda: nn.Conv2d(3, 4, 5, padding=2, dtype=torch.float64),
@@ -132,14 +134,14 @@ def layers(nproc: int) -> dict[tuple[str, int], list[Tensor]]:
     """Each kind of layer alone, displaced from the third step on: the whole image's output in every step."""
     results = {}
     for name, build in LAYERS.items():
-        for order in (0, 1):
+        for order in (0, 1, FRESH):
             torch.manual_seed(3)
             layer, images = build(), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
             with Mesh(patch=nproc) as mesh:
                 axis, clock, hooks = mesh.axis("patch"), StepClock(), HookSet()
                 clock.driven = True
                 clock.begin([10.0, 9.0, 7.0, 6.0, 5.5])
-                borders = DisplacedBorders(axis, clock, 2, order)
+                borders = DisplacedBorders(axis, clock, 2, min(order, 1), fresh_norms=order == FRESH)
                 split = RowSplit(layer, axis, borders, (), lambda name: False)
                 split.attach(hooks)
                 for image in images:
@@ -152,6 +154,17 @@ def layers(nproc: int) -> dict[tuple[str, int], list[Tensor]]:
                 hooks.remove()
                 borders.reset()
     return results
+
+
+def fresh_bytes(nproc: int) -> list[tuple[int, int]]:
+    """Bytes sent and predicted in a generation with displaced rows and norms that are waited for, on every rank."""
+    model = UNETS["SD"].model(torch.float64)
+    calls = UNETS["SD"].calls((16, 16), torch.float64, (900.0, 800.0, 700.0, 600.0))
+    with torch.no_grad(), parallelize(model, DisplacedPatch(norms="fresh")) as plan, Ledger(flops=False) as ledger:
+        for call in calls:
+            model(**call)
+        told = plan.explain().bytes_total()[plan.mesh.rank]
+        return gathered((int(ledger.summary()["bytes_sent"]), told))
 
 
 def refusals(nproc: int) -> dict[str, str]:
