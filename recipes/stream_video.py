@@ -51,6 +51,10 @@ class Config:
     """Denoising steps; the model's own default if not given."""
     guidance: float | None = None
     """Guidance scale; the model's own default if not given."""
+    height: int | None = None
+    """Height in pixels; the model's own default if not given."""
+    width: int | None = None
+    """Width in pixels; the model's own default if not given."""
     seed: int = 0
     """Of the noise."""
     fps: float = 16.0
@@ -70,6 +74,7 @@ def on_rank(config: Config) -> dict[str, float]:
     with Mesh(stage=config.nproc, timeout=3600.0) as mesh:
         pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
         given = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
+        given |= {"height": config.height, "width": config.width}
         named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         named |= {"num_frames": frames_of(pipe, config.blocks), "output_type": "np"}
