@@ -26,7 +26,7 @@ DISPLACED: Cases = [
 #: What each zoo model is sampled with, after its serial twin.
 CASES: dict[str, Cases] = {
     "shapes": [(Ulysses(),), *DISPLACED, (PatchPipeline(warmup_steps=1),), (PatchPipeline(warmup_steps=2),)],
-    "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="fresh"),) for n in (4, 2))],
+    "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (4, 2))],
 }
 
 

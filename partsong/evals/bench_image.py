@@ -12,7 +12,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,14 +21,9 @@ from torch import Tensor, nn
 from partsong.evals.bench_models import BENCH_MODELS, BenchModel
 from partsong.evals.peers import cpu_shims, diffusers_ring, diffusers_ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    AXES,
-    Mesh,
-    launch,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import AXES, Mesh, launch, mesh_for, parallelize
 from partsong.parallel.collectives import agree
+from partsong.parallel.strategy import Strategy
 
 __all__ = ["run"]
 
@@ -104,12 +99,19 @@ def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[
     for strategy in row.strategies:
         twin = _twin(module)
         parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
-        cases.append(_Case(type(strategy).__name__, twin, ours=True))
+        cases.append(_Case(_name(strategy), twin, ours=True))
     for name, enable in PEERS.items() if peers else ():
         twin = _twin(module)
         enable(twin, nproc)
         cases.append(_Case(name, twin))
     return cases
+
+
+def _name(strategy: Strategy) -> str:
+    """Its type and the knobs that are not at their default; the warm-up is over before anything is timed."""
+    knobs = (knob for knob in fields(strategy) if knob.name != "warmup_steps")
+    changed = [f"{k.name}={getattr(strategy, k.name)!r}" for k in knobs if getattr(strategy, k.name) != k.default]
+    return type(strategy).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
 def _twin(module: nn.Module) -> nn.Module:

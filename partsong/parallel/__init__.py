@@ -17,6 +17,7 @@ from partsong.parallel.patch_pipeline import PatchPipeline
 from partsong.parallel.plan import Plan, parallelize
 from partsong.parallel.registry import STRATEGIES, parse_strategy
 from partsong.parallel.ring import Ring
+from partsong.parallel.step_cache import StepCache
 from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.parallel.structure_guidance import StructureGuidance
 from partsong.parallel.sync_patch import SyncPatch
@@ -46,6 +47,7 @@ __all__ = [
     "Ring",
     "Split",
     "Strategy",
+    "StepCache",
     "StructureGuidance",
     "SyncPatch",
     "TimestepPipeline",

@@ -50,9 +50,14 @@ class Denoiser:
                 self.sequence = RowParallel(module, self.adapter, mesh, tuple(self.stages), plan.borders())
             else:
                 self.sequence = SequenceParallel(module, self.adapter, mesh, self.stages)
+        self.everyone = mesh.axis(*AXES)
+        #: The ranks that share the call at work: all of them, or those of one guidance branch.
+        self.shared = self.everyone
+        # Innermost: what is cut elsewhere reaches a cache as this rank has it.
+        self.caches = [cache for s in plan.strategies if (cache := s.attach(self, hooks)) is not None]
+        self._of_branch = mesh.axis(*(a for a in AXES if a != "cfg")) if mesh.degrees["cfg"] > 1 else self.everyone
         if self.sequence is not None:
             self.sequence.attach(hooks)
-        self.everyone = mesh.axis(*AXES)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         folded = self.adapter.frames.folded if self.adapter.frames is not None else ()
         self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched, self.adapter.residuals, folded)
@@ -101,7 +106,9 @@ class Denoiser:
         self.seen.steps.add(step)
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        if self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1:
+        is_split = self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1
+        self.shared = self.everyone if is_split else self._of_branch
+        if is_split:
             return self.batch.run(forward, named, named[self.adapter.sample])
         if self.guidance.axis.size > 1:
             return self.guidance.run(forward, named)

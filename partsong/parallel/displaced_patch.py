@@ -35,8 +35,8 @@ class DisplacedPatch(Strategy):
         warmup_steps: first steps that wait for fresh keys and values; at least 1, since there is nothing old to read
             in the first step.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
-        norms: on UNets, ``forecast`` displaces the statistics of group norms too; ``fresh`` waits for them, a few
-            numbers per layer. Four ranks on few rows need it.
+        norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer; ``forecast``
+            displaces them too, which four ranks on few rows do not bear.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
 
@@ -47,11 +47,12 @@ class DisplacedPatch(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
     kind: ClassVar[Kind] = "approximate"
+    reads_last_step: ClassVar[bool] = True
 
     degree: int | None = None
     warmup_steps: int = 2
     order: int = 1
-    norms: str = "forecast"
+    norms: str = "fresh"
 
     def validate(self) -> None:
         """Refuses a warm-up of less than one step and orders other than 0 and 1."""

@@ -35,6 +35,9 @@ class DualParallel(Strategy):
         context: latent frames seen of the block before and of the block after.
         admit_every: steps by which a block is behind the one before. Higher values make the first block ready much
             sooner, hold fewer blocks at a time, and leave ranks idle when there are fewer blocks than ranks.
+        previous: ``cached`` keeps the keys of a block's last frames at each of its steps for the block after, which
+            takes memory for as many steps as there are; ``recomputed`` runs these frames again in front of the block
+            after, which takes up to twice the time and traffic. `Plan.explain` tells the memory of either.
         noise: ``pool`` lets neighbours begin with the same frames of noise in another order; ``independent`` not.
         layers: blocks of layers of each rank; None deals them out evenly by number.
 
@@ -54,6 +57,7 @@ class DualParallel(Strategy):
     block_frames: int = 8
     context: int = 8
     admit_every: int = 1
+    previous: str = "cached"
     noise: str = "pool"
     layers: tuple[int, ...] | None = None
 
@@ -72,6 +76,8 @@ class DualParallel(Strategy):
                 f"DualParallel: context={self.context} frames of a neighbour with block_frames={self.block_frames}; "
                 "use at most a block"
             )
+        if self.previous not in ("cached", "recomputed"):
+            raise ArgumentError(f"DualParallel: previous={self.previous!r}; use 'cached' or 'recomputed'")
         if self.noise not in ("pool", "independent"):
             raise ArgumentError(f"DualParallel: noise={self.noise!r}; use 'pool' or 'independent'")
         if self.layers is not None and self.degree is not None and len(self.layers) != self.degree:

@@ -77,6 +77,7 @@ class Explanation:
         kind: ``exact``, ``bounded`` or ``approximate``.
         split: what is cut, one line per mesh axis.
         stale: what is one step old; empty where nothing is.
+        kept: what is kept between calls and how much memory it takes, where a strategy leaves a choice.
         bytes_by_step: for each step of a generation, the bytes each rank sends.
         bytes_once: bytes each rank sends once per generation.
     """
@@ -84,6 +85,7 @@ class Explanation:
     kind: str
     split: tuple[str, ...]
     stale: tuple[str, ...]
+    kept: tuple[str, ...]
     bytes_by_step: tuple[tuple[int, ...], ...]
     bytes_once: tuple[int, ...]
 
@@ -100,6 +102,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{self.kind}; {len(self.bytes_by_step)} steps", *(f"  split: {line}" for line in self.split)]
         lines += [f"  stale: {line}" for line in self.stale]
+        lines += [f"  kept: {line}" for line in self.kept]
         for rank, sent in enumerate(self.bytes_per_step):
             lines.append(f"  rank {rank} sends {sent:,} bytes per step, {self.bytes_total()[rank]:,} in all")
         return "\n".join(lines)
@@ -114,6 +117,7 @@ def explain(plan: Plan) -> Explanation:
         kind=plan.kind,
         split=tuple(_split_lines(plan)),
         stale=tuple(_stale_lines(plan)),
+        kept=tuple(_kept_lines(plan)),
         bytes_by_step=by_step,
         bytes_once=tuple(_once_bytes(plan, rank) for rank in ranks),
     )
@@ -155,18 +159,19 @@ def _called_in(plan: Plan, denoiser: Any) -> list[int]:
 
 def _denoiser_bytes(plan: Plan, denoiser: Any, step: int, position: int, rank: int) -> int:
     seen = denoiser.seen
+    decided = sum(seen.branches * cache.predict(step) for cache in denoiser.caches)
     # A loop of its own makes the same calls on all of them.
     if plan.loop is None and denoiser.batch.axis.size > 1 and seen.batch > 1:
         index = _place(plan, rank, ("data", "cfg"))
         gathered = denoiser.batch.predict(seen.sample_bytes, seen.batch, index)
         local = max(1, gathered // (seen.sample_bytes * (denoiser.batch.axis.size - 1)))
-        return seen.branches * (gathered + _sequence_bytes(plan, denoiser, step, rank, local))
+        return decided + seen.branches * (gathered + _sequence_bytes(plan, denoiser, step, rank, local))
     forwards, swapped = seen.branches, 0
     if denoiser.guidance.axis.size > 1 and position > 0 and seen.branches > 1:
         index = _place(plan, rank, ("cfg",))
         forwards = max(1, len(range(index, seen.branches, denoiser.guidance.axis.size)))
         swapped = denoiser.guidance.predict(seen.sample_bytes, seen.branches, index)
-    return swapped + forwards * _sequence_bytes(plan, denoiser, step, rank, seen.batch)
+    return decided + swapped + forwards * _sequence_bytes(plan, denoiser, step, rank, seen.batch)
 
 
 def _sequence_bytes(plan: Plan, denoiser: Any, step: int, rank: int, batch: int) -> int:
@@ -213,8 +218,13 @@ def _split_lines(plan: Plan) -> list[str]:
 
 
 def _stale_lines(plan: Plan) -> list[str]:
-    used = [s for s in plan.strategies if any(plan.mesh.degrees[axis] > 1 for axis in s.axes)]
+    used = [s for s in plan.strategies if any(plan.mesh.degrees[axis] > 1 for axis in s.axes) or not s.axes]
     return [line for strategy in used if (line := strategy.stale()) is not None]
+
+
+def _kept_lines(plan: Plan) -> list[str]:
+    found = [getattr(denoiser.sequence, "keeps", None) for denoiser in plan.denoisers]
+    return [keeps() for keeps in found if keeps is not None]
 
 
 def counting_flops(

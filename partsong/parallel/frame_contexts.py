@@ -6,11 +6,16 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from partsong.errors import UnsupportedError
 from partsong.parallel.staged_frames import KeysAround
 
-__all__ = ["CausalKeys", "NeighbourKeys", "Visit"]
+__all__ = ["INPUT", "CausalKeys", "NeighbourKeys", "Visit"]
+
+#: In the place of an attention's number: what a block's call was given.
+INPUT = -1
 
 #: Keys and values `[B, H, L, D]` of some frames.
 _KeyValues = tuple[Tensor, Tensor]
@@ -45,23 +50,67 @@ class NeighbourKeys:
 
     A block at step t sees the last frames of the block before as they were at step t, and the first frames of the
     block after as they were `lag` steps earlier. Both are known when they are read, whatever the number of ranks.
+    Where the block before is computed again, its last frames lie in front of the block's own in every call, and are
+    kept as they entered the model instead of as keys.
 
     Args:
         frames: latent frames of every block.
         context: frames that are seen of either neighbour, where it has that many.
         lag: steps by which each block is behind the one before.
         num_steps: denoising steps.
+        recomputes: whether the block before is computed again.
 
     Attributes:
         peak_bytes: the most that was held.
+        frame_bytes: bytes of the keys and values of one frame in one call of the model on this rank.
     """
 
-    def __init__(self, frames: Sequence[int], context: int, lag: int, num_steps: int) -> None:
+    def __init__(
+        self, frames: Sequence[int], context: int, lag: int, num_steps: int, *, recomputes: bool = False
+    ) -> None:
         self.frames, self.context, self.lag, self.num_steps = tuple(frames), context, lag, num_steps
+        self.recomputes = recomputes
+        self._layer_bytes: dict[int, int] = {}
         self.visit = Visit(0, 0)
         self.peak_bytes = 0
         self._held: dict[tuple[Visit, int, bool], _KeyValues] = {}
         self._size = 0
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the keys and values of one frame in one call of the model on this rank; 0 before the first."""
+        return sum(self._layer_bytes.values())
+
+    def in_front(self, block: int) -> int:
+        """Frames of the block before that are computed again with a block."""
+        return min(self.context, self.frames[block - 1]) if self.recomputes and block > 0 else 0
+
+    def widened(self, sample: Tensor, dim: int) -> Tensor:
+        """What enters the model for the block at work: what the block before was given last, and its own.
+
+        Args:
+            sample: its own frames.
+            dim: of the frames.
+
+        Raises:
+            UnsupportedError: the block before made fewer calls in this step.
+        """
+        if not self.recomputes:
+            return sample
+        block, step, branch = self.visit.block, self.visit.step, self.visit.branch
+        frames = min(self.context, self.frames[block])
+        if frames and block + 1 < len(self.frames):
+            last = sample.narrow(dim, self.frames[block] - frames, frames).clone()
+            self._put((self.visit, INPUT, True), (last, last.new_empty(0)))
+        if not self.in_front(block):
+            return sample
+        before = self._take((Visit(block - 1, step, branch), INPUT, True))
+        if before is None:
+            raise UnsupportedError(
+                f"call {branch} of step {step} has no twin in the block before, whose guidance ended earlier; use "
+                "DualParallel(previous='cached')"
+            )
+        return torch.cat([before[0], sample], dim=dim)
 
     def read(self, layer: int) -> KeysAround:
         """The neighbours' keys for one attention; each version is read once and dropped."""
@@ -72,17 +121,21 @@ class NeighbourKeys:
         if before is not None:
             around.append((*before, -self.frames[block - 1]))
         if after is not None:
-            around.append((*after, self.frames[block]))
+            later = self.in_front(block) + self.frames[block] - self.in_front(block + 1)
+            around.append((*after, later))
         return around
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Keeps the ends of the block at work that a neighbour will read."""
-        block, frames = self.visit.block, self.frames[self.visit.block]
-        tokens = k.shape[2] // frames * min(self.context, frames)
-        if tokens and block + 1 < len(self.frames):
+        block, frames, in_front = self.visit.block, self.frames[self.visit.block], self.in_front(self.visit.block)
+        per_frame = k.shape[2] // (in_front + frames)
+        self._layer_bytes[layer] = _bytes([(k, v)]) // (in_front + frames)
+        tokens = per_frame * min(self.context, frames)
+        if tokens and block + 1 < len(self.frames) and not self.recomputes:
             self._put((self.visit, layer, True), _part(k, v, slice(k.shape[2] - tokens, None)))
         if tokens and block > 0 and self.visit.step + self.lag < self.num_steps:
-            self._put((self.visit, layer, False), _part(k, v, slice(0, tokens)))
+            start = in_front * per_frame
+            self._put((self.visit, layer, False), _part(k, v, slice(start, start + tokens)))
 
     def drop(self, block: int) -> None:
         """Forgets what was not read of blocks up to this one: a guidance that was switched off leaves some."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from partsong.errors import ArgumentError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.block_lists import chain_reason
 from partsong.parallel.clock import StepClock
 from partsong.parallel.mesh import Mesh
 from partsong.parallel.staged_patches import StagedPatches
@@ -87,21 +87,14 @@ class PatchPipeline(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
-        mixed = any(streams != (IMAGE,) for streams in adapter.attention.values())
         lists = {path.partition(".")[0] for path in adapter.attention}
         early = [path for path in adapter.gather or () if path.partition(".")[0] in lists]
         reasons = {
-            "it works on rows of an image, not on tokens": adapter.rows,
-            "frames are a batch to it, not tokens of one sequence": bool(adapter.frames and adapter.frames.mixers),
-            "no row says how its blocks follow each other": adapter.inferred,
             "its linear attention and convolutions look across patches": bool(adapter.linear_attention),
-            "long skip connections lead from its first blocks to its last, past the stages between": adapter.long_skips,
-            "blocks that attend within a frame take turns with blocks that attend along time": bool(adapter.factored),
             "it attends sample by sample, to the tokens that each has": adapter.attends_per_sample,
             "it puts tokens together before its last layer": bool(early) or len(adapter.gather or ("",)) != 1,
-            "its row does not say what its blocks return": mixed and not adapter.blocks,
         }
-        found = next((reason for reason, holds in reasons.items() if holds), None)
+        found = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
         return None if found is None else f"{found}; use another strategy that splits tokens, such as Ulysses"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedPatches | None:

@@ -19,6 +19,7 @@ from partsong.parallel.parallel_vae import ParallelVae
 from partsong.parallel.partial_patch import PartialPatch
 from partsong.parallel.patch_pipeline import PatchPipeline
 from partsong.parallel.ring import Ring
+from partsong.parallel.step_cache import StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.structure_guidance import StructureGuidance
 from partsong.parallel.sync_patch import SyncPatch
@@ -46,6 +47,7 @@ _CLASSES = (
     TimestepPipeline,
     StructureGuidance,
     ParallelVae,
+    StepCache,
 )
 
 

@@ -12,20 +12,18 @@ import contextvars
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
+from partsong.parallel.block_lists import blocks_of
 from partsong.parallel.hooks import AroundHook, HookSet, map_sample, sample_of
 from partsong.parallel.mesh import Axis, Mesh
 from partsong.parallel.sequence import SequenceParallel
 from partsong.parallel.shards import offsets, split_sizes
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Layout", "StagedBlocks"]
 
@@ -98,7 +96,7 @@ class StagedBlocks(SequenceParallel):
     ) -> None:
         super().__init__(module, adapter, mesh, ())
         self.pipe, self.num_patches = mesh.axis("pipe"), num_patches
-        self.blocks = _blocks(module, adapter)
+        self.blocks = blocks_of(module, adapter)
         sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
         self.starts = offsets(sizes)
         self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
@@ -116,8 +114,9 @@ class StagedBlocks(SequenceParallel):
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on the blocks, and those that cut and attend."""
         # Innermost: a block that is left out still has its inputs cut, so what it hands on has the right shape.
-        for number, (_, block, names) in enumerate(self.blocks):
-            hooks.add(block, AroundHook(self._around(number, names), inspect.signature(block.forward)), "block")
+        for number, block in enumerate(self.blocks):
+            signature = inspect.signature(block.module.forward)
+            hooks.add(block.module, AroundHook(self._around(number, block.names), signature), "block")
         super().attach(hooks)
 
     def forget(self) -> None:
@@ -218,7 +217,7 @@ class StagedBlocks(SequenceParallel):
             returned = output if isinstance(output, tuple) else (output,)
             if len(returned) != len(names):
                 raise UnsupportedError(
-                    f"{self.adapter.model}: block {self.blocks[number][0]} returns {len(returned)} values where "
+                    f"{self.adapter.model}: block {self.blocks[number].name} returns {len(returned)} values where "
                     f"{' and '.join(names)} are expected; its layout has changed"
                 )
             return output
@@ -265,19 +264,6 @@ def _shape_of(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_shape_of, value))
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
-
-
-def _blocks(module: nn.Module, adapter: Adapter) -> list[tuple[str, nn.Module, tuple[str, ...]]]:
-    """Name, module, and the arguments that are handed on, for every block in order of execution."""
-    # Where nothing else is said, self-attention over the picture names the lists of blocks, which return one value.
-    lists = adapter.blocks or {path.partition(".")[0]: ("hidden_states",) for path in adapter.attention}
-    blocks = []
-    for name, names in lists.items():
-        children = getattr(module, name, None)
-        if not isinstance(children, nn.ModuleList):
-            raise UnsupportedError(f"{adapter.model} has no list of blocks {name!r} here; use Ulysses")
-        blocks += [(f"{name}.{number}", block, names) for number, block in enumerate(children)]
-    return blocks
 
 
 def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:

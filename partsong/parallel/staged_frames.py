@@ -59,13 +59,15 @@ class StagedFrames(StagedBlocks):
         self.context: FrameContext | None = None
         #: Bytes that a rank of the pipeline sends in a step; the loop says so, which knows what a step is.
         self.sends: Callable[[int, int], int] | None = None
+        #: What is kept of other frames on this rank, in words; the loop says so too.
+        self.keeps: Callable[[], str] | None = None
         #: Bytes that each stage sends in one call for so many frames.
         self.sent: dict[int, tuple[int, ...]] = {}
 
     @property
     def own_layers(self) -> list[int]:
         """Numbers of the attentions that this rank computes."""
-        mine = tuple(f"{self.blocks[number][0]}." for number in self.own)
+        mine = tuple(f"{self.blocks[number].name}." for number in self.own)
         return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
 
     def layout(self, named: Mapping[str, Any]) -> Layout:

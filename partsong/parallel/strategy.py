@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from partsong.parallel.adapters import Adapter
     from partsong.parallel.autoencoder import AutoencoderParallel
     from partsong.parallel.borders import Borders
+    from partsong.parallel.cached_blocks import CachedBlocks
     from partsong.parallel.clock import StepClock
+    from partsong.parallel.denoiser import Denoiser
+    from partsong.parallel.hooks import HookSet
     from partsong.parallel.mesh import Axis, Mesh
     from partsong.parallel.sequence import SequenceParallel, Stage
 
@@ -43,6 +46,8 @@ class Strategy:
     loops_alone: ClassVar[bool] = False
     #: Whether it works on the denoiser. Others have no axis and use all ranks.
     denoises: ClassVar[bool] = True
+    #: Whether it reads in a step what the step before has sent.
+    reads_last_step: ClassVar[bool] = False
 
     def wanted(self) -> dict[str, int | None]:
         """The degree asked for on each axis; None takes what the other strategies leave."""
@@ -53,6 +58,10 @@ class Strategy:
         """Lays `ranks` ranks out over this strategy's axes that have no degree of their own."""
         free = [axis for axis, degree in self.wanted().items() if degree is None]
         return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
+
+    def attach(self, denoiser: Denoiser, hooks: HookSet) -> CachedBlocks | None:
+        """Puts hooks on a denoiser's blocks, inside of those that cut; None where there are none."""
+        return None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
         """The links this strategy adds to the chain of an attention over split tokens, outermost call first."""

@@ -1,6 +1,23 @@
 """Loops: what turns a model and a schedule into a sample."""
 
+from partsong.samplers.consistency import consistency, flow_estimate, flow_sigmas, trigflow_times
 from partsong.samplers.generate import generate, stream
 from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.rolling_noise import flow_blend, rolling_noise
+from partsong.samplers.sliding_windows import sliding_windows
 
-__all__ = ["Denoise", "Finished", "PausedCall", "Stepped", "generate", "stream"]
+__all__ = [
+    "Denoise",
+    "Finished",
+    "PausedCall",
+    "Stepped",
+    "consistency",
+    "flow_blend",
+    "flow_estimate",
+    "flow_sigmas",
+    "generate",
+    "rolling_noise",
+    "sliding_windows",
+    "stream",
+    "trigflow_times",
+]

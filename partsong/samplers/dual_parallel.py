@@ -25,7 +25,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.collectives import Pending, exchange
 from partsong.parallel.dual_parallel import DualParallel
-from partsong.parallel.frame_contexts import NeighbourKeys, Visit
+from partsong.parallel.frame_contexts import INPUT, NeighbourKeys, Visit
 from partsong.parallel.noise import share_random_state
 from partsong.parallel.staged_blocks import Layout
 from partsong.parallel.staged_frames import StagedFrames
@@ -150,7 +150,14 @@ class _Queue:
         num_steps = len(first.call.pipe.scheduler.timesteps)
         self.order = _Order(len(blocks.sizes), num_steps, knobs.admit_every)
         self.order.begin()
-        self.keys = NeighbourKeys(blocks.sizes, knobs.context, knobs.admit_every, num_steps)
+        self.keys = NeighbourKeys(
+            blocks.sizes,
+            knobs.context,
+            knobs.admit_every,
+            num_steps,
+            recomputes=knobs.previous == "recomputed",
+        )
+        stage.keeps = self._keeps
         stage.context, stage.sends = self.keys, self._sends
         # With enough blocks at work, messages travel while the next visit is computed.
         active = -(-min(num_steps, len(blocks.sizes) * knobs.admit_every) // knobs.admit_every)
@@ -168,7 +175,7 @@ class _Queue:
                 yield self.blocks.finish(block, latents) if self.blocks.decodes else None
         if (first := self.tracks.pop(0, None)) is not None:
             first.call.close()
-        self.keys.load(self.journal.keys(cut), self.stage.own_layers)
+        self.keys.load(self.journal.keys(cut), [*self.stage.own_layers, INPUT])
         tensors, values = self.journal.latents(cut)
         for block in self.order.members(cut):
             if block >= self.finished:
@@ -238,7 +245,21 @@ class _Queue:
 
     def _sends(self, step: int, index: int) -> int:
         """Bytes the stage at `index` sends in one call for each of the blocks of a round."""
-        return sum(self.stage.sent[self.blocks.sizes[b]][index] for b in self.order.members(step))
+        return sum(
+            self.stage.sent[self.keys.in_front(b) + self.keys.frames[b]][index] for b in self.order.members(step)
+        )
+
+    def _keeps(self) -> str:
+        """What this rank keeps of neighbours, as a line of `Plan.explain`."""
+        keys, order = self.keys, self.order
+        per_version = keys.context * keys.frame_bytes * self.denoiser.seen.branches
+        cached = per_version * (1 + min(order.num_steps, order.lag * (order.num_blocks - 1)))
+        cached, again = (f"{amount / 1e6:,.1f} MB" for amount in (cached, per_version))
+        kept = f"previous='recomputed': keys of neighbours take {again} on this rank, 'cached' would take {cached}"
+        if not keys.recomputes:
+            kept = f"previous='cached': keys of neighbours take {cached} on this rank, 'recomputed' would take {again}"
+        frames = max(keys.frames)
+        return f"{kept}; 'recomputed' runs {keys.context + frames} frames per block, 'cached' {frames}"
 
     def _open(self, block: int) -> _Track:
         track = self.tracks[block] = _Track(self.blocks.open(block))
@@ -275,7 +296,12 @@ class _Queue:
         event = track.call.event
         assert isinstance(event, Denoise)
         self.denoiser.begin_call(event.arguments, self.order.round)
-        layout = self.stage.layout(event.arguments)
+        name, dim = self.denoiser.adapter.sample, self.blocks.dim
+        sample = event.arguments[name]
+        shape = list(sample.shape)
+        shape[dim] += self.keys.in_front(block)
+        # What lies in front is not known yet on every rank, only how much it is.
+        layout = self.stage.layout({**event.arguments, name: sample.new_zeros(shape)})
         return _Item(Visit(block, track.step, track.branch), event.arguments, layout, self.order.round)
 
     def _work(self, item: _Item, received: Tensor | None) -> Tensor:
@@ -288,10 +314,10 @@ class _Queue:
             self._record = item.round
         clock.step, clock.branch = item.round, item.visit.branch
         self.keys.visit = item.visit
-        result = self.stage.work(item.arguments, item.layout, None, received)
-        self.denoiser.seen.note_call(
-            item.arguments[self.denoiser.adapter.sample], item.layout.owners, item.visit.branch
-        )
+        name = self.denoiser.adapter.sample
+        sample = self.keys.widened(item.arguments[name], self.blocks.dim)
+        result = self.stage.work({**item.arguments, name: sample}, item.layout, None, received)
+        self.denoiser.seen.note_call(sample, item.layout.owners, item.visit.branch)
         return result
 
     def _answer(self, item: _Item, output: Tensor) -> None:
@@ -300,6 +326,8 @@ class _Queue:
         track = self.tracks[block]
         sample = torch.empty_like(item.layout.owners).contiguous()
         item.layout.write(sample, None, output)
+        in_front = self.keys.in_front(block)
+        sample = sample.narrow(self.blocks.dim, in_front, sample.shape[self.blocks.dim] - in_front).contiguous()
         event = track.call.send(item.layout.returned(sample))
         track.branch += 1
         while isinstance(event, Stepped):

@@ -124,6 +124,8 @@ CASES = (
     ("even", {"block_frames": 2, "context": 1}, 29, True),
     ("uneven", {"block_frames": 3, "context": 2}, 41, False),
     ("rarely", {"block_frames": 2, "context": 2, "admit_every": 3}, 33, True),
+    ("recomputed", {"block_frames": 3, "context": 2, "previous": "recomputed"}, 41, True),
+    ("both", {"block_frames": 2, "context": 1, "previous": "recomputed", "admit_every": 2}, 25, False),
     ("alone", {"block_frames": 2, "context": 0, "noise": "independent"}, 17, False),
 )
 
@@ -209,16 +211,19 @@ class _TwinAttention:
             )
         )
         film.store[film.block, film.step, film.branch, self.layer] = (k, v)
-        keys, values = [film.turned(k, film.block, 0)], [v]
+        keys, values = [film.turned(k, film.block, -film.front)], [v]
         for block, step, last in ((film.block - 1, film.step, True), (film.block + 1, film.step - film.lag, False)):
+            if last and film.recomputes:
+                continue  # they are among the frames at work
             if (block, step, film.branch, self.layer) in film.store:
                 other_k, other_v = film.store[block, step, film.branch, self.layer]
                 frames = other_k.shape[2] // film.area
-                first = max(frames - film.context, 0) if last else 0
-                part = slice(first * film.area, None if last else film.context * film.area)
-                keys.append(film.turned(other_k[:, :, part], block, first))
+                front = film.context if film.recomputes else 0
+                first = max(frames - film.context, 0) if last else front
+                part = slice(first * film.area, None if last else (front + film.context) * film.area)
+                keys.append(film.turned(other_k[:, :, part], block, first - front))
                 values.append(other_v[:, :, part])
-        weights = (film.turned(q, film.block, 0) @ torch.cat(keys, 2).mT / q.shape[-1] ** 0.5).softmax(-1)
+        weights = (film.turned(q, film.block, -film.front) @ torch.cat(keys, 2).mT / q.shape[-1] ** 0.5).softmax(-1)
         out = (weights @ torch.cat(values, 2)).transpose(1, 2).flatten(2)
         return attn.to_out[1](attn.to_out[0](out))
 
@@ -226,8 +231,8 @@ class _TwinAttention:
 class Film:
     """What the twin knows of all blocks."""
 
-    def __init__(self, model: Any, frames: int, context: int, lag: int) -> None:
-        self.frames, self.context, self.lag = frames, context, lag
+    def __init__(self, model: Any, frames: int, context: int, lag: int, recomputes: bool) -> None:
+        self.frames, self.context, self.lag, self.recomputes = frames, context, lag, recomputes
         self.rows, self.columns = SIZE[0] // 16, SIZE[1] // 16
         self.area = self.rows * self.columns
         self.block = self.step = self.branch = 0
@@ -235,6 +240,11 @@ class Film:
         self.rope = model.rope
         for layer, block in enumerate(model.blocks):
             block.attn1.set_processor(_TwinAttention(layer, self))
+
+    @property
+    def front(self) -> int:
+        """Frames of the block before that are computed again."""
+        return self.context if self.recomputes and self.block else 0
 
     def turned(self, x: Tensor, block: int, first: int) -> Tensor:
         """Rotary positions from angles, as complex numbers: time in the video, row, column."""
@@ -254,7 +264,8 @@ def twin(knobs: dict[str, Any], noise: Tensor, guided: bool) -> Tensor:
     """The definition, written out: rounds over blocks, one Euler step per visit."""
     pipe = pipeline()
     frames, lag = knobs["block_frames"], knobs.get("admit_every", 1)
-    film = Film(pipe.transformer, frames, knobs["context"], lag)
+    film = Film(pipe.transformer, frames, knobs["context"], lag, knobs.get("previous") == "recomputed")
+    inputs = {}
     pipe.scheduler.set_timesteps(STEPS)
     sigmas, times = pipe.scheduler.sigmas, pipe.scheduler.timesteps
     latents = dict(enumerate(noise.split(frames, dim=2)))
@@ -265,13 +276,17 @@ def twin(knobs: dict[str, Any], noise: Tensor, guided: bool) -> Tensor:
             if not 0 <= film.step < STEPS:
                 continue
             x, t = latents[film.block], times[film.step].expand(1)
+            inputs[film.block, film.step] = x
+            if film.front:
+                x = torch.cat([inputs[film.block - 1, film.step][:, :, -film.front :], x], dim=2)
             predictions = []
             for film.branch, text in enumerate(("prompt_embeds", "negative_prompt_embeds")[: 2 if guided else 1]):
                 predictions.append(pipe.transformer(x, t, named[text], return_dict=False)[0])
             v = predictions[0]
             if guided:
                 v = predictions[1] + named["guidance_scale"] * (predictions[0] - predictions[1])
-            latents[film.block] = x + float(sigmas[film.step + 1] - sigmas[film.step]) * v
+            difference = float(sigmas[film.step + 1] - sigmas[film.step])
+            latents[film.block] = latents[film.block] + difference * v[:, :, film.front :]
     return torch.cat(list(latents.values()), dim=2)
 
 

@@ -36,10 +36,16 @@ def _share(held: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
     return float(held[among].mean()) if among.any() else 0.0
 
 
+def _clear_steps(track: Track) -> NDArray[np.float64]:
+    """The track's movements between frames that show enough of it to place it; all of them where there are few."""
+    steps, clear = track.steps(), track.judged
+    there, both = np.isfinite(steps[:, 0]), clear[1:] & clear[:-1]
+    return steps[there & both] if (there & both).sum() >= MIN_FRAMES - 1 else steps[there]
+
+
 def _moves(item: Item, track: Track) -> bool:
     """Whether the track's motion is the item's."""
-    steps, axis = track.steps(), axis_of(item.motion)
-    steps = steps[np.isfinite(steps[:, 0])]
+    steps, axis = _clear_steps(track), axis_of(item.motion)
     if len(steps) < MIN_FRAMES - 1:
         return False
     along, across = steps[:, axis], steps[:, 1 - axis]
@@ -55,8 +61,7 @@ def _moves(item: Item, track: Track) -> bool:
 
 def _speed(item: Item, track: Track) -> bool:
     """Whether the track's pace is the item's."""
-    steps = track.steps()[:, axis_of(item.motion)]
-    steps = steps[np.isfinite(steps)]
+    steps = _clear_steps(track)[:, axis_of(item.motion)]
     if not len(steps):
         return False
     return list(SPEEDS)[int(_nearest(SPEEDS, np.median(np.abs(steps))))] == item.speed

@@ -135,8 +135,8 @@ def layout(scene: Scene, rng: np.random.Generator) -> list[Mover]:
 
 
 def draw_scene(rng: np.random.Generator) -> Scene:
-    """Draws what one or two objects do, for captions."""
-    num = 1 + int(rng.random() < 0.5)
+    """Draws what one object does, or in a quarter of the scenes two, for captions."""
+    num = 1 + int(rng.random() < 0.25)
     colours = rng.choice(list(COLOURS), size=num, replace=False)
     items = []
     for colour in colours:

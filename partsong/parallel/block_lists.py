@@ -1,0 +1,63 @@
+"""The blocks of a transformer in order of execution, and what each hands on to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.adapters.row import IMAGE
+
+__all__ = ["Block", "blocks_of", "chain_reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block.
+
+    Attributes:
+        name: path of the module.
+        module: the block.
+        names: arguments that it returns anew, in order.
+        is_last: whether it is the last of its list.
+    """
+
+    name: str
+    module: nn.Module
+    names: tuple[str, ...]
+    is_last: bool
+
+
+def chain_reason(adapter: Adapter) -> str | None:
+    """Why a model's blocks are not a chain, each taking what the one before returned; None where they are."""
+    mixed = any(streams != (IMAGE,) for streams in adapter.attention.values())
+    reasons = {
+        "it works on rows of an image, not on tokens": adapter.rows,
+        "frames are a batch to it, not tokens of one sequence": bool(adapter.frames and adapter.frames.mixers),
+        "no row says how its blocks follow each other": adapter.inferred,
+        "long skip connections lead from its first blocks to its last": adapter.long_skips,
+        "blocks that attend within a frame take turns with blocks that attend along time": bool(adapter.factored),
+        "its row does not say what its blocks return": mixed and not adapter.blocks,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def blocks_of(module: nn.Module, adapter: Adapter) -> list[Block]:
+    """The blocks, first to last.
+
+    Raises:
+        UnsupportedError: the model has no such list.
+    """
+    # Where nothing else is said, self-attention over the picture names the lists of blocks, which return one value.
+    paths = (*adapter.attention, *adapter.linear_attention)
+    lists = adapter.blocks or {path.partition(".")[0]: ("hidden_states",) for path in paths}
+    blocks = []
+    for name, names in lists.items():
+        children = getattr(module, name, None)
+        if not isinstance(children, nn.ModuleList):
+            raise UnsupportedError(f"{adapter.model} has no list of blocks {name!r} here; use Ulysses")
+        last = len(children) - 1
+        blocks += [Block(f"{name}.{n}", block, names, n == last) for n, block in enumerate(children)]
+    return blocks

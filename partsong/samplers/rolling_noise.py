@@ -1,0 +1,128 @@
+"""A video without end from a model of a few frames: a queue whose frames are each a little noisier than the one before.
+
+Every iteration makes one denoising step on all frames of the queue, takes the clean one off its head and adds one of
+pure noise at its tail. The model sees windows of the queue that overlap by half, and only their noisier halves are
+kept: each of these frames has seen as many cleaner ones. The windows of an iteration do not depend on each other, and
+come as one batch, so that any strategy that splits samples or tokens speeds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+
+__all__ = ["flow_blend", "rolling_noise"]
+
+#: Latents `[N, C, F, H, W]` and their noise levels `[N, F]` to an estimate of the clean latents.
+Denoise = Callable[[Tensor, Tensor], Tensor]
+
+
+def flow_blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+    """Latents at noise level `sigma` as rectified flow has them, ``(1 - sigma) clean + sigma noise``."""
+    return (1 - sigma) * clean + sigma * noise
+
+
+def rolling_noise(
+    denoise: Denoise,
+    first: Tensor,
+    sigmas: Tensor,
+    noise: Callable[[int], Tensor],
+    *,
+    num_frames: int,
+    window: int,
+    blend: Callable[[Tensor, Tensor, Tensor], Tensor] = flow_blend,
+) -> Iterator[Tensor]:
+    """Samples a video frame by frame, in memory that does not depend on its length.
+
+    The queue has a frame for every noise level. It begins with `first` at these levels, its last frame repeated, and
+    each frame goes on by Euler steps, which are the same for rectified flow and for variance-exploding models:
+    ``x + (sigma' - sigma) (x - x0) / sigma``.
+
+    Args:
+        denoise: estimates clean latents from latents `[N, C, window, H, W]` and noise levels `[N, window]`; N is the
+            batch times the number of windows.
+        first: the first frames `[B, C, F, H, W]`, clean, F at least 1; made by the model's usual sampling.
+        sigmas: noise levels `[Q]`, rising, all above 0; Q must be a multiple of half the window.
+        noise: frame number to its noise `[B, C, 1, H, W]`; numbers count from 0 and go on beyond `num_frames`.
+        num_frames: frames to make.
+        window: frames that the model sees at once, even.
+        blend: clean latents, noise and level to noisy latents.
+
+    Yields:
+        Clean frames `[B, C, 1, H, W]`, the first of them made again from `first`.
+
+    Raises:
+        ArgumentError: levels that do not rise from above 0, an odd window, or levels that it does not divide.
+
+    Source: FIFO-Diffusion with lookahead denoising, arXiv 2405.11473.
+
+    Example:
+        >>> frames = rolling_noise(
+        ...     lambda x, sigma: torch.zeros_like(x),
+        ...     torch.zeros(1, 1, 2, 1, 1),
+        ...     torch.linspace(0.25, 1, 4),
+        ...     lambda frame: torch.ones(1, 1, 1, 1, 1),
+        ...     num_frames=3,
+        ...     window=4,
+        ... )
+        >>> [frame.item() for frame in frames]
+        [0.0, 0.0, 0.0]
+    """
+    half = _check(first, sigmas, num_frames, window)
+    return _frames(denoise, first, sigmas, noise, num_frames, half, blend)
+
+
+def _frames(
+    denoise: Denoise,
+    first: Tensor,
+    sigmas: Tensor,
+    noise: Callable[[int], Tensor],
+    num_frames: int,
+    half: int,
+    blend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Iterator[Tensor]:
+    ahead = first.shape[2]
+    frames = [first[:, :, min(i, ahead - 1)][:, :, None] for i in range(len(sigmas))]
+    levels = sigmas.to(first)
+    queue = torch.cat([blend(frame, noise(i), levels[i]) for i, frame in enumerate(frames)], dim=2)
+    # In front of the queue, the last clean frames: what its head looks back at.
+    seen = first[:, :, :1].expand(-1, -1, half, -1, -1)
+    steps = levels - torch.cat([levels.new_zeros(1), levels[:-1]])
+    for number in range(num_frames):
+        row = torch.cat([seen, queue], dim=2)
+        clean = _estimates(denoise, row, torch.cat([levels.new_zeros(half), levels]), half)
+        shape = (1, 1, -1, 1, 1)
+        queue = queue - (steps / levels).view(shape) * (queue - clean)
+        head, queue = queue[:, :, :1], queue[:, :, 1:]
+        yield head
+        seen = torch.cat([seen[:, :, 1:], head], dim=2)
+        fresh = blend(torch.zeros_like(head), noise(number + len(levels)), levels[-1])
+        queue = torch.cat([queue, fresh], dim=2)
+
+
+def _check(first: Tensor, sigmas: Tensor, num_frames: int, window: int) -> int:
+    if window < 2 or window % 2:
+        raise ArgumentError(f"window={window}; use an even number of frames, the kept half sees the other one")
+    half = window // 2
+    if sigmas.ndim != 1 or len(sigmas) == 0 or len(sigmas) % half:
+        raise ArgumentError(f"{len(sigmas)} noise levels for a window of {window} frames; use a multiple of {half}")
+    if not bool((sigmas > 0).all()) or not bool((sigmas.diff() > 0).all()):
+        raise ArgumentError("sigmas must rise from above 0: the head of the queue is the cleanest frame")
+    if first.ndim != 5 or first.shape[2] < 1:
+        raise ArgumentError(f"first has shape {list(first.shape)}; give clean frames [B, C, F, H, W], at least one")
+    if num_frames < 1:
+        raise ArgumentError(f"num_frames={num_frames}; use 1 or more")
+    return half
+
+
+def _estimates(denoise: Denoise, row: Tensor, levels: Tensor, half: int) -> Tensor:
+    """Clean estimates of all frames behind the first `half`, each seen from the noisier half of a window."""
+    starts = range(0, row.shape[2] - half, half)
+    windows = torch.cat([row[:, :, start : start + 2 * half] for start in starts])
+    sigma = torch.cat([levels[start : start + 2 * half].expand(len(row), -1) for start in starts])
+    kept = denoise(windows, sigma)[:, :, half:]
+    return torch.cat(kept.chunk(len(starts)), dim=2)

@@ -1,0 +1,84 @@
+"""A long video from a model of short ones: windows of frames that overlap, averaged in every step. One process.
+
+This is the serial way to a long video, the one that clip and block strategies are compared with: the pipeline's own
+loop goes over all frames, and wherever it asks its denoiser, windows answer that are as long as the model knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.frame_rotary import FRAME_TABLES
+from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+
+__all__ = ["sliding_windows"]
+
+
+def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments: Any) -> Any:
+    """Samples a video that is longer than the model's training videos, and returns the pipeline's output.
+
+    Where windows overlap their predictions are averaged, with weights that fall towards a window's ends.
+
+    Args:
+        pipe: a video pipeline whose model counts frames relatively; strategies on it work on each window.
+        window: latent frames of a window, those of a training video.
+        stride: latent frames from one window to the next, at most `window`; the last window ends with the video.
+        **arguments: the pipeline's own.
+
+    Raises:
+        ArgumentError: a stride beyond the window, or less than one frame.
+        UnsupportedError: a pipeline with another model, or with two.
+
+    Source: MultiDiffusion, arXiv 2302.08113, along time; weights as in FreeNoise, arXiv 2310.15169.
+
+    Example:
+        >>> # video = sliding_windows(pipe, window=16, stride=8, prompt="a red circle moves right", num_frames=161)
+    """
+    if not 1 <= stride <= window:
+        raise ArgumentError(f"window={window}, stride={stride}; windows must overlap or touch: 1 <= stride <= window")
+    name, dim = _denoiser(pipe)
+    module = getattr(pipe, name)
+    with PausedCall(pipe, name, arguments) as call, torch.no_grad():
+        event = call.send()
+        while not isinstance(event, Finished):
+            if isinstance(event, Denoise):
+                event = call.send(_answer(module, event.arguments, dim, window, stride))
+            else:
+                assert isinstance(event, Stepped)
+                event = call.send(event.latents)
+        call.hand_back_random_state()
+        return event.output
+
+
+def _denoiser(pipe: Any) -> tuple[str, int]:
+    """The name of the pipeline's one denoiser, and the dim of frames in its latents."""
+    found = [name for name, part in pipe.components.items() if type(part).__name__ in FRAME_TABLES]
+    if len(found) != 1:
+        raise UnsupportedError(
+            f"{type(pipe).__name__} holds {len(found)} denoisers whose frames can be cut into windows; use a pipeline "
+            f"with one {' or '.join(FRAME_TABLES)}"
+        )
+    return found[0], FRAME_TABLES[type(getattr(pipe, found[0])).__name__][1]
+
+
+def _answer(module: Any, arguments: dict[str, Any], dim: int, window: int, stride: int) -> tuple[Tensor]:
+    latents: Tensor = arguments["hidden_states"]
+    total = latents.shape[dim]
+    if total <= window:
+        return module(**{**arguments, "return_dict": False})
+    last = total - window
+    sums = torch.zeros_like(latents, dtype=torch.promote_types(latents.dtype, torch.float32))
+    weights = sums.new_zeros(total)
+    shape = [1] * dim + [-1] + [1] * (latents.ndim - dim - 1)
+    place = torch.arange(1, window + 1, device=latents.device)
+    weight = torch.minimum(place, window + 1 - place).to(sums)
+    for start in sorted({*range(0, last, stride), last}):
+        part = latents.narrow(dim, start, window)
+        seen = module(**{**arguments, "hidden_states": part, "return_dict": False})[0]
+        sums.narrow(dim, start, window).add_(seen * weight.view(shape))
+        weights[start : start + window] += weight
+    return ((sums / weights.view(shape)).to(latents.dtype),)

@@ -1,0 +1,176 @@
+"""StepCache: off at threshold 0, its definition where it leaves blocks out, the same decisions on any ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel import DisplacedPatch, Mesh, PatchPipeline, StepCache, launch, parallelize
+from partsong.parallel.adapters import adapter_for
+from partsong.parallel.block_lists import blocks_of, chain_reason
+from tests.parallel import cache_worker
+from tests.parallel.families import FAMILIES, Family
+from tests.parallel.pipelines import PIPES
+from tests.parallel.ranks import error
+from tests.parallel.unets import UNETS
+
+SIDE = 8
+
+
+def _adapter(family: Family) -> Any:
+    return adapter_for(family.model(SIDE, torch.float64))
+
+
+CHAINS = [name for name, family in FAMILIES.items() if chain_reason(_adapter(family)) is None]
+
+
+def _inputs(family: Family, step: int) -> dict[str, Any]:
+    """What the model is asked in a step: later, and of latents that have moved."""
+    named = family.at(family.call(SIDE, 2, torch.float64), 900.0 - 100 * step)
+    name = adapter_for(family.model(SIDE, torch.float64)).sample
+    moved = [x * (1 + 0.1 * step) for x in named[name]] if isinstance(named[name], list) else None
+    return named | {name: named[name] * (1 + 0.1 * step) if moved is None else moved}
+
+
+def _answer(model: Any, named: dict[str, Any]) -> Tensor:
+    with torch.no_grad():
+        output = model(**named, return_dict=False)[0]
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+def _recorded(model: Any) -> dict[str, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """What enters and leaves every block in the next call, by its name."""
+    found: dict[str, Any] = {}
+
+    def record(block: Any) -> Callable[..., None]:
+        signature = inspect.signature(block.module.forward)
+
+        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            given = signature.bind(*args, **kwargs).arguments
+            leaving = output if isinstance(output, tuple) else (output,)
+            found[block.name] = (tuple(given[name] for name in block.names), leaving)
+
+        return hook
+
+    for block in blocks_of(model, adapter_for(model)):
+        block.module.register_forward_hook(record(block), with_kwargs=True)
+    return found
+
+
+def _sum(values: Any, added: Any, is_last: bool) -> Any:
+    if is_last:
+        values = [None if more is None else value + more for value, more in zip(values, added, strict=True)]
+    return tuple(values) if len(values) > 1 else values[0]
+
+
+def _without_blocks(model: Any, known: dict[str, Any]) -> None:
+    """Replaces all blocks but the first by what they have added in a recorded call."""
+    blocks = blocks_of(model, adapter_for(model))
+    begin = known[blocks[0].name][1]
+    for number, block in enumerate(blocks):
+        if number > 0 and blocks[number - 1].is_last:
+            begin = known[block.name][0]
+        added = tuple(None if a is None else a - b for a, b in zip(known[block.name][1], begin, strict=True))
+        signature, original = inspect.signature(block.module.forward), block.module.forward
+
+        def forward(*args: Any, _s: Any = signature, _b: Any = block, _a: Any = added, **kwargs: Any) -> Any:
+            given = _s.bind(*args, **kwargs).arguments
+            return _sum([given[name] for name in _b.names], _a, _b.is_last)
+
+        def first(*args: Any, _o: Any = original, _b: Any = block, _a: Any = added, **kwargs: Any) -> Any:
+            output = _o(*args, **kwargs)
+            leaving = output if isinstance(output, tuple) else (output,)
+            return _sum(leaving, _a, _b.is_last)
+
+        block.module.forward = first if number == 0 else forward
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_what_is_left_out_is_added_as_it_was(name: str) -> None:
+    family = FAMILIES[name]
+    model, twin, plain = (family.model(SIDE, torch.float64) for _ in range(3))
+    known = _recorded(twin)
+    _answer(twin, _inputs(family, 0))
+    _without_blocks(twin, dict(known))
+    with parallelize(model, StepCache(threshold=1e9, warmup_steps=1, max_skips=1)) as plan:
+        got = [_answer(model, _inputs(family, step)) for step in range(3)]
+        cache = plan.denoisers[0].caches[0]
+        assert (cache.computed, cache.skipped) == (2, 1)
+    assert torch.equal(got[0], _answer(plain, _inputs(family, 0)))
+    assert error(got[1], _answer(twin, _inputs(family, 1))) <= 1e-12
+    assert torch.equal(got[2], _answer(plain, _inputs(family, 2)))
+    assert not torch.equal(got[1], _answer(plain, _inputs(family, 1)))
+
+
+@pytest.mark.parametrize("name", ["DiT", "Flux", "Wan"])
+def test_nothing_is_left_out_at_threshold_zero(name: str) -> None:
+    pipe = PIPES[name].make()
+    wanted = PIPES[name].call(pipe)
+    with parallelize(pipe, StepCache(threshold=0.0)) as plan:
+        assert torch.equal(PIPES[name].call(pipe), wanted)
+        assert plan.denoisers[0].caches[0].skipped == 0
+    assert torch.equal(PIPES[name].call(pipe), wanted)
+
+
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_ranks_decide_as_one_does(nproc: int) -> None:
+    found = launch(cache_worker.ranks, nproc, nproc)
+    sent, predicted = found.pop("counted")
+    assert sent == predicted
+    for (name, batch, *_), made in found.items():
+        alone = cache_worker.alone(name, batch)
+        assert min(made.skipped, alone.skipped, alone.computed) > 0, name
+        assert error(made.output, alone.output) <= 1e-10, (name, made.computed, alone.computed)
+
+
+def test_guidance_branches_decide_for_themselves_and_some_steps_are_left_out() -> None:
+    alone = cache_worker.alone("Wan")
+    assert alone.skipped > 0
+    assert alone.computed + alone.skipped == 2 * cache_worker.STEPS
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"threshold": -0.1}, "threshold=-0.1; use a number of at least 0"),
+        ({"threshold": "much"}, "threshold='much'"),
+        ({"warmup_steps": 0}, "warmup_steps=0; use 1 or more"),
+        ({"max_skips": 0}, "max_skips=0; use 1 or more"),
+    ],
+)
+def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        StepCache(**knobs).validate()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CHAINS])
+def test_models_without_a_chain_of_blocks_are_refused(name: str) -> None:
+    model = FAMILIES[name].model(SIDE, torch.float64)
+    with pytest.raises(UnsupportedError, match="leave it out"):
+        parallelize(model, StepCache())
+    assert not any("_diffusers_hook" in vars(child) for child in model.modules())
+
+
+def test_unets_and_strategies_that_count_on_every_step_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="rows of an image"):
+        parallelize(next(iter(UNETS.values())).model(torch.float64), StepCache())
+    model = FAMILIES["DiT"].model(SIDE, torch.float64)
+    with Mesh() as mesh, pytest.raises(UnsupportedError, match="DisplacedPatch reads in every step"):
+        parallelize(model, DisplacedPatch(), StepCache(), mesh=mesh)
+    with Mesh() as mesh, pytest.raises(UnsupportedError, match="does not compose with StepCache"):
+        parallelize(model, PatchPipeline(degree=1), StepCache())
+
+
+def test_residuals_of_a_controlnet_are_refused() -> None:
+    family = FAMILIES["Flux"]
+    model, named = family.model(SIDE, torch.float64), family.call(SIDE, 2, torch.float64)
+    more = {"controlnet_block_samples": [torch.zeros_like(named["hidden_states"])]}
+    with parallelize(model, StepCache()), pytest.raises(UnsupportedError, match="added between blocks"):
+        model(**named, **more)
