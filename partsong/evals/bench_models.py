@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partsong.parallel import DisplacedPatch, PartialPatch, Ring, Strategy, SyncPatch, Ulysses
 
-__all__ = ["BENCH_MODELS", "BenchModel"]
+__all__ = ["BENCH_MODELS", "BenchModel", "bench_video_pipeline"]
 
 WIDTH, HEADS = 768, 12
 TEXT_TOKENS = 128
@@ -91,6 +91,43 @@ def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
         "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
         "timestep": torch.tensor([time * 1000]),
     }
+
+
+def bench_video_pipeline(causal: bool, block: int) -> Any:
+    """A Wan pipeline of 16 M parameters for videos of many blocks, its transformer causal or not; random weights.
+
+    Args:
+        causal: whether frames see the past alone.
+        block: latent frames that see each other in a causal one.
+    """
+    from diffusers import (
+        AutoencoderKLWan,
+        FlowMatchEulerDiscreteScheduler,
+        SkyReelsV2Transformer3DModel,
+        WanPipeline,
+        WanTransformer3DModel,
+    )
+
+    width = WIDTH // 2
+    sizes: dict[str, Any] = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": HEADS // 2,
+        "attention_head_dim": WIDTH // HEADS,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": width,
+        "freq_dim": 256,
+        "ffn_dim": 4 * width,
+        "num_layers": 8,
+        "rope_max_seq_len": 512,
+    }
+    torch.manual_seed(0)
+    model: Any = WanTransformer3DModel(**sizes)
+    if causal:
+        model = SkyReelsV2Transformer3DModel(**sizes, num_frame_per_block=block)
+    vae: Any = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    tokenizer: Any = None
+    return WanPipeline(tokenizer, tokenizer, vae, FlowMatchEulerDiscreteScheduler(shift=3.0), model.eval())
 
 
 def _unet() -> nn.Module:

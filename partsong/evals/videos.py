@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import resource
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,18 @@ import numpy as np
 import torch
 
 from partsong import zoo
-from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.errors import UnsupportedError
 from partsong.evals.compare import WARM_UP_STEPS, drift, gather
+from partsong.evals.films import Film, shoot
 from partsong.evals.images import PATIENCE, load_pipeline, pipeline_class, quiet
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
 from partsong.progress import progress
-from partsong.samplers.generate import STREAMS, check_arguments, generate, stream
+from partsong.samplers.generate import check_arguments
 from partsong.seeds import generators
 from partsong.videos import VideoWriter
 
-__all__ = ["Film", "VideoJob", "run_video"]
+__all__ = ["VideoJob", "run_video"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,25 +64,6 @@ class VideoJob:
     fps: float = 16.0
     ledger: Path | None = None
     journal: Path | None = None
-
-
-@dataclass(slots=True)
-class Film:
-    """What came out of one run on this rank.
-
-    Attributes:
-        frames: kept for scoring and comparing, `[F, H, W, 3]` in [0, 1] each part; empty on ranks that decode nothing.
-        borders: first frames of the parts but the first.
-        num_frames: how many came.
-        first: seconds until the first part was there.
-        seconds: wall time.
-    """
-
-    frames: list[Any]
-    borders: list[int]
-    num_frames: int = 0
-    first: float = 0.0
-    seconds: float = 0.0
 
 
 def run_video(job: VideoJob) -> dict[str, Any]:
@@ -156,42 +137,8 @@ def _check_call(job: VideoJob) -> None:
 
 
 def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> Film:
-    film, start = Film([], []), time.perf_counter()
-    try:
-        for part in _parts(job, target):
-            if part is None:
-                continue
-            if not film.num_frames:
-                film.first = time.perf_counter() - start
-            else:
-                film.borders.append(film.num_frames)
-            film.num_frames += len(part)
-            if writer is not None:
-                writer.append(part)
-            if keeps:
-                film.frames.append(part)
-    finally:
-        if writer is not None:
-            writer.close()
-    film.seconds = time.perf_counter() - start
-    return film
-
-
-def _parts(job: VideoJob, target: Any) -> Iterator[Any]:
-    """The frames `[F, H, W, 3]` of one call, part by part as they are done; None on ranks that decode nothing."""
-    arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0], "output_type": "np"}
-    try:
-        if not isinstance(target, Plan):
-            yield target(**arguments).frames[0]
-        elif target.loop in STREAMS:
-            for part in stream(target, journal=job.journal, **arguments):
-                yield None if part is None else part.frames[0]
-        else:
-            yield generate(target, **arguments).frames[0]
-    except PartsongError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{job.pipeline} refused the call: {error}") from error
+    arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0]}
+    return shoot(target, arguments, journal=job.journal, writer=writer, keeps=keeps)
 
 
 def _report(job: VideoJob, plan: Plan, film: Film, rows: list[list[float]], serial: Film | None) -> dict[str, Any]:

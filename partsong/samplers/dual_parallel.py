@@ -252,9 +252,10 @@ class _Queue:
     def _keeps(self) -> str:
         """What this rank keeps of neighbours, as a line of `Plan.explain`."""
         keys, order = self.keys, self.order
-        per_version = keys.context * keys.frame_bytes * self.denoiser.seen.branches
-        cached = per_version * (1 + min(order.num_steps, order.lag * (order.num_blocks - 1)))
-        cached, again = (f"{amount / 1e6:,.1f} MB" for amount in (cached, per_version))
+        # Of the block after, a call's keys are read before the next call; of the one before, a version per step waits.
+        once = keys.context * keys.frame_bytes
+        versions = self.denoiser.seen.branches * min(order.num_steps, order.lag * (order.num_blocks - 1))
+        cached, again = (f"{amount / 1e6:,.1f} MB" for amount in (once * (1 + versions), once))
         kept = f"previous='recomputed': keys of neighbours take {again} on this rank, 'cached' would take {cached}"
         if not keys.recomputes:
             kept = f"previous='cached': keys of neighbours take {cached} on this rank, 'recomputed' would take {again}"

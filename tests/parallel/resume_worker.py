@@ -26,14 +26,14 @@ def _dual() -> tuple[Any, Any]:
 
 
 def _rarely() -> tuple[Any, Any]:
-    return dual_worker.pipeline(), DualParallel(block_frames=2, context=1, admit_every=2)
+    return dual_worker.pipeline(), DualParallel(block_frames=2, context=1, admit_every=2, previous="recomputed")
 
 
 def _timestep() -> tuple[Any, Any]:
     return timestep_worker.pipeline(), TimestepPipeline(window=2, sink=1)
 
 
-CASES = {"dual": (_dual, True), "rarely": (_rarely, False), "timestep": (_timestep, False)}
+CASES = {"dual": (_dual, True), "rarely": (_rarely, True), "timestep": (_timestep, False)}
 
 
 def video(name: str, journal: Path | None, killed: tuple[int, int] | None = None) -> tuple[Tensor | None, int]:

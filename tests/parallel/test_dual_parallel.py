@@ -47,6 +47,24 @@ def test_what_is_sent_is_what_was_predicted(several: dict[str, Any]) -> None:
     assert min(sent) > 0
 
 
+@pytest.mark.parametrize("previous", ["cached", "recomputed"])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_what_is_kept_is_what_was_told(previous: str, lag: int) -> None:
+    knobs = DualParallel(block_frames=3, context=2, previous=previous, admit_every=lag)
+    with parallelize(dual_worker.pipeline(), knobs) as plan:
+        for _ in stream(plan, **dual_worker.call(65)):
+            pass
+        keys = plan.denoisers[0].sequence.keeps.__self__.keys
+        (line,) = plan.explain().kept
+    # Two frames of 6 tokens, keys and values of 24 numbers in 4 layers; two calls in each of 4 steps, and one more.
+    once = 2 * 6 * 2 * 24 * 8 * 4
+    told = once * (9 if previous == "cached" else 1)
+    assert f"previous={previous!r}: keys of neighbours take {told / 1e6:,.1f} MB" in line
+    # Frames as they entered the model, far smaller than keys, are not told: 2 of 24 positions in 4 channels.
+    inputs = 0 if previous == "cached" else 9 * 2 * 24 * 4 * 8
+    assert keys.peak_bytes == told + inputs
+
+
 def test_frames_come_as_they_are_done_and_equal_the_whole_decoding(
     alone: dict[str, Any], several: dict[str, Any]
 ) -> None:
