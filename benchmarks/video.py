@@ -49,7 +49,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"{row['seconds_serial']:.2f}",
             f"{row['seconds_median']:.2f}",
             f"{row['ratio_to_serial']:.2f}x",
-            f"{row['steady_ratio']:.2f}x" if "steady_ratio" in row else "",
+            f"{row['steady_ratio']:.2f}x" if row.get("steady_ratio") else "",
             f"{100 * row['idle']:.1f} %" if "idle" in row else "",
             f"{100 * row['idle_predicted']:.1f} %" if "idle" in row else "",
             f"{row['first_seconds_serial']:.2f}, {row['first_seconds']:.2f}",

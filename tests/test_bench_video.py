@@ -6,7 +6,7 @@ from partsong.evals.bench_video import FEW_STEPS, STEPS, run
 
 
 def test_rows_hold_what_the_table_shows() -> None:
-    rows = {row["name"]: row for row in run(nproc=2, repeats=1, blocks=2)}
+    rows = {row["name"]: row for row in run(nproc=2, repeats=1, blocks=2, side=2)}
     assert set(rows) == {"ClipParallel", "ClipParallel against itself", "DualParallel", "TimestepPipeline"}
     for row in rows.values():
         assert row["size"] == 29

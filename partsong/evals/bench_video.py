@@ -23,8 +23,8 @@ from partsong.samplers import generate, stream
 
 __all__ = ["run"]
 
-#: Latent frames of a block, tokens of a frame and denoising steps.
-BLOCK, SIDE, STEPS = 4, 8, 8
+#: Latent frames of a block, and denoising steps.
+BLOCK, STEPS = 4, 8
 FEW_STEPS, TEXT_WIDTH = 4, 384
 
 
@@ -38,19 +38,20 @@ class Contest:
     axis: str
     steps: int
     blocks: int
+    side: int
     causal: bool = False
 
 
-def contests(blocks: int) -> list[Contest]:
+def contests(blocks: int, side: int) -> list[Contest]:
     """What is timed."""
     dual = DualParallel(block_frames=BLOCK, context=BLOCK)
     clip = ClipParallel(window=BLOCK, stride=BLOCK)
     few = TimestepPipeline(window=2)
     return [
-        Contest("ClipParallel", None, clip, "clip", STEPS, blocks),
-        Contest("ClipParallel against itself", clip, clip, "clip", STEPS, blocks),
-        Contest("DualParallel", dual, dual, "pipe", STEPS, blocks),
-        Contest("TimestepPipeline", few, few, "stage", FEW_STEPS, blocks, causal=True),
+        Contest("ClipParallel", None, clip, "clip", STEPS, blocks, side),
+        Contest("ClipParallel against itself", clip, clip, "clip", STEPS, blocks, side),
+        Contest("DualParallel", dual, dual, "pipe", STEPS, blocks, side),
+        Contest("TimestepPipeline", few, few, "stage", FEW_STEPS, blocks, side, causal=True),
     ]
 
 
@@ -70,34 +71,35 @@ class Times:
         """Of the first part."""
         return statistics.median(times[0] for times in self.all)
 
-    def steady(self, skipped: int) -> float:
-        """Between two parts, once the first ones are out."""
+    def steady(self, skipped: int) -> float | None:
+        """Between two parts, once the first ones are out; None where no others follow."""
         gaps = [(t[-1] - t[skipped]) / (len(t) - 1 - skipped) for t in self.all if len(t) > skipped + 1]
-        return statistics.median(gaps) if gaps else 0.0
+        return statistics.median(gaps) if gaps else None
 
 
-def run(*, nproc: int = 2, repeats: int = 5, blocks: int = 16) -> list[dict[str, Any]]:
+def run(*, nproc: int = 2, repeats: int = 5, blocks: int = 16, side: int = 8) -> list[dict[str, Any]]:
     """Times all contests.
 
     Args:
         nproc: ranks, one thread each.
         repeats: rounds; the median counts.
         blocks: of each video, of four latent frames.
+        side: a frame has the square of it in tokens.
 
     Returns:
         A row per contest: ``name size seconds_median seconds_serial ratio_to_serial first_seconds first_seconds_serial
         steady_ratio idle idle_predicted bytes_sent``.
     """
-    return launch(_on_rank, nproc, nproc, repeats, blocks)
+    return launch(_on_rank, nproc, nproc, repeats, blocks, side)
 
 
-def _on_rank(nproc: int, repeats: int, blocks: int) -> list[dict[str, Any]]:
+def _on_rank(nproc: int, repeats: int, blocks: int, side: int) -> list[dict[str, Any]]:
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     rows = []
-    for contest in contests(blocks):
+    for contest in contests(blocks, side):
         pipe = bench_video_pipeline(contest.causal, BLOCK)
         pipe.set_progress_bar_config(disable=True)
         degrees: dict[str, Any] = {contest.axis: nproc}
@@ -114,8 +116,8 @@ def _call(contest: Contest) -> dict[str, Any]:
         "prompt_embeds": torch.randn(1, 32, TEXT_WIDTH, generator=draw),
         "guidance_scale": 1.0,
         "num_frames": contest.blocks * BLOCK * 4 - 3,
-        "height": 16 * SIDE,
-        "width": 16 * SIDE,
+        "height": 16 * contest.side,
+        "width": 16 * contest.side,
         "num_inference_steps": contest.steps,
         "generator": torch.Generator().manual_seed(0),
         "output_type": "latent",
@@ -181,5 +183,6 @@ def _row(contest: Contest, nproc: int, serial: Times, parallel: Times, sent: int
         row["idle_predicted"] = bubble / (contest.steps * contest.blocks + bubble)
         row["idle"] = 1 - ratio / nproc
     if contest.axis == "stage":
-        row["steady_ratio"] = serial.steady(nproc) / parallel.steady(nproc)
+        alone, together = serial.steady(nproc), parallel.steady(nproc)
+        row["steady_ratio"] = alone / together if alone and together else None
     return row
