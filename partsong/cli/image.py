@@ -9,7 +9,7 @@ from partsong.cli.arguments import read_arguments
 from partsong.cli.models import class_number, find_model
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, place
+from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
 from partsong.errors import ArgumentError
 
 __all__ = ["image", "summary"]
@@ -44,32 +44,14 @@ def image(options: Image) -> dict[str, Any]:
         ledger=None if options.ledger is None else Path(options.ledger),
     )
     measured = run_on_ranks(run_image, nproc, job)
-    if not measured:
-        return {}
-    return {
-        "command": "image",
-        "strategy": "+".join(options.strategy) or "serial",
-        "nproc": nproc,
-        "seed": options.seed,
-        "ledger": options.ledger,
-        "prompt": options.prompt,
-        "model": options.model,
-        **measured,
-    }
+    return reported("image", options, nproc, measured)
 
 
 def summary(result: dict[str, Any]) -> str:
     """What a person wants to know of a result, in two or three lines."""
     ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
     lines = [f"{result['out']}: {result['strategy']} on {ranks}, {result['class']}, {result['seconds']:.2f} s"]
-    if "speedup" in result:
-        apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
-        lines.append(
-            f"serial twin: {result['seconds_serial']:.2f} s, so {result['speedup']:.2f}x; "
-            f"{apart if result['max_abs_diff'] else 'the images are equal to the last bit'}"
-        )
-    if result["nproc"] > 1:
-        lines.append("sent per rank: " + ", ".join(f"{sent / 1e6:.2f} MB" for sent in result["bytes_sent"]))
+    lines += compared(result, "images")
     if result["facts_read"] is not None:
         lines.append(f"facts of the caption read back from the image: {result['facts_read']:.0%}")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from partsong.seeds import check_seed
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
-__all__ = ["call_arguments", "check_sampling", "place"]
+__all__ = ["call_arguments", "check_sampling", "compared", "place", "reported"]
 
 
 def check_sampling(options: Image | Video, *counts: str) -> None:
@@ -69,3 +69,38 @@ def call_arguments(options: Image | Video, source: Source) -> dict[str, Any]:
     }
     named = {name: value for name, value in given.items() if value is not None}
     return {**source.defaults, **named, **read_arguments(options.set)}
+
+
+def reported(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+    """The result by JSON key; empty on ranks that measured nothing."""
+    if not measured:
+        return {}
+    return {
+        "command": command,
+        "strategy": "+".join(options.strategy) or "serial",
+        "nproc": nproc,
+        "seed": options.seed,
+        "ledger": options.ledger,
+        "prompt": options.prompt,
+        "model": options.model,
+        **measured,
+    }
+
+
+def compared(result: dict[str, Any], what: str) -> list[str]:
+    """Lines that tell a result's serial twin, and what was sent.
+
+    Args:
+        result: by JSON key.
+        what: was made: ``images`` or ``frames``.
+    """
+    lines = []
+    if "speedup" in result:
+        apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
+        lines.append(
+            f"serial twin: {result['seconds_serial']:.2f} s, so {result['speedup']:.2f}x; "
+            f"{apart if result['max_abs_diff'] else f'the {what} are equal to the last bit'}"
+        )
+    if result["nproc"] > 1:
+        lines.append("sent per rank: " + ", ".join(f"{sent / 1e6:.2f} MB" for sent in result["bytes_sent"]))
+    return lines

@@ -11,7 +11,7 @@ from partsong.cli.arguments import read_arguments
 from partsong.cli.models import Source, find_model
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, place
+from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
 from partsong.errors import ArgumentError
 from partsong.outputs import write_json
 
@@ -42,18 +42,7 @@ def video(options: Video) -> dict[str, Any]:
     from partsong.evals.videos import run_video
 
     measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
-    if not measured:
-        return {}
-    return {
-        "command": "video",
-        "strategy": "+".join(options.strategy) or "serial",
-        "nproc": nproc,
-        "seed": options.seed,
-        "ledger": options.ledger,
-        "prompt": options.prompt,
-        "model": options.model,
-        **measured,
-    }
+    return reported("video", options, nproc, measured)
 
 
 def _job(options: Video, source: Source, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int) -> VideoJob:
@@ -91,14 +80,7 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['seconds']:.2f} s ({result['frames_per_second']:.1f} frames/s, the first after "
         f"{result['first_frame_seconds']:.2f} s)"
     ]
-    if "speedup" in result:
-        apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
-        lines.append(
-            f"serial twin: {result['seconds_serial']:.2f} s, so {result['speedup']:.2f}x; "
-            f"{apart if result['max_abs_diff'] else 'the frames are equal to the last bit'}"
-        )
-    if result["nproc"] > 1:
-        lines.append("sent per rank: " + ", ".join(f"{sent / 1e6:.2f} MB" for sent in result["bytes_sent"]))
+    lines += compared(result, "frames")
     if result["facts_read"] is not None:
         lines.append(
             f"facts of the caption read back from the film: {result['facts_read']:.0%}; identity kept in "

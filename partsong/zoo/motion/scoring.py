@@ -10,49 +10,28 @@ from numpy.typing import NDArray
 
 from partsong.zoo.motion.grammar import captions
 from partsong.zoo.motion.measures import facts, identity_kept
+from partsong.zoo.scoring import FactScore, sample
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
+class Score(FactScore):
     """Facts read back from videos.
 
     Attributes:
-        captions: The captions.
         videos: Their videos `[num, frames, 32, 32, 3]`, float in [0, 1].
-        facts: Per caption its facts and whether each holds.
         identity: Per caption the fraction of frames in which every object keeps its colour, shape and size.
     """
 
-    captions: list[str]
     videos: NDArray[np.float32]
-    facts: list[dict[str, bool]]
     identity: list[float]
-
-    @property
-    def facts_read(self) -> float:
-        """The fraction of all facts of all captions that hold."""
-        return float(np.mean([held for row in self.facts for held in row.values()]))
-
-    @property
-    def all_right(self) -> float:
-        """The fraction of captions all of whose facts hold."""
-        return float(np.mean([all(row.values()) for row in self.facts]))
 
     @property
     def identity_kept(self) -> float:
         """The mean of `identity`."""
         return float(np.mean(self.identity))
-
-    def by_kind(self) -> dict[str, tuple[float, int]]:
-        """Fraction that holds and number of facts, for `count`, `colour`, `shape`, `size`, `direction`, `speed`."""
-        kinds: dict[str, list[bool]] = {}
-        for row in self.facts:
-            for name, held in row.items():
-                kinds.setdefault(name.split(":")[0], []).append(held)
-        return {kind: (float(np.mean(held)), len(held)) for kind, held in kinds.items()}
 
     def sheet(self, rows: int = 12, columns: int = 11) -> NDArray[np.float32]:
         """Frames of the first videos, evenly spaced, one video per row: `[rows * 32, columns * 32, 3]`."""
@@ -76,19 +55,12 @@ def score(pipeline: DiffusionPipeline, num: int = 100, *, seed: int = 0, batch: 
     Returns:
         Captions, videos and facts.
     """
-    import torch
-
-    call: Any = pipeline  # the base class has no call; every text-to-video pipeline does
-    texts, videos = captions(num, seed), []
-    for first in range(0, num, batch):
-        part = texts[first : first + batch]
-        noise = [torch.Generator().manual_seed(seed + first + index) for index in range(len(part))]
-        videos.append(np.asarray(call(part, generator=noise, output_type="np", **arguments).frames))
-    stacked = np.concatenate(videos)
-    pairs = list(zip(texts, stacked, strict=True))
+    texts = captions(num, seed)
+    videos = sample(pipeline, texts, lambda output: output.frames, seed=seed, batch=batch, **arguments)
+    pairs = list(zip(texts, videos, strict=True))
     return Score(
         captions=texts,
-        videos=stacked,
+        videos=videos,
         facts=[facts(text, video) for text, video in pairs],
         identity=[identity_kept(text, video) for text, video in pairs],
     )

@@ -1,0 +1,76 @@
+"""What the zoo's tasks share when they score a pipeline: fresh captions sampled in batches, and facts counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = ["FactScore", "sample"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactScore:
+    """Facts read back from what a pipeline made.
+
+    Attributes:
+        captions: The captions.
+        facts: Per caption its facts and whether each holds.
+    """
+
+    captions: list[str]
+    facts: list[dict[str, bool]]
+
+    @property
+    def facts_read(self) -> float:
+        """The fraction of all facts of all captions that hold."""
+        return float(np.mean([held for row in self.facts for held in row.values()]))
+
+    @property
+    def all_right(self) -> float:
+        """The fraction of captions all of whose facts hold."""
+        return float(np.mean([all(row.values()) for row in self.facts]))
+
+    def by_kind(self) -> dict[str, tuple[float, int]]:
+        """Fraction that holds and number of facts, for each kind of fact of the task, such as `count` or `colour`."""
+        kinds: dict[str, list[bool]] = {}
+        for row in self.facts:
+            for name, held in row.items():
+                kinds.setdefault(name.split(":")[0], []).append(held)
+        return {kind: (float(np.mean(held)), len(held)) for kind, held in kinds.items()}
+
+
+def sample(
+    pipeline: DiffusionPipeline,
+    captions: Sequence[str],
+    take: Callable[[Any], NDArray[np.float32]],
+    *,
+    seed: int,
+    batch: int,
+    **arguments: Any,
+) -> NDArray[np.float32]:
+    """Samples something for each caption; sample i has a generator of its own, seeded `seed + i`.
+
+    Args:
+        pipeline: Any text-to-something pipeline.
+        captions: One per sample.
+        take: What the pipeline returned to an array `[batch, ...]`.
+        seed: Of the noise.
+        batch: Captions per call.
+        **arguments: Passed to the pipeline's call.
+    """
+    import torch
+
+    call: Any = pipeline  # the base class has no call; every text-to-something pipeline does
+    parts = []
+    for first in range(0, len(captions), batch):
+        texts = list(captions[first : first + batch])
+        noise = [torch.Generator().manual_seed(seed + first + index) for index in range(len(texts))]
+        parts.append(np.asarray(take(call(texts, generator=noise, output_type="np", **arguments))))
+    return np.concatenate(parts)
