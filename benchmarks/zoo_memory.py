@@ -1,0 +1,81 @@
+"""Memory and drift of long streams of the zoo: ``python benchmarks/zoo_memory.py --out benchmarks/NAME``.
+
+Writes NAME.json and NAME.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from filing import file_result, markdown_table
+
+from partsong.evals.zoo_memory import study
+from partsong.parallel import DualParallel, Strategy, TimestepPipeline
+
+CASES: list[tuple[str, Strategy, int]] = [
+    ("motion", DualParallel(), 159),
+    ("motion", DualParallel(), 1599),
+    ("motion-causal", TimestepPipeline(), 159),
+    ("motion-causal", TimestepPipeline(), 1999),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What to stream."""
+
+    out: Path
+    """Result files without suffix."""
+    nproc: int = 2
+    """Ranks, one thread each."""
+    prompt: str = "a big red circle bounces left and right"
+    """A caption."""
+    seed: int = 0
+    """Of the noise."""
+
+
+def main(config: Config) -> None:
+    """Streams and writes the files."""
+    note = (
+        "Resident memory of each rank in MB, without the frames that are kept to be looked at: the most, the mean over "
+        "the second quarter of the stream and over the last. Trends of colour and size are from first to last frame."
+    )
+    rows: list[dict[str, Any]] = []
+    for model, strategy, frames in CASES:
+        named: dict[str, Any] = {"nproc": config.nproc, "frames": frames, "prompt": config.prompt, "seed": config.seed}
+        rows.append(study(model, strategy, **named))
+        file_result(config.out, "benchmarks/zoo_memory.py", rows, "Memory of long streams", note, _table(rows))
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    columns = (
+        "strategy",
+        "frames",
+        "peak",
+        "second quarter",
+        "last quarter",
+        "frames/s",
+        "first frame, s",
+        "facts read",
+    )
+    lines = [
+        (
+            f"`{row['case']}`",
+            row["frames"],
+            *(" / ".join(f"{value:.0f}" for value in row[name]) for name in ("peak_mb", "quarter_mb", "end_mb")),
+            f"{row['frames_per_second']:.1f}",
+            f"{row['first_frame_seconds']:.2f}",
+            f"{100 * row['facts_read']:.0f} %",
+            f"{100 * row['identity_kept']:.1f} %",
+            f"{100 * row['trend_colour']:.1f}, {100 * row['trend_size']:.1f} %",
+        )
+        for row in rows
+    ]
+    return markdown_table((*columns, "identity kept", "trend of colour, size"), lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
