@@ -16,10 +16,14 @@ T = TypeVar("T")
 
 
 @overload
-def progress(total: int, desc: str | None = None, enabled: bool | None = None) -> tqdm[int]: ...
+def progress(total: int, desc: str | None = None, enabled: bool | None = None, *, unit: str = "it") -> tqdm[int]: ...
 @overload
-def progress(total: Iterable[T], desc: str | None = None, enabled: bool | None = None) -> tqdm[T]: ...
-def progress(total: int | Iterable[T], desc: str | None = None, enabled: bool | None = None) -> tqdm[int] | tqdm[T]:
+def progress(
+    total: Iterable[T], desc: str | None = None, enabled: bool | None = None, *, unit: str = "it"
+) -> tqdm[T]: ...
+def progress(
+    total: int | Iterable[T], desc: str | None = None, enabled: bool | None = None, *, unit: str = "it"
+) -> tqdm[int] | tqdm[T]:
     """A tqdm bar: iterate over it, or use it as a context manager and call its `.update(n)`.
 
     Args:
@@ -27,6 +31,7 @@ def progress(total: int | Iterable[T], desc: str | None = None, enabled: bool | 
         desc: text in front of the bar.
         enabled: True shows it, False hides it, None shows it where standard error is a terminal. On ranks other than
             0 (environment variable ``RANK``) it is always hidden.
+        unit: what is counted.
     """
     from tqdm import tqdm
 
@@ -34,5 +39,5 @@ def progress(total: int | Iterable[T], desc: str | None = None, enabled: bool | 
         enabled = sys.stderr is not None and sys.stderr.isatty()
     hidden = not enabled or os.environ.get("RANK", "0") != "0"
     if isinstance(total, int):
-        return tqdm(range(total), desc=desc, disable=hidden)
-    return tqdm(total, desc=desc, disable=hidden)
+        return tqdm(range(total), desc=desc, disable=hidden, unit=unit)
+    return tqdm(total, desc=desc, disable=hidden, unit=unit)

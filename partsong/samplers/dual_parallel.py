@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ __all__ = ["dual_parallel"]
 
 def dual_parallel(
     plan: Plan, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from partsong.samplers.patch_pipeline import patch_pipeline
 from partsong.samplers.structure_guidance import structure_guidance
 from partsong.samplers.timestep_pipeline import timestep_pipeline
 from partsong.samplers.video_blocks import joined
+from partsong.samplers.watched import watched
 
 if TYPE_CHECKING:
     from partsong.parallel import Plan
@@ -28,7 +29,7 @@ LOOPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 #: Samplers that make a video block after block, likewise.
-STREAMS: Mapping[str, Callable[..., Iterator[Any]]] = MappingProxyType(
+STREAMS: Mapping[str, Callable[..., Generator[Any, None, None]]] = MappingProxyType(
     {"dual_parallel": dual_parallel, "timestep_pipeline": timestep_pipeline}
 )
 
@@ -62,9 +63,9 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         return pipe(**arguments)
     if plan.loop in LOOPS:
         return LOOPS[plan.loop](plan, **arguments)
-    # Latents keep the model's order of dims; pictures come frame by frame.
-    dim = LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
-    return joined(list(STREAMS[plan.loop](plan, everywhere=True, journal=_path(journal), **arguments)), dim)
+    dim = _frames_dim(arguments)
+    parts = STREAMS[plan.loop](plan, everywhere=True, journal=_path(journal), **arguments)
+    return joined(list(watched(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
 def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
@@ -93,11 +94,17 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         >>> # for part in stream(plan, prompt="a red circle moves right", num_frames=161):
         >>> #     frames = part.frames[0]
     """
-    _checked(plan, arguments, "stream")
+    pipe = _checked(plan, arguments, "stream")
     if plan.loop is None or plan.loop not in STREAMS:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or DualParallel to stream")
-    return STREAMS[plan.loop](plan, everywhere=False, journal=_path(journal), **arguments)
+    parts = STREAMS[plan.loop](plan, everywhere=False, journal=_path(journal), **arguments)
+    return watched(parts, pipe, arguments.get("num_frames"), _frames_dim(arguments))
+
+
+def _frames_dim(arguments: Mapping[str, Any]) -> int:
+    """Latents keep the model's order of dims; pictures come frame by frame."""
+    return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
 
 
 def _path(journal: str | os.PathLike[str] | None) -> Path | None:

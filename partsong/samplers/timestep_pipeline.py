@@ -10,7 +10,7 @@ has made to the next place. The last place is the first rank's, which decodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ __all__ = ["timestep_pipeline"]
 
 def timestep_pipeline(
     plan: Plan, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Samples with `TimestepPipeline`, and yields what the pipeline returns for each block as soon as it is done.
 
     Args:
