@@ -231,7 +231,7 @@ class _TwinAttention:
 class Film:
     """What the twin knows of all blocks."""
 
-    def __init__(self, model: Any, frames: int, context: int, lag: int, recomputes: bool) -> None:
+    def __init__(self, model: Any, frames: int, context: int, lag: int, recomputes: bool = False) -> None:
         self.frames, self.context, self.lag, self.recomputes = frames, context, lag, recomputes
         self.rows, self.columns = SIZE[0] // 16, SIZE[1] // 16
         self.area = self.rows * self.columns
