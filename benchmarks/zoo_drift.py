@@ -14,7 +14,7 @@ import tyro
 from filing import file_result, markdown_table
 
 from partsong.evals.zoo_drift import study
-from partsong.parallel import DisplacedPatch, PartialPatch, PatchPipeline, Strategy, SyncPatch, Ulysses
+from partsong.parallel import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, Strategy, SyncPatch, Ulysses
 
 Cases = list[tuple[Strategy, ...]]
 DISPLACED: Cases = [
@@ -25,7 +25,12 @@ DISPLACED: Cases = [
 ]
 #: What each zoo model is sampled with, after its serial twin.
 CASES: dict[str, Cases] = {
-    "shapes": [(Ulysses(),), *DISPLACED, (PatchPipeline(warmup_steps=1),), (PatchPipeline(warmup_steps=2),)],
+    "shapes": [
+        (Ulysses(),),
+        *DISPLACED,
+        *((PatchPipeline(warmup_steps=n),) for n in (1, 2)),
+        *((Ulysses(), StepCache(threshold=threshold)) for threshold in (0.04, 0.08, 0.16)),
+    ],
     "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (4, 2))],
 }
 

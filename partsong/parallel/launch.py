@@ -150,7 +150,9 @@ class _Run:
             report = self.reports.get(rank)
             if report is None:
                 return (0, rank)
-            return (2 if isinstance(report[1], DistributedError) else 1, rank)
+            # Gloo's own word for peers that were gone before it had connected to them.
+            lost = isinstance(report[1], DistributedError) or "connectFullMesh" in str(report[1])
+            return (2 if lost else 1, rank)
 
         rank = min(failed, key=order)
         report = self.reports.get(rank)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Mesh, Ring, Ulysses, health, parallelize
 from partsong.parallel.collectives import agree, broadcast, exchange, ring_exchange
 from tests.parallel.families import FAMILIES
@@ -38,6 +38,13 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 def raise_on(victim: int, kind: str) -> None:
     if int(os.environ["RANK"]) == victim:
         raise ERRORS[kind]()
+
+
+def refuse_while_others_connect() -> None:
+    """Rank 1 refuses; rank 0 says what gloo says when its peers are gone before it has reached them."""
+    if os.environ["RANK"] == "1":
+        raise UnsupportedError("no such thing")
+    raise RuntimeError("[../gloo.cpp:12] Gloo connectFullMesh failed with timeout")
 
 
 def unpicklable_result() -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from partsong.errors import ArgumentError, PartsongError, RankError
+from partsong.errors import ArgumentError, PartsongError, RankError, UnsupportedError
 from partsong.parallel import launch
 from partsong.parallel.launch import _Run
 from tests.parallel import fault_worker
@@ -66,6 +66,11 @@ def test_a_partsong_error_keeps_its_type_and_gets_the_rank_as_a_note() -> None:
     note = "\n".join(caught.value.__notes__)
     assert "rank 1" in note
     assert "raise_on" in note
+
+
+def test_the_reason_is_told_rather_than_that_peers_were_gone() -> None:
+    with pytest.raises(UnsupportedError, match="no such thing"):
+        launch(fault_worker.refuse_while_others_connect, 2)
 
 
 def test_an_error_that_cannot_travel_is_told_all_the_same() -> None:
