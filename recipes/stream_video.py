@@ -2,7 +2,8 @@
 
 Ctrl-C stops it: the block at work is finished on all ranks, the film is closed, and the speed is reported.
 
-python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "a lighthouse at dusk"
+The zoo's causal model:  python recipes/stream_video.py --nproc 2
+A real one:              python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "..."
 
 The model's transformer must be causal: ``num_frame_per_block`` of 2 or more in its configuration.
 """
@@ -21,6 +22,7 @@ import tyro
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 
+from partsong import zoo
 from partsong.parallel import Mesh, TimestepPipeline, launch, parallelize
 from partsong.parallel.collectives import agree
 from partsong.parallel.mesh import AXES
@@ -33,10 +35,10 @@ from partsong.videos import VideoWriter
 class Config:
     """The knobs of the recipe; every field is also a command-line flag."""
 
-    prompt: str
+    prompt: str = "a small blue square moves up"
     """What to show."""
-    model: str
-    """A diffusers folder with a causal model."""
+    model: str = "motion-causal"
+    """A name of the zoo, or a diffusers folder with a causal model."""
     out: Path = Path("runs/stream.mp4")
     """Film to write, or a name without ending for a folder of pictures."""
     nproc: int = 2
@@ -72,10 +74,15 @@ def on_rank(config: Config) -> dict[str, float]:
     torch.set_num_threads(1 if config.nproc > 1 else torch.get_num_threads())
     dtype = getattr(torch, config.dtype)
     with Mesh(stage=config.nproc, timeout=3600.0) as mesh:
-        pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
+        row: zoo.ZooModel | None = zoo.MODELS.get(config.model)
+        if row is None:
+            pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
+        else:
+            pipe = zoo.load(row.name, dtype)
         given = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
         given |= {"height": config.height, "width": config.width}
-        named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        named: dict[str, Any] = {} if row is None else dict(row.defaults)
+        named |= {name: value for name, value in given.items() if value is not None}
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         named |= {"num_frames": frames_of(pipe, config.blocks), "output_type": "np"}
         knobs = TimestepPipeline(window=config.window, sink=config.sink)

@@ -102,7 +102,7 @@ class Config:
     substeps: int = 2
     captions: int = 60
     steps: int = 20
-    guidance: float = 4.0
+    guidance: float = 2.0
 
 
 def new_stage(

@@ -108,6 +108,19 @@ def test_a_run_that_was_stopped_is_resumed(folders: dict[str, Path], tmp_path: P
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_the_zoo_animates_a_caption_and_reads_it_back(tmp_path: Path) -> None:
+    knobs = ("--frames", 47, "--nproc", 2, "--strategy", "dual-parallel:block_frames=8", "--compare")
+    json_path = tmp_path / "r.json"
+    assert run("video", "a big red circle moves right", *knobs, "--out", tmp_path / "v.mp4", "--json", json_path) == 0
+    result = json.loads(json_path.read_text(encoding="utf-8"))
+    assert result["model"] == "motion"
+    assert result["frames"] == 47
+    assert result["max_abs_diff"] == 0.0
+    assert result["facts_read"] >= 0.75
+    assert result["identity_kept"] >= 0.9
+    assert result["border_jump_ratio"] > 0
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -120,7 +133,7 @@ def test_a_run_that_was_stopped_is_resumed(folders: dict[str, Path], tmp_path: P
         (["--nproc", 2], "--strategy"),
         (["--journal", "j"], "keep a journal"),
         (["--resume", "nowhere"], "no run can be read there"),
-        (["--model", ""], "--model is missing"),
+        (["--model", "motions"], "motion"),
     ],
 )
 def test_refusals(folders: dict[str, Path], args: list[Any], words: str, tmp_path: Path, capfd: Any) -> None:

@@ -78,7 +78,8 @@ class Video(Sampling):
     prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")] = ""
     """What to show; not needed with --resume."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
-    """A local diffusers folder or a hub id; the zoo has no video model yet."""
+    """A zoo name, a local diffusers folder, or a hub id; if not given, the zoo's motion, or motion-causal for
+    timestep-pipeline."""
     frames: Count = None
     """Frames of the video; the model's own default if not given."""
     fps: Annotated[float, tyro.conf.arg(metavar="N")] = 16.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ def video(options: Video) -> dict[str, Any]:
     if options.resume is not None:
         options = _resumed(options)
     nproc = num_ranks(options.nproc)
+    options = replace(options, model=options.model or _zoo_model(options))
     _check(options)
     source = find_model(options.model)
     placed = place(options, source, nproc)
@@ -89,13 +90,16 @@ def summary(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _zoo_model(options: Video) -> str:
+    """The model of the zoo that suits the strategies: a stream through steps needs a causal one."""
+    return "motion-causal" if any(name.startswith("timestep-pipeline") for name in options.strategy) else "motion"
+
+
 def _check(options: Video) -> None:
     if Path(options.out).suffix.lower() not in (".mp4", ".gif", ""):
         raise ArgumentError(f"--out {options.out}: films are written as .mp4 or .gif, or into a folder")
     if not 0 < options.fps < 1000:
         raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
-    if not options.model:
-        raise ArgumentError("--model is missing: give a text-to-video folder of diffusers, or a hub id")
     check_sampling(options, "frames")
     read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
 

@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from partsong.errors import ArgumentError
-from partsong.zoo import shapes
+from partsong.zoo import motion, shapes
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,50 @@ _ROWS = (
         defaults=MappingProxyType({"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}),
         task=shapes,
         recipe="recipes/train_shapes_unet.py",
+    ),
+    ZooModel(
+        name="motion",
+        kind="video",
+        folder=WEIGHTS / "motion",
+        description=(
+            "Text to video, 32 x 32, 31 frames and more: one or two coloured shapes that move or bounce, slowly or "
+            'quickly ("a red circle moves right"); a Wan pipeline of 5 M parameters.'
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType(
+            {
+                "num_inference_steps": 20,
+                "guidance_scale": 2.0,
+                "height": 32,
+                "width": 32,
+                "num_frames": 31,
+                "max_sequence_length": 24,
+            }
+        ),
+        task=motion,
+        recipe="recipes/train_motion.py",
+    ),
+    ZooModel(
+        name="motion-causal",
+        kind="video",
+        folder=WEIGHTS / "motion-causal",
+        description=(
+            "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
+            "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType(
+            {
+                "num_inference_steps": 4,
+                "guidance_scale": 1.0,
+                "height": 32,
+                "width": 32,
+                "num_frames": 31,
+                "max_sequence_length": 24,
+            }
+        ),
+        task=motion,
+        recipe="recipes/train_motion.py",
     ),
 )
 

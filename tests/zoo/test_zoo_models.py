@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
 
 from partsong import zoo
 from partsong.errors import PartsongError
+from partsong.zoo.motion.scoring import score as motion_score
 from partsong.zoo.shapes.scoring import score
 
 FOLDER = zoo.MODELS["shapes"].folder
-LIMIT_BYTES = {"shapes": 25_000_000, "shapes-unet": 15_000_000}
+LIMIT_BYTES = {"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,18 @@ def test_the_unet_is_a_stock_stable_diffusion_pipeline_that_draws() -> None:
     kinds = result.by_kind()
     assert kinds["colour"][0] >= 0.85
     assert kinds["shape"][0] >= 0.8
+
+
+@pytest.mark.parametrize(("name", "num", "least"), [("motion", 8, 0.8), ("motion-causal", 24, 0.6)])
+def test_the_video_models_are_stock_wan_pipelines_that_animate(name: str, num: int, least: float) -> None:
+    row, loaded = zoo.MODELS[name], zoo.load(name)
+    assert type(loaded) is WanPipeline
+    assert row.kind == "video"
+    loaded.set_progress_bar_config(disable=True)
+    result = motion_score(loaded, num, seed=3, batch=8, **row.defaults)
+    assert result.videos.shape == (num, 31, 32, 32, 3)
+    assert result.facts_read >= least
+    assert result.identity_kept >= least
 
 
 def test_longest_caption_fits_the_tokenizer(pipeline: StableDiffusion3Pipeline) -> None:
