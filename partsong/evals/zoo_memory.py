@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.evals.compare import gather
-from partsong.parallel import Mesh, Strategy, launch, mesh_for, parallelize
+from partsong.parallel import Mesh, Plan, Strategy, launch, mesh_for, parallelize
 from partsong.samplers import stream
 
 __all__ = ["study"]
@@ -50,32 +51,23 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, seed: int
     degrees: dict[str, Any] = mesh_for((strategy,), int(os.environ["WORLD_SIZE"]))
     with Mesh(**degrees, timeout=1800.0) as mesh, parallelize(pipe, strategy, mesh=mesh) as plan:
         call = {**row.defaults, "prompt": prompt, "num_frames": frames, "output_type": "np"}
-        call["generator"] = torch.Generator().manual_seed(seed)
-        start, first, parts, resident = time.perf_counter(), 0.0, [], []
-        for part in stream(plan, **call):
-            resident.append(_resident())
-            if part is not None:
-                first = first or time.perf_counter() - start
-                # Kept in a byte per value, so that what is looked at later does not count as memory of the stream.
-                parts.append(np.rint(part.frames[0] * 255).astype(np.uint8))
-                resident[-1] -= sum(p.nbytes for p in parts) / 1e6
-        seconds = time.perf_counter() - start
+        seen = _watch(plan, {**call, "generator": torch.Generator().manual_seed(seed)})
         gc.collect()
-        fourth = max(1, len(resident) // 4)
-        quarter, end = float(np.mean(resident[fourth : 2 * fourth])), float(np.mean(resident[-fourth:]))
-        spent = gather(mesh, [max(resident), quarter, end], "end of a stream")
+        fourth = max(1, len(seen.resident) // 4)
+        quarter, end = float(np.mean(seen.resident[fourth : 2 * fourth])), float(np.mean(seen.resident[-fourth:]))
+        spent = gather(mesh, [max(seen.resident), quarter, end], "end of a stream")
         if not mesh.is_main:
             return {}
-        video = np.concatenate(parts)
+        video = np.concatenate(seen.parts)
         trend = row.task.trend(video)
         return {
             "case": repr(strategy),
             "model": model,
             "nproc": mesh.world_size,
             "frames": len(video),
-            "seconds": seconds,
-            "frames_per_second": len(video) / seconds,
-            "first_frame_seconds": first,
+            "seconds": seen.seconds,
+            "frames_per_second": len(video) / seen.seconds,
+            "first_frame_seconds": seen.first,
             "peak_mb": [row[0] for row in spent],
             "quarter_mb": [row[1] for row in spent],
             "end_mb": [row[2] for row in spent],
@@ -84,6 +76,29 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, seed: int
             "trend_colour": trend["colour"],
             "trend_size": trend["size"],
         }
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of one stream: frames as bytes, resident megabytes after each part, seconds in all and until the first part."""
+
+    parts: list[Any] = field(default_factory=list)
+    resident: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    first: float = 0.0
+
+
+def _watch(plan: Plan, call: dict[str, Any]) -> _Seen:
+    seen, start, kept = _Seen(), time.perf_counter(), 0.0
+    for part in stream(plan, **call):
+        # What is kept to be looked at later does not count as memory of the stream.
+        seen.resident.append(_resident() - kept)
+        if part is not None:
+            seen.first = seen.first or time.perf_counter() - start
+            seen.parts.append(np.rint(part.frames[0] * 255).astype(np.uint8))
+            kept += seen.parts[-1].nbytes / 1e6
+    seen.seconds = time.perf_counter() - start
+    return seen
 
 
 def _resident() -> float:
