@@ -18,6 +18,8 @@ from partsong.parallel import DualParallel, Strategy, TimestepPipeline
 CASES: list[tuple[str, Strategy, int]] = [
     ("motion", DualParallel(), 159),
     ("motion", DualParallel(), 1599),
+    ("motion", DualParallel(admit_every=2), 159),
+    ("motion", DualParallel(admit_every=2), 1599),
     ("motion-causal", TimestepPipeline(), 159),
     ("motion-causal", TimestepPipeline(), 1999),
 ]

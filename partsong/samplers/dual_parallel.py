@@ -240,6 +240,7 @@ class _Queue:
         for track in self.tracks.values():
             track.call.close()
         self.tracks.clear()
+        self.blocks.close()
         self.stage.context = None
         self.stage.forget()
 

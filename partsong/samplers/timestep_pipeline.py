@@ -232,6 +232,7 @@ class _Chain:
         for track in self.tracks.values():
             track.call.close()
         self.tracks.clear()
+        self.blocks.close()
         self.stage.context = None
         self.stage.forget()
 

@@ -86,6 +86,11 @@ class VideoBlocks:
                 f"the video has {sum(self.sizes)} latent frames"
             )
 
+    def close(self) -> None:
+        """Ends what is kept for decoding."""
+        if self._decoder is not None:
+            self._decoder.close()
+
     def open(self, block: int) -> PausedCall:
         """The call of a block, not begun."""
         chosen = dict(self.arguments)

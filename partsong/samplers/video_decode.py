@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,8 +36,10 @@ class StreamingDecoder:
             raise UnsupportedError("tiled decoding starts anew for every tile; call vae.disable_tiling()")
         self.vae = vae
         self._seen: list[Any] | None = None
+        # Every block's call has a thread of its own, and the allocator of most systems an arena for every thread, which
+        # keeps what it has freed: decoded here and there, a long video would leave the memory of a decoding in each.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="partsong-decoder")
 
-    @torch.no_grad()
     def decode(self, z: Tensor, return_dict: bool = True) -> Any:
         """The frames of the next latents; called and answered as the autoencoder's own ``decode``.
 
@@ -47,6 +50,18 @@ class StreamingDecoder:
         Returns:
             ``4 (f - 1) + 1`` frames `[B, 3, F, H, W]` for the first piece (with a factor of 4 in time), 4 f afterwards.
         """
+        inference = torch.is_inference_mode_enabled()
+        return self._worker.submit(self._decode, z, return_dict, inference).result()
+
+    def close(self) -> None:
+        """Ends the thread; nothing is decoded afterwards."""
+        self._worker.shutdown(wait=False)
+
+    def _decode(self, z: Tensor, return_dict: bool, inference: bool) -> Any:
+        with torch.inference_mode(inference), torch.no_grad():
+            return self._pieces(z, return_dict)
+
+    def _pieces(self, z: Tensor, return_dict: bool) -> Any:
         from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
         from diffusers.models.autoencoders.vae import DecoderOutput
 

@@ -22,6 +22,8 @@ MIN_FRAMES = 5
 REST, ALONG = 0.2, 2.0
 #: Size and colour are compared where at least this part of an object is in front.
 WHOLE = 0.9
+#: An object that is judged in fewer than this part of the frames has no trend.
+LASTING = 0.25
 #: Jumps below count as none: half a reader's pixel, and a change of colour and size nobody sees.
 PLACE_FLOOR, LOOK_FLOOR = 0.25, 0.05
 
@@ -257,7 +259,8 @@ def trend(frames: Any) -> dict[str, float]:
 
     Returns:
         `colour` (of the distance between the palette's colour and the ground) and `size` (of the mean radius), each
-        of the object that drifts most; 0 is none. Objects judged in fewer than 5 frames are left out.
+        of the object that drifts most; 0 is none. What is judged in fewer than a quarter of the frames, such as a
+        speck that comes and goes, is left out.
 
     Raises:
         ArgumentError: (a ValueError) If `frames` is no such video, or shows nothing that can be followed.
@@ -265,7 +268,7 @@ def trend(frames: Any) -> dict[str, float]:
     worst = {"colour": [], "size": []}
     for track in read(frames):
         times = np.flatnonzero(track.judged & np.isfinite(track.rgb[:, 0]))
-        if len(times) < MIN_FRAMES:
+        if len(times) < max(MIN_FRAMES, LASTING * len(track.seen)):
             continue
         far = float(np.linalg.norm(np.subtract(COLOURS[track.colour], GROUND)))
         values = np.column_stack([track.rgb[times] / far, track.radius[times] / track.radius[times].mean()])
