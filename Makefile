@@ -5,6 +5,7 @@
 #   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -44,9 +45,9 @@ $(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
 demo: $(VENV)/demo.stamp
 	$(BIN)/partsong demo --out partsong-demo.html
 
-# WORKERS=2 runs two files at a time. The tests of a file share what their ranks computed, so a file stays in one process.
+# Two files at a time; WORKERS=0 runs them in one process. The tests of a file share what their ranks computed, so a file stays in one process.
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -21,7 +21,10 @@ from tests.parallel import dual_worker, resume_worker
 )
 def test_a_killed_run_goes_on(name: str, before: int, after: int, tmp_path: Path) -> None:
     whole, calls = launch(resume_worker.video, before, name, None)
-    rank, call = random.Random(f"{name}{before}{after}").randrange(before), int(calls * 0.7)
+    # In a queue all ranks make as many calls. In a chain of steps they do not: the first rank, whose calls are known,
+    # stands at its end, so blocks are done when it dies.
+    rank = 0 if name == "timestep" else random.Random(f"{name}{before}{after}").randrange(before)
+    call = int(calls * 0.7)
     with pytest.raises(DistributedError):
         launch(resume_worker.video, before, name, tmp_path / "j", (rank, call))
     resumed, again = launch(resume_worker.video, after, name, tmp_path / "j")
