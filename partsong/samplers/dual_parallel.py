@@ -246,9 +246,9 @@ class _Queue:
 
     def _sends(self, step: int, index: int) -> int:
         """Bytes the stage at `index` sends in one call for each of the blocks of a round."""
-        return sum(
-            self.stage.sent[self.keys.in_front(b) + self.keys.frames[b]][index] for b in self.order.members(step)
-        )
+        frames = [self.keys.in_front(b) + self.keys.frames[b] for b in self.order.members(step)]
+        # A resumed run has sent nothing for blocks that were done, and may not know theirs.
+        return sum(self.stage.sent[count][index] for count in frames if count in self.stage.sent)
 
     def _keeps(self) -> str:
         """What this rank keeps of neighbours, as a line of `Plan.explain`."""
