@@ -32,6 +32,7 @@ DEPARTED = 4.0
 DIVERGED = 20.0
 ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
+_AFTER = " after a failure in "
 
 
 class Heartbeat:
@@ -45,6 +46,8 @@ class Heartbeat:
         self.waiting = False
         self.peers: tuple[int, ...] = ()
         self.operations = 0
+        #: The first operation that failed here: the others read it even after this rank has gone.
+        self.failed = ""
         self.since = 0.0
         #: Seconds, but for those in which this process did not get to run: nobody is to blame for them.
         self.awake = 0.0
@@ -74,7 +77,7 @@ class Heartbeat:
         self._stop.set()
         if self.store is not None:
             self._thread.join(timeout=5.0)
-            self._write(_LEFT)
+            self._write(f"{_LEFT}{_AFTER}{self.failed}" if self.failed else _LEFT)
         if Heartbeat.current is self:
             Heartbeat.current = None
 
@@ -101,7 +104,7 @@ class Heartbeat:
             self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
         now, peers = self.awake, self.peers
         # What this rank waits for may be on its way still, however long ago the sender left.
-        gone = [r for r, (text, when) in self._seen.items() if text == _LEFT and now - max(when, self.since) > DEPARTED]
+        gone = [r for r, (text, when) in self._seen.items() if _left(text) and now - max(when, self.since) > DEPARTED]
         left = [rank for rank in gone if rank in peers]
         if left:
             self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
@@ -151,7 +154,7 @@ class Heartbeat:
     def silence(self, rank: int) -> float:
         """Seconds since `rank` was last seen alive; 0 for one that has said goodbye."""
         text, when = self._seen.get(rank, (_LEFT, 0.0))
-        return 0.0 if text == _LEFT else self.awake - when
+        return 0.0 if _left(text) else self.awake - when
 
     def _give_up(self, ranks: list[int], why: str) -> None:
         names = ", ".join(map(str, ranks))
@@ -173,9 +176,9 @@ class Heartbeat:
         while time.monotonic() < deadline:
             self._stop.wait(PERIOD)
             dead = [r for r in range(self.world_size) if r != self.rank and self.silence(r) > 3 * PERIOD]
-            gone = [r for r, (text, _) in self._seen.items() if text == _LEFT]
+            gone = {r: text for r, (text, _) in self._seen.items() if _left(text)}
             if dead or gone:
-                names = [f"rank {r} is dead" for r in dead] + [f"rank {r} has left the run" for r in gone]
+                names = [f"rank {r} is dead" for r in dead] + [f"rank {r} has {text}" for r, text in gone.items()]
                 return "; ".join(names)
         doing = [f"rank {r} is in {_doing(state)}" for r, (state, _) in sorted(self._states.items())]
         return "; ".join(doing) or "no other rank has been seen"
@@ -204,10 +207,15 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if isinstance(error, DistributedError):
             raise
+        beat.failed = beat.failed or name
         blame = beat.blame() if beat.store is not None else ""
         raise DistributedError(f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})") from error
     finally:
         beat.doing, beat.peers, beat.waiting = outer, (), False
+
+
+def _left(text: str) -> bool:
+    return text.startswith(_LEFT)
 
 
 def _doing(state: str) -> str:

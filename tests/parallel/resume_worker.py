@@ -60,7 +60,7 @@ def video(name: str, journal: Path | None, killed: tuple[int, int] | None = None
         frames = FRAMES if name != "timestep" else 45
         with parallelize(pipe, knobs) as plan:
             parts = list(stream(plan, journal=journal, **dual_worker.call(frames, guided)))
-            if name != "timestep" and plan.denoisers[0].seen.known:
+            if plan.denoisers[0].seen.known:
                 plan.explain()  # also of a run that has not seen its first blocks
     finally:
         StagedFrames.work = work  # type: ignore[method-assign]

@@ -128,8 +128,9 @@ def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
     assert time.monotonic() - start < NEVER_LONGER
 
 
-def test_ranks_that_ask_for_different_things_name_both(tmp_path: Path) -> None:
-    launch(fault_worker.disagree_everywhere, 2, str(tmp_path))
+@pytest.mark.parametrize("leaves", [False, True], ids=["at once", "after the other has left"])
+def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: Path) -> None:
+    launch(fault_worker.disagree_everywhere, 2, str(tmp_path), leaves)
     first, second = (tmp_path / "0").read_text(), (tmp_path / "1").read_text()
     for text in (first, second):
         assert text.startswith("DistributedError")
