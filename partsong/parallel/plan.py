@@ -264,10 +264,13 @@ class Plan:
         """What is split, stale and moved, in bytes per step and rank, for the shapes of the last generation.
 
         Raises:
-            ArgumentError: nothing has been sampled yet, so the shapes are not known.
+            ArgumentError: this rank has sampled nothing under this plan, so the shapes are not known.
         """
         if not any(denoiser.seen.known for denoiser in self.denoisers) and not any(c.known for c in self.coders):
-            raise ArgumentError("call the pipeline once before explain(): the bytes depend on the picture's size")
+            raise ArgumentError(
+                "call the pipeline once before explain(): the bytes depend on the picture's size, and this rank has "
+                "computed nothing under this plan yet (a run taken up again may find all of its work done)"
+            )
         return explain(self)
 
     def undo(self) -> None:

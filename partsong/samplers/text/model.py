@@ -1,0 +1,120 @@
+"""What the decoding loop asks of a language model, and what tells the architectures apart: a row of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Head", "KeyStore", "TextAdapter", "TextModel"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextAdapter:
+    """How a family of language models is decoded, as data.
+
+    Attributes:
+        name: the family.
+        attention: which tokens one may see. "full": all of its row; "block_causal": those of its own block and of
+            earlier ones; "causal": itself and those before it.
+        shifted: the distribution of the token at position p is read at p - 1 (models grown from causal ones).
+        noise: what stands where nothing is decided: "mask", the mask token; "uniform", random tokens (DiffusionGemma);
+            "none", nothing is fed there (causal models).
+        block_size: tokens of the grid of "block_causal" attention; None where there is no grid.
+        block_origin: where that grid begins: at the first token of the "sequence", or after the "prompt".
+        transform: dotted path of a module between the last hidden state and the output embedding; "" is none.
+        keeps_keys: keys and values of earlier forwards can be used again.
+    """
+
+    name: str
+    attention: Literal["full", "block_causal", "causal"]
+    shifted: bool = False
+    noise: Literal["mask", "uniform", "none"] = "mask"
+    block_size: int | None = None
+    block_origin: Literal["sequence", "prompt"] = "sequence"
+    transform: str = ""
+    keeps_keys: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Head:
+    """From a hidden state to logits: ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``.
+
+    Attributes:
+        weight: `[V, C]`.
+        bias: `[V]` or None.
+        softcap: None is none.
+        logit_scale: 1.0 is none.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+
+class KeyStore(Protocol):
+    """Keys and values of a batch, a slot per position and one more that takes what nobody may see."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all rows but these (int64 `[n]`), which move together."""
+        ...
+
+
+class TextModel(Protocol):
+    """A language model as the decoding loop sees it.
+
+    Attributes:
+        adapter: its row.
+        mask_token_id: what is fed where nothing is decided; None unless ``adapter.noise == "mask"``.
+        eos_token_ids: tokens that end a text; may be empty.
+        vocab_size: V, tokens of the head.
+        device: where token ids are expected.
+        head: from what `forward` returns to logits.
+    """
+
+    adapter: TextAdapter
+    mask_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    device: torch.device
+    head: Head
+
+    def key_store(self, rows: int, slots: int) -> KeyStore | None:
+        """Room for the keys of `rows` rows of `slots` positions; None for a model that keeps none."""
+        ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        keys: KeyStore | None,
+        rows: Tensor | None = None,
+        *,
+        clean: bool = False,
+    ) -> Tensor:
+        """Last hidden states `[B, Q, C]` (after norm and transform: what the head takes) of some tokens of each row.
+
+        Their keys and values are written to `slots` before anybody attends, so tokens of one call see each other.
+
+        Args:
+            tokens: int64 `[B, Q]`.
+            positions: int64 `[B, Q]`, for rotary or learned positions.
+            slots: int64 `[B, Q]`, where the keys go; the last slot of the store is scratch and may be written by
+                several tokens. Without a store this is 0 ... Q - 1.
+            visible: bool `[B, Q, S]`, the slots each token attends to (S: slots asked for, without the scratch slot;
+                Q where there is no store).
+            keys: from `key_store`.
+            rows: int64 `[B]`, the rows of the store these are; None is all of them, in order.
+            clean: the tokens are decided, and the call is made for their keys (models that encode finished text
+                differently look at this).
+        """
+        ...
+
+    def flops(self, queries: int, keys: int) -> float:
+        """Multiply-adds x 2 of a forward of `queries` tokens that see `keys` keys each, without the head."""
+        ...
