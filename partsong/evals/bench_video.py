@@ -46,12 +46,14 @@ def contests(blocks: int, side: int) -> list[Contest]:
     """What is timed."""
     dual = DualParallel(block_frames=BLOCK, context=BLOCK)
     clip = ClipParallel(window=BLOCK, stride=BLOCK)
-    few = TimestepPipeline(window=2)
+    few, layers = TimestepPipeline(window=2), TimestepPipeline(window=2, pipe_degree=2)
     return [
         Contest("ClipParallel", None, clip, "clip", STEPS, blocks, side),
         Contest("ClipParallel against itself", clip, clip, "clip", STEPS, blocks, side),
         Contest("DualParallel", dual, dual, "pipe", STEPS, blocks, side),
-        Contest("TimestepPipeline", few, few, "stage", FEW_STEPS, blocks, side, causal=True),
+        Contest("TimestepPipeline", few, few, "stage", FEW_STEPS, 2 * blocks, side, causal=True),
+        # A model of one step has nothing but its layers to share out.
+        Contest("TimestepPipeline, layers", few, layers, "pipe", 1, 4 * blocks, side, causal=True),
     ]
 
 
@@ -178,11 +180,11 @@ def _row(contest: Contest, nproc: int, serial: Times, parallel: Times, sent: int
         "seconds_all": parallel.all,
         "seconds_serial_all": serial.all,
     }
-    if contest.axis == "pipe":
-        bubble = nproc**2 - 1
+    if isinstance(contest.parallel, DualParallel):
+        bubble = nproc**2 - 1  # in visits, see the test that counts them
         row["idle_predicted"] = bubble / (contest.steps * contest.blocks + bubble)
         row["idle"] = 1 - ratio / nproc
-    if contest.axis == "stage":
+    if contest.causal:
         alone, together = serial.steady(nproc), parallel.steady(nproc)
         row["steady_ratio"] = alone / together if alone and together else None
     return row

@@ -145,6 +145,8 @@ class _Queue:
         self.done: deque[Any] = deque()
         self.finished = 0
         self._record = 0
+        #: Calls of the denoiser in a step, known once a block has made its first: nobody waits to be told.
+        self.calls: int | None = None
         with plan.looping():
             first = self._open(0)
         num_steps = len(first.call.pipe.scheduler.timesteps)
@@ -159,9 +161,11 @@ class _Queue:
         )
         stage.keeps = self._keeps
         stage.context, stage.sends = self.keys, self._sends
-        # With enough blocks at work, messages travel while the next visit is computed.
+        # With enough blocks at work, messages travel while the next visit is computed. Answers then come later, and
+        # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
         active = -(-min(num_steps, len(blocks.sizes) * knobs.admit_every) // knobs.admit_every)
-        self.lead = 2 if active >= 2 * self.axis.size > 2 else 1
+        is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
+        self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1
 
     def resume(self) -> Iterator[Any]:
         """Yields the blocks that a journal says are done, and takes the others up where its newest cut left them."""
@@ -288,7 +292,8 @@ class _Queue:
                     order.waiting.popleft()
                 else:
                     return None
-            order.waiting, order.asking, order.branch = deque(order.asking), [], order.branch + 1
+            more = self.calls is None or order.branch + 1 < self.calls
+            order.waiting, order.asking, order.branch = deque(order.asking if more else ()), [], order.branch + 1
             if not order.waiting:
                 order.round += 1
                 order.begin()
@@ -332,7 +337,13 @@ class _Queue:
         sample = sample.narrow(self.blocks.dim, in_front, sample.shape[self.blocks.dim] - in_front).contiguous()
         event = track.call.send(item.layout.returned(sample))
         track.branch += 1
+        if isinstance(event, Denoise) and track.branch == self.calls:
+            raise UnsupportedError(
+                f"{type(self.plan.target).__name__} calls its denoiser more than {self.calls} times in step "
+                f"{track.step}, and did so in none before; guide from the first step on, or use ClipParallel"
+            )
         while isinstance(event, Stepped):
+            self.calls = track.branch if track.step == 0 else self.calls
             track.step, track.branch = track.step + 1, 0
             self._note(item, track.call, event.latents)
             event = track.call.send(event.latents)

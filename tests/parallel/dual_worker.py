@@ -7,6 +7,7 @@ computes the keys of the three anew from what was noted of them, with the model'
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import DualParallel, Mesh, parallelize
+from partsong.samplers import dual_parallel as queue
 from partsong.samplers import generate, stream
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
@@ -141,6 +143,37 @@ def counted(nproc: int, mesh: Mesh) -> tuple[list[int], list[int]]:
         return gathered(sent) if nproc > 1 else [sent], plan.explain().bytes_total()
 
 
+def slots(mesh: Mesh) -> dict[str, int]:
+    """Exchanges made for a video of six blocks: the slots the queue took, but for the last."""
+    exchanged, found = queue.exchange, {}
+    for name, guided in (("guided", True), ("plain", False)):
+        with parallelize(pipeline(), DualParallel(block_frames=3, context=2), mesh=mesh) as plan:
+            count = itertools.count()
+            with mock.patch.object(queue, "exchange", lambda *a, n=count, **k: (next(n), exchanged(*a, **k))[1]):
+                for _ in stream(plan, **call(69, guided)):
+                    pass
+            found[name] = next(count)
+    return found
+
+
+def growing(mesh: Mesh) -> str:
+    """What is said of a pipeline that begins to guide in mid-run."""
+    pipe = pipeline()
+
+    class Later(type(pipe)):
+        @property
+        def do_classifier_free_guidance(self) -> bool:
+            return bool(self.scheduler.step_index) and self._guidance_scale > 1
+
+    pipe.__class__ = Later
+    try:
+        with parallelize(pipe, DualParallel(block_frames=2, context=1), mesh=mesh) as plan:
+            generate(plan, **call(29))
+    except PartsongError as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "no error"
+
+
 def decoded(mesh: Mesh) -> tuple[float, list[int]]:
     """Frames streamed against the whole decoded at once, and how many came at a time."""
     pipe = pipeline()
@@ -189,6 +222,8 @@ def ranks(nproc: int) -> dict[str, Any]:
             "one block": one_block(mesh),
             "videos": videos(mesh),
             "counted": counted(nproc, mesh),
+            "slots": slots(mesh),
+            "growing": growing(mesh),
             "decoded": decoded(mesh),
             "refusals": refusals(mesh),
         }

@@ -47,6 +47,17 @@ def test_what_is_sent_is_what_was_predicted(several: dict[str, Any]) -> None:
     assert min(sent) > 0
 
 
+@pytest.mark.parametrize(("name", "calls"), [("plain", 1), ("guided", 2)])
+def test_the_schedule_is_as_short_as_was_told(several: dict[str, Any], name: str, calls: int) -> None:
+    ranks = len(several["counted"][0])
+    # N^2 - 1 for one call: N - 1 to fill the ranks, N (N - 1) where fewer blocks than ranks are at work.
+    assert 6 * 4 * calls < several["slots"][name] <= 6 * 4 * calls + ranks - 1 + calls * ranks * (ranks - 1)
+
+
+def test_a_step_may_not_call_more_often_than_the_first(several: dict[str, Any]) -> None:
+    assert "calls its denoiser more than 1 times in step 1" in several["growing"]
+
+
 @pytest.mark.parametrize("previous", ["cached", "recomputed"])
 @pytest.mark.parametrize("lag", [1, 2])
 def test_what_is_kept_is_what_was_told(previous: str, lag: int) -> None:
