@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         predict,
     )
     from partsong.samplers import generate, stream
+    from partsong.samplers.text import BlockDecoder, decode, decode_steps, load_text_model, parse_cache, parse_rule
 
 __version__ = "0.1.0"
 
@@ -87,12 +88,21 @@ _HOMES = {
         "predict",
     ),
     "partsong.samplers": ("generate", "stream"),
+    "partsong.samplers.text": (
+        "BlockDecoder",
+        "decode",
+        "decode_steps",
+        "load_text_model",
+        "parse_cache",
+        "parse_rule",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "BlockDecoder",
     "CfgParallel",
     "ClipParallel",
     "DataParallel",
@@ -118,10 +128,15 @@ __all__ = [
     "Ulysses",
     "UnsupportedError",
     "Usp",
+    "decode",
+    "decode_steps",
     "generate",
     "launch",
+    "load_text_model",
     "mesh_for",
     "parallelize",
+    "parse_cache",
+    "parse_rule",
     "parse_strategy",
     "predict",
     "stream",

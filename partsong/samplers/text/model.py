@@ -26,6 +26,7 @@ class TextAdapter:
         block_origin: where that grid begins: at the first token of the "sequence", or after the "prompt".
         transform: dotted path of a module between the last hidden state and the output embedding; "" is none.
         keeps_keys: keys and values of earlier forwards can be used again.
+        needs_keys: finished text is read through a key store only, into which calls with ``clean=True`` write it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class TextAdapter:
     block_origin: Literal["sequence", "prompt"] = "sequence"
     transform: str = ""
     keeps_keys: bool = True
+    needs_keys: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,6 +73,7 @@ class TextModel(Protocol):
         mask_token_id: what is fed where nothing is decided; None unless ``adapter.noise == "mask"``.
         eos_token_ids: tokens that end a text; may be empty.
         vocab_size: V, tokens of the head.
+        max_positions: longest text it was made for; None is not known.
         device: where token ids are expected.
         head: from what `forward` returns to logits.
     """
@@ -79,6 +82,7 @@ class TextModel(Protocol):
     mask_token_id: int | None
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    max_positions: int | None
     device: torch.device
     head: Head
 

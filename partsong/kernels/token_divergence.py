@@ -1,0 +1,74 @@
+"""How far a distribution over the vocabulary has moved, from hidden states alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+
+__all__ = ["token_divergence"]
+
+#: Tokens whose logits exist at a time.
+_TILE = 8192
+
+
+@torch.no_grad()
+def token_divergence(
+    hidden: Tensor,
+    other: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+) -> Tensor:
+    """KL(p || q) in nats of two distributions over the vocabulary, without storing either.
+
+    With logits a of p and b of q it is sum p (a - b) - lse(a) + lse(b), and each of the three is a running sum over
+    tiles of the vocabulary.
+
+    Args:
+        hidden: `[N, C]`, what p is read from.
+        other: `[N, C]`, what q is read from.
+        weight: the head `[V, C]`.
+        bias: `[V]`; a token it forbids with -inf does not count.
+        softcap: as in `token_stats`.
+        logit_scale: as in `token_stats`.
+
+    Returns:
+        `[N]`, at least 0, float32 (float64 for float64 inputs).
+
+    Raises:
+        ArgumentError: the shapes do not fit.
+
+    >>> import torch
+    >>> x, w = torch.randn(3, 4), torch.randn(9, 4)
+    >>> token_divergence(x, x, w).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    if hidden.shape != other.shape or hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ArgumentError(
+            f"token_divergence needs two hidden states [N, C] and a head [V, C]; found {tuple(hidden.shape)}, "
+            f"{tuple(other.shape)} and {tuple(weight.shape)}"
+        )
+    wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    lse_a = lse_b = torch.full((len(hidden),), -torch.inf, dtype=wide, device=hidden.device)
+    mean = torch.zeros_like(lse_a)
+    for first in range(0, len(weight), _TILE):
+        part = weight[first : first + _TILE].to(wide)
+        a, b = (_logits(x.to(wide) @ part.T, bias, first, softcap, logit_scale) for x in (hidden, other))
+        top = torch.logaddexp(lse_a, a.logsumexp(1))
+        # The mean of a - b under p, so far: rescaled to the larger sum, and what is new added.
+        gap = torch.where(a > -torch.inf, a - b, 0.0)
+        mean = mean * (lse_a - top).exp() + ((a - top[:, None]).exp() * gap).sum(1)
+        lse_a, lse_b = top, torch.logaddexp(lse_b, b.logsumexp(1))
+    return (mean - lse_a + lse_b).clamp(min=0.0)
+
+
+def _logits(x: Tensor, bias: Tensor | None, first: int, softcap: float | None, scale: float) -> Tensor:
+    if softcap is not None:
+        x = softcap * (x / softcap).tanh()
+    if bias is not None:
+        x = x + bias[first : first + x.shape[1]].to(x.dtype)
+    return x * scale

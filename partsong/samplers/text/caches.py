@@ -1,0 +1,152 @@
+"""Which keys and values are used again, and which tokens are computed anew in a step.
+
+Models whose tokens see nothing after them (causal) or after their block (block diffusion) lose nothing by keeping the
+keys of finished blocks: there every policy but `NoCache` keeps them, and `PrefixCache` is exact. Where all tokens see
+each other (LLaDA, Dream), every kept key is a step old or more, and the policies below differ in what they keep. All of
+them equal `NoCache` at ``refresh_every=1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+from partsong.samplers.text.canvas import Canvas
+
+__all__ = ["DelayedCache", "DualCache", "NoCache", "PrefixCache", "TextCache", "VicinityCache"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextCache:
+    """A policy: what is computed between two refreshes.
+
+    Attributes:
+        refresh_every: steps from one forward of everything to the next; 1 computes all keys in every step, as
+            without a cache; None refreshes where the policy says so and nowhere else.
+        refresh_blocks: whether everything is computed anew where a block begins.
+    """
+
+    refresh_every: int | None = None
+    refresh_blocks: bool = True
+
+    def validate(self) -> None:
+        """Refuses knobs out of range.
+
+        Raises:
+            ArgumentError: names the knob.
+        """
+        every = self.refresh_every
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ArgumentError(f"refresh_every={every!r}; use a positive integer, or None")
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """Bool `[B, L]`: what a step between two refreshes computes of what the front of the text can see."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoCache(TextCache):
+    """Everything in every step.
+
+    >>> NoCache().validate()
+    """
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """All."""
+        return canvas.inside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixCache(TextCache):
+    """Keeps the keys of everything before the first block at work.
+
+    Source: Fast-dLLM, arXiv 2505.22618.
+
+    >>> PrefixCache(refresh_every=8).refresh_every
+    8
+    """
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """From the first block at work to the end of the text; all of its group, where tokens see their group alone."""
+        start = canvas.block >= canvas.front[:, None]
+        if canvas.layered:
+            start = start | (canvas.group >= canvas.groups_at_work()[0][:, None])
+        return start & canvas.inside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DualCache(TextCache):
+    """Keeps the keys of everything but the blocks at work, so also of the masks after them.
+
+    Source: Fast-dLLM, arXiv 2505.22618.
+
+    >>> DualCache().refresh_blocks
+    True
+    """
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """The blocks at work."""
+        return canvas.at_work()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DelayedCache(TextCache):
+    """Keeps the keys of decided tokens, from some steps after their decision on; computes all undecided ones.
+
+    Attributes:
+        delay: steps a token is computed for after its decision: its keys change most in the first.
+
+    Source: dKV-Cache, arXiv 2505.15781.
+
+    >>> DelayedCache().refresh_every
+    8
+    """
+
+    refresh_every: int | None = 8
+    refresh_blocks: bool = False
+    delay: int = 1
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        # Not super(): a dataclass with slots is a new class, which the argument-less form does not find.
+        TextCache.validate(self)
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 1:
+            raise ArgumentError(f"delay={self.delay!r}; use a positive integer: a new token's keys are not known yet")
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """What is undecided or was decided just now."""
+        recent = canvas.free & (canvas.decided_at >= step - self.delay)
+        return (canvas.undecided | recent) & canvas.inside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VicinityCache(TextCache):
+    """Keeps the keys of everything but the blocks at work and their neighbourhood.
+
+    Attributes:
+        radius: positions on either side of the blocks at work that are computed as well.
+
+    Source: dInfer's vicinity refresh, arXiv 2510.08666.
+
+    >>> VicinityCache().radius
+    16
+    """
+
+    radius: int = 16
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        TextCache.validate(self)
+        if isinstance(self.radius, bool) or not isinstance(self.radius, int) or self.radius < 0:
+            raise ArgumentError(f"radius={self.radius!r}; use an integer from 0")
+
+    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+        """The blocks at work and what is near."""
+        places = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
+        work = canvas.at_work()
+        first = torch.where(work, places, places.numel()).amin(1, keepdim=True) - self.radius
+        last = torch.where(work, places, -1).amax(1, keepdim=True) + self.radius
+        return (places >= first) & (places <= last) & canvas.inside

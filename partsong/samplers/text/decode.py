@@ -1,0 +1,203 @@
+"""`decode`: text from masked, block-diffusion and causal language models, many tokens a step; and `decode_steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong import seeds
+from partsong.samplers.text.caches import TextCache
+from partsong.samplers.text.canvas import Canvas, open_canvas
+from partsong.samplers.text.events import Step
+from partsong.samplers.text.loop import Loop, Probe
+from partsong.samplers.text.model import TextAdapter
+from partsong.samplers.text.reader import Reader
+from partsong.samplers.text.request import Request, check_request
+from partsong.samplers.text.rule import Rule
+from partsong.samplers.text.tally import Tally
+
+__all__ = ["Decoded", "decode", "decode_steps"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded:
+    """Finished texts, row by row of the batch.
+
+    Attributes:
+        tokens: token ids after the prompt, up to and with the stop token.
+        stopped: why each ended: "stop token" or "length".
+        tallies: what each cost.
+        steps: steps of the batch.
+    """
+
+    tokens: list[list[int]]
+    stopped: list[str]
+    tallies: list[Tally]
+    steps: int
+
+    def summary(self) -> dict[str, Any]:
+        """The tallies of all rows together, for machine-readable results."""
+        whole = Tally()
+        bounds = [tally.certificate for tally in self.tallies]
+        for tally in self.tallies:
+            for kind in whole.forwards:
+                whole.forwards[kind] += tally.forwards[kind]
+                whole.tokens[kind] += tally.tokens[kind]
+            whole.edits += tally.edits
+            whole.flops += tally.flops
+            whole.full_flops += tally.full_flops / len(self.tallies)
+        whole.certificate = None if None in bounds else max((b for b in bounds if b is not None), default=0.0)
+        return whole.as_dict()
+
+
+def decode(
+    model: Any,
+    input_ids: Sequence[Sequence[int]] | Tensor,
+    *,
+    adapter: str | TextAdapter | None = None,
+    rule: str | Rule | None = None,
+    cache: str | TextCache | None = None,
+    max_new_tokens: int | None = None,
+    template: Sequence[Sequence[int | None]] | None = None,
+    attention_mask: Tensor | None = None,
+    block_size: int | None = None,
+    open_blocks: int = 1,
+    open_at: float = 0.5,
+    temperature: float = 0.0,
+    seed: int | Sequence[int] = 0,
+    stop_token_ids: Sequence[int] | None = None,
+    probe: Probe | None = None,
+) -> Decoded:
+    """Continues or fills texts with a masked, block-diffusion or causal language model.
+
+    One loop for all of them: in every step the model looks at the undecided positions of the blocks at work, the rule
+    accepts some, and their tokens are written. A row's text is the same alone and in any batch.
+
+    Args:
+        model: a `TextModel`, a transformers model, a checkpoint folder or a hub id (see `load_text_model`).
+        input_ids: prompts as lists of token ids of any lengths, or `[B, L]` with an `attention_mask`. Mask tokens in
+            a prompt are positions to fill.
+        adapter: a name or row of `families.ADAPTERS`; default: recognised.
+        rule: what to accept in a step: a `Rule`, or "NAME:key=value" with a name of `RULES`. Default:
+            ``EntropyBound(gamma=0.1)``; `Renoise` for models of uniform noise.
+        cache: which keys to use again: a `TextCache`, or "NAME:key=value" with a name of `CACHES`. Default: none where
+            all tokens see each other, and `PrefixCache`, which is exact there, everywhere else.
+        max_new_tokens: positions after the prompt; a text ends sooner at a stop token. Default: 128 or as many as
+            the model has room for; 0 where there are mask tokens in the prompts or a template.
+        template: per row what must stand after the prompt: token ids, and None for positions to fill. A constrained
+            beginning is a template that starts with it.
+        attention_mask: `[B, L]`, 1 for tokens and 0 for padding on either side; for a tensor of prompts.
+        block_size: positions decided together, block after block. Default: the model's own grid, and 32 without one.
+        open_blocks: blocks at work at once.
+        open_at: fraction of a block that must be decided before the next joins.
+        temperature: of the draws; 0 takes the most likely tokens.
+        seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
+        stop_token_ids: tokens that end a text. Default: the model's.
+        probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual
+            information `[B, K, K]` in nats.
+
+    Returns:
+        The texts and what they cost.
+
+    Raises:
+        ArgumentError: a prompt, size, knob or token that does not fit; the message names it.
+        ArgumentTypeError: an argument of the wrong type.
+        UnsupportedError: a rule or cache that the model cannot honour.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    >>> llama = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None)).eval()
+    >>> len(decode(llama, [[1, 2, 3]], max_new_tokens=4).tokens[0])
+    4
+    """
+    options = {name: value for name, value in locals().items() if name not in ("model", "input_ids")}
+    steps = decode_steps(model, input_ids, watched=False, **options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def decode_steps(
+    model: Any, input_ids: Sequence[Sequence[int]] | Tensor, *, watched: bool = True, **options: Any
+) -> Generator[Step, None, Decoded]:
+    """As `decode`, step by step.
+
+    Args:
+        model: as in `decode`.
+        input_ids: as in `decode`.
+        watched: whether the steps carry events and texts.
+        **options: as in `decode`.
+
+    Yields:
+        Every step, with what it changed.
+
+    Returns:
+        What `decode` returns.
+
+    Raises:
+        PartsongError: as in `decode`, at the first step.
+    """
+    request = check_request(model, input_ids, **options)
+    loop, canvas_flops = _loop(request, watched)
+    count = 0
+    for step in loop:
+        count = step.number + 1
+        yield step
+    ended = [loop.ended[row] for row in range(len(request.prompts))]
+    for one, flops in zip(ended, canvas_flops, strict=True):
+        one.tally.full_flops = flops
+    return Decoded(
+        tokens=[one.tokens for one in ended],
+        stopped=[one.stopped for one in ended],
+        tallies=[one.tally for one in ended],
+        steps=count,
+    )
+
+
+def _loop(request: Request, watched: bool) -> tuple[Loop, list[float]]:
+    model, grid, canvas = request.model, request.grid, _canvas(request)
+    vocab, width = model.head.weight.shape
+    flops = [
+        model.flops(length, length) + 2.0 * vocab * width * open_
+        for length, open_ in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
+    ]
+    shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
+    reader = Reader(model, request.cache, canvas, [Tally() for _ in request.prompts], shadows)
+    loop = Loop(
+        model,
+        canvas,
+        request.rule,
+        reader,
+        temperature=request.temperature,
+        row_seeds=list(request.row_seeds),
+        stop_token_ids=request.stop_token_ids,
+        probe=request.probe,
+        watched=watched,
+    )
+    return loop, flops
+
+
+def _canvas(request: Request) -> Canvas:
+    """The texts before the first step; uniform noise where nothing is decided, for models that were trained on it."""
+    model = request.model
+    canvas = open_canvas(
+        request.prompts,
+        request.answers,
+        grid=request.grid,
+        adapter=model.adapter,
+        filler=0 if model.mask_token_id is None else model.mask_token_id,
+        device=model.device,
+    )
+    if model.adapter.noise != "uniform":
+        return canvas
+    length, vocab = canvas.tokens.shape[1], request.model.vocab_size
+    noise = [seeds.uniform(seeds.derive(s, "canvas"), (length,)) for s in request.row_seeds]
+    drawn = (torch.stack(noise) * vocab).long().to(canvas.tokens.device)
+    canvas.tokens = torch.where(canvas.undecided, drawn, canvas.tokens)
+    return canvas

@@ -1,0 +1,133 @@
+"""What happens to texts while they are decoded, as events; and the part of a text that will not change any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from partsong.samplers.text.canvas import Canvas
+from partsong.samplers.text.rule import Choice, View
+
+__all__ = ["Event", "Step", "TextStream", "events_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One change of one text.
+
+    Attributes:
+        kind: "commit", an undecided position got its token; "revise", a decided one got another, or none; "insert",
+            a place was opened; "delete", a place left.
+        row: of the batch that was asked for.
+        position: within the whole text, from 0.
+        token: what stands there now; None for nothing.
+        old: what stood there before; None for nothing.
+    """
+
+    kind: Literal["commit", "revise", "insert", "delete"]
+    row: int
+    position: int
+    token: int | None = None
+    old: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A step of a batch, between two forwards.
+
+    Attributes:
+        number: from 0.
+        events: what changed, row by row from left to right.
+        stable: by row of the batch, how many tokens after the prompt will not change any more.
+        tokens: by row, all tokens after the prompt; None where nothing is decided.
+        finished: rows that ended in this step.
+    """
+
+    number: int
+    events: tuple[Event, ...]
+    stable: dict[int, int]
+    tokens: dict[int, list[int | None]]
+    finished: tuple[int, ...]
+
+
+def events_of(canvas: Canvas, view: View, choice: Choice) -> tuple[Event, ...]:
+    """The events of a choice; call it before the canvas is written."""
+    found: list[Event] = []
+    changed = choice.write | (choice.undecided & ~view.undecided & view.real)
+    for kind in ("inserted", "deleted"):
+        if (moved := getattr(choice, kind)) is not None:
+            changed = changed | moved
+    numbers = canvas.rows.tolist()
+    for row, place in changed.nonzero().tolist():
+        old = None if view.undecided[row, place] else int(view.current[row, place])
+        token = None if choice.undecided[row, place] else int(choice.token[row, place])
+        found.append(
+            Event(
+                kind=_kind(choice, row, place, old),
+                row=numbers[row],
+                position=int(view.index[row, place]),
+                token=token,
+                old=old,
+            )
+        )
+    return tuple(event for event in found if event.kind != "revise" or event.token != event.old)
+
+
+def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["commit", "revise", "insert", "delete"]:
+    if choice.inserted is not None and choice.inserted[row, place]:
+        return "insert"
+    if choice.deleted is not None and choice.deleted[row, place]:
+        return "delete"
+    return "commit" if old is None else "revise"
+
+
+def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
+    """By row, how many tokens after the prompt cannot change any more: the rule may revise blocks at work, or not."""
+    open_ = (canvas.undecided | canvas.pending) & canvas.inside
+    if revises:
+        open_ = open_ | (canvas.at_work() & canvas.free)
+    first = _first(open_, canvas.length)
+    return (first - canvas.prompt).tolist()
+
+
+def _first(mask: Tensor, otherwise: Tensor) -> Tensor:
+    """The first set position of each row."""
+    places = mask.cumsum(1).eq(0).sum(1)
+    return places.minimum(otherwise)
+
+
+class TextStream:
+    """Text that only ever grows, from tokens that are decided in any order.
+
+    Feed it every `Step` of a row; it returns the new text once all tokens before it are stable. A tokenizer may need
+    several tokens for one character, so text is held back while it ends in an unfinished one.
+
+    Args:
+        decode: tokens to text, such as a tokenizer's ``decode``.
+        row: of the batch.
+        skip: token ids that are not shown, such as the end of text.
+
+    >>> stream = TextStream(lambda ids: " ".join(map(str, ids)))
+    >>> step = Step(number=0, events=(), stable={0: 2}, tokens={0: [7, 8, None]}, finished=())
+    >>> stream.feed(step)
+    '7 8'
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], row: int = 0, skip: Sequence[int] = ()) -> None:
+        self.decode, self.row, self.skip = decode, row, frozenset(skip)
+        self.shown = ""
+
+    def feed(self, step: Step) -> str:
+        """New text of this step; often empty."""
+        if self.row not in step.stable:
+            return ""
+        tokens = step.tokens[self.row][: step.stable[self.row]]
+        text = self.decode([token for token in tokens if token is not None and token not in self.skip])
+        is_whole = self.row in step.finished or not text.endswith("\N{REPLACEMENT CHARACTER}")
+        if not is_whole or not text.startswith(self.shown):
+            return ""
+        new, self.shown = text[len(self.shown) :], text
+        return new

@@ -1,0 +1,203 @@
+"""From a model object, a folder or a hub id to a `TextModel`, without running anything a model folder brings along."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
+from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
+from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, adapter_of, family_of
+from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.rekey import Loader
+from partsong.samplers.text.runner import StockTextModel, check_mask_token
+from partsong.samplers.text.weights import load_rekeyed, load_stock
+
+__all__ = ["load_text_model", "text_model_of"]
+
+#: Native loaders, by architecture.
+LOADERS: dict[str, Loader] = {
+    "LLaDAModelLM": rekey_llada.llada,
+    "LLaDAMoEModel": rekey_llada.llada_moe,
+    "LLaDAMoEModelLM": rekey_llada.llada_moe,
+    "LLaDA2MoeModelLM": rekey_llada2.llada2,
+    "DreamModel": rekey_qwen.dream,
+    "SDARForCausalLM": rekey_qwen.sdar,
+    "SDARMoeForCausalLM": rekey_qwen.sdar,
+    "Fast_dLLM_QwenForCausalLM": rekey_qwen.fast_dllm_v2,
+}
+
+#: What is fetched of a hub repository: weights, configurations and tokenizers, no code and no pickles.
+_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+
+def load_text_model(
+    source: str | Path | PreTrainedModel,
+    *,
+    adapter: str | TextAdapter | None = None,
+    mask_token_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> TextModel:
+    """A language model for the decoding loop.
+
+    Public checkpoints of LLaDA, LLaDA-MoE, LLaDA 2.x, Dream, SDAR and Fast-dLLM v2, whose own code is remote, are
+    re-keyed onto stock transformers modules; anything else is loaded by transformers itself. Weights are safetensors
+    only and are read shard by shard straight into place; no code and no pickle of a model folder is ever executed.
+
+    Args:
+        source: a transformers model (used as it is, in eval mode), a checkpoint folder, or a hub id "owner/name".
+        adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
+        mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
+        dtype: of the weights. Default: the checkpoint's.
+        device: default: the CPU.
+
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: no such folder or repository, a file that is missing or broken, tensors that are missing,
+            unexpected or of the wrong shape (named), a mask token outside the vocabulary, dtype or device given for
+            a model object.
+        UnsupportedError: a family that is not recognised, or a configuration that the stock module does not compute.
+        ArgumentTypeError: `source` is none of the three.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    >>> load_text_model(LlamaForCausalLM(LlamaConfig(**sizes)).eval()).adapter.name
+    'causal'
+    """
+    if isinstance(source, PreTrainedModel):
+        if dtype is not None or device is not None:
+            raise ArgumentError("dtype and device are for checkpoints; a model object is used as it is: move it first")
+        return text_model_of(source, adapter=adapter, mask_token_id=mask_token_id)
+    if not isinstance(source, str | Path):
+        raise ArgumentTypeError(f"load_text_model needs a model, a folder or a hub id, found {type(source).__name__}")
+    folder = _folder(source)
+    config = read_config(folder)
+    row = adapter_of(config, adapter)
+    family = _named_family(config, row)
+    mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, folder)
+    loader = next((LOADERS[a] for a in config.get("architectures") or () if a in LOADERS), None)
+    if loader is None:
+        check_mask_token(row, mask, config.get("vocab_size") or sys.maxsize)
+        module = load_stock(folder, masked_lm=not row.keeps_keys, dtype=dtype, device=device)
+    else:
+        rekeying = loader(config)
+        check_mask_token(row, mask, rekeying.config.vocab_size)
+        setattr(rekeying.config, ADAPTER_FIELD, row.name if row.name in ADAPTERS else None)
+        rekeying.config.mask_token_id = mask
+        module = load_rekeyed(folder, rekeying, dtype=dtype or _stated_dtype(config), device=device)
+    return _wrap(module, row, mask, _end_tokens(module, family, mask, folder))
+
+
+def text_model_of(
+    module: PreTrainedModel, *, adapter: str | TextAdapter | None = None, mask_token_id: int | None = None
+) -> TextModel:
+    """A model object for the decoding loop; arguments and errors as in `load_text_model`."""
+    config = module.config.to_dict()
+    config.setdefault("architectures", None)
+    if not config["architectures"]:
+        config["architectures"] = [type(module).__name__]
+    row = adapter_of(config, adapter)
+    family = _named_family(config, row)
+    mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, None)
+    return _wrap(module, row, mask, _end_tokens(module, family, mask, None))
+
+
+def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tuple[int, ...]) -> TextModel:
+    if row.noise == "uniform":
+        return DiffusionGemmaTextModel(module, row, eos_token_ids=ends)
+    return StockTextModel(module, row, mask_token_id=mask, eos_token_ids=ends)
+
+
+def _folder(source: str | Path) -> Path:
+    """The local folder of a checkpoint, fetched from the hub where `source` is an id."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if isinstance(source, Path) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
+        raise ArgumentError(f"{str(source)!r} is neither a checkpoint folder nor a hub id 'owner/name'")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ArgumentError(
+            f"{source!r} is no folder here and could not be fetched from the hub: {error}. "
+            f"Check the name and the connection, or give the path of a downloaded folder"
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of a checkpoint folder's ``config.json``."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{path} cannot be read as a model configuration: {error}") from error
+    if not isinstance(config, dict):
+        raise ArgumentError(f"{path} is not a model configuration: it holds a {type(config).__name__}")
+    return config
+
+
+def _named_family(config: Mapping[str, Any], row: TextAdapter) -> Family | None:
+    """The family of a row by its name; None for a row of the caller's own."""
+    return family_of(config, row.name) if row.name in ADAPTERS else None
+
+
+def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | None, folder: Path | None) -> int | None:
+    if row.noise != "mask":
+        return None
+    stated = config.get("mask_token_id")
+    if stated is not None:
+        if isinstance(stated, bool) or not isinstance(stated, int):
+            raise ArgumentError(f"mask_token_id in config.json is a token id, found {stated!r}")
+        return stated
+    if family is not None and family.mask_token_id is not None:
+        return family.mask_token_id
+    if folder is None or not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).mask_token_id
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"the tokenizer in {folder} cannot be read: {error}; give mask_token_id=") from error
+
+
+def _end_tokens(
+    module: PreTrainedModel, family: Family | None, mask: int | None, folder: Path | None
+) -> tuple[int, ...]:
+    """Ids that end a text: the configuration's, the generation configuration's, and the family's own."""
+    text = module.config.get_text_config()
+    stated = [
+        getattr(text, "eos_token_id", None),
+        getattr(getattr(module, "generation_config", None), "eos_token_id", None),
+    ]
+    path = None if folder is None else folder / "generation_config.json"
+    if path is not None and path.is_file():
+        try:
+            stated.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
+        except (OSError, ValueError, AttributeError) as error:
+            raise ArgumentError(f"{path} cannot be read as a generation configuration: {error}") from error
+    ids = {i for entry in stated if entry is not None for i in (entry if isinstance(entry, list | tuple) else [entry])}
+    # The public checkpoints' chat templates end turns with tokens their configurations do not name.
+    if family is not None and mask is not None and mask == family.mask_token_id:
+        ids.update(family.end_token_ids)
+    return tuple(sorted(i for i in ids if 0 <= i < text.vocab_size))
+
+
+def _stated_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
+    name = config.get("dtype") or config.get("torch_dtype")
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if name is not None and not isinstance(found, torch.dtype):
+        raise UnsupportedError(f"config.json names the dtype {name!r}, which torch does not have: give dtype=")
+    return found

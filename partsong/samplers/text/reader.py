@@ -1,0 +1,216 @@
+"""Runs the model for the positions at work: decides what to compute, what to keep, and who sees whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partsong.samplers.text.caches import NoCache, TextCache
+from partsong.samplers.text.canvas import Canvas
+from partsong.samplers.text.model import KeyStore, TextModel
+from partsong.samplers.text.tally import Tally, count
+
+__all__ = ["Reader", "pick"]
+
+
+def pick(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The set positions of each row, in order: indices `[B, K]` and which of them are real."""
+    most = max(int(mask.sum(1).max()), 1)
+    index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    return index, mask.gather(1, index)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Some rows of the canvas in one forward."""
+
+    rows: Tensor
+    compute: Tensor
+    kind: str
+    clean: bool = False
+
+
+class Reader:
+    """Hidden states of the positions at work, from a model and a policy of what to keep.
+
+    Args:
+        model: the model.
+        cache: the policy.
+        canvas: the texts; looked at anew in every step.
+        tallies: of the rows, in order.
+        shadows: places for masked shadows of decided positions in a row; 0 is none.
+    """
+
+    def __init__(
+        self, model: TextModel, cache: TextCache, canvas: Canvas, tallies: list[Tally], shadows: int = 0
+    ) -> None:
+        self.model, self.cache, self.canvas, self.tallies, self.room = model, cache, canvas, tallies, shadows
+        rows, length = canvas.tokens.shape
+        needs_keys = not isinstance(cache, NoCache) or model.adapter.noise == "uniform"
+        self.keys: KeyStore | None = model.key_store(rows, length + shadows) if needs_keys else None
+        empty = torch.zeros_like(canvas.undecided)
+        self.known, self.stale = empty, ~empty
+        self.since = torch.zeros_like(canvas.length)
+        self.front = torch.full_like(canvas.length, -1)
+        self.is_new = torch.ones_like(canvas.length, dtype=torch.bool)
+
+    def read(self, step: int, index: Tensor, real: Tensor, shadow: Tensor | None) -> tuple[Tensor, Tensor | None, list]:
+        """Hidden states the distributions of some positions are read from.
+
+        Args:
+            step: number of the step.
+            index: int64 `[B, K]`, positions within the texts.
+            real: bool `[B, K]`.
+            shadow: bool `[B, K]`, those that are also read with themselves masked; None for none.
+
+        Returns:
+            Hidden states `[B, K, C]`, those of the shadows or None, and the kind of forward of each row.
+        """
+        at = (index - int(self.model.adapter.shifted)).clamp(min=0)
+        kinds = ["denoise"] * len(index)
+        found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        for batch in self._batches(step, at, real):
+            hidden, place, twins = self._forward(batch, at, None if batch.clean else shadow)
+            self.known[batch.rows] |= batch.compute
+            self.stale[batch.rows] &= ~batch.compute
+            if batch.clean and self.model.adapter.noise == "uniform":
+                continue
+            here = place.gather(1, at[batch.rows])
+            found.append((batch.rows, _rows_of(hidden, here), twins))
+            for row in batch.rows.tolist():
+                kinds[row] = batch.kind
+        rows = torch.cat([rows for rows, *_ in found]).argsort()
+        hidden = torch.cat([hidden for _, hidden, _ in found])[rows]
+        twins = None if shadow is None else torch.cat([twins for *_, twins in found if twins is not None])[rows]
+        return hidden, twins, kinds
+
+    def _batches(self, step: int, at: Tensor, real: Tensor) -> list[_Batch]:
+        """What has to be computed, rows that compute everything apart from those that compute little."""
+        canvas, adapter = self.canvas, self.model.adapter
+        low, high = canvas.groups_at_work()
+        visible = canvas.inside & (canvas.group <= high[:, None])
+        if adapter.noise == "none":
+            visible = visible & ~canvas.undecided
+        front, layered = canvas.front, canvas.layered
+        every = self.cache.refresh_every
+        whole = self.is_new | ((self.since >= every) if every is not None else torch.zeros_like(self.is_new))
+        if self.cache.refresh_blocks and not layered:
+            whole = whole | (front != self.front)
+        if self.keys is None:
+            whole = torch.ones_like(whole)
+        lower = (canvas.group < low[:, None]) & self.stale
+        wanted = torch.zeros_like(visible).scatter_(1, at, real)
+        compute = visible & torch.where(whole[:, None], True, self.cache.fresh(canvas, step) | lower)
+        compute = compute | wanted
+        names = ["prefill" if new else "refresh" for new in self.is_new.tolist()]
+        self.since = torch.where(whole, 1, self.since + 1)
+        self.front, self.is_new = front, torch.zeros_like(self.is_new)
+        if adapter.noise == "uniform":
+            return self._apart(compute, canvas.group < low[:, None], names)
+        if self.keys is None:
+            return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
+        batches = []
+        for name in ("prefill", "refresh"):
+            mine = torch.tensor([n == name for n in names], device=whole.device) & whole
+            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], name, adapter.noise == "none"))
+        rest = ~whole
+        batches.append(_Batch(rest.nonzero().flatten(), compute[rest], "denoise", adapter.noise == "none"))
+        return [batch for batch in batches if len(batch.rows)]
+
+    def _apart(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
+        """Finished text in a forward of its own, for models that encode it differently."""
+        batches = []
+        stored = compute & lower & self.stale
+        for name, kind in (("prefill", "prefill"), ("refresh", "store")):
+            mine = torch.tensor([n == name for n in names], device=lower.device) & stored.any(1)
+            if mine.any():
+                batches.append(_Batch(mine.nonzero().flatten(), stored[mine], kind, clean=True))
+        everyone = torch.arange(len(compute), device=compute.device)
+        return [*batches, _Batch(everyone, compute & ~lower, "denoise")]
+
+    def _forward(self, batch: _Batch, at: Tensor, shadow: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One call of the model: hidden states, the query of every position, and the shadows' hidden states."""
+        canvas, rows, length = self.canvas, batch.rows, self.canvas.tokens.shape[1]
+        index, there = pick(batch.compute)
+        tokens = canvas.tokens[rows].gather(1, index)
+        known = self.known[rows] | batch.compute
+        visible = self._visible(rows, index, known)
+        visible[..., 0] |= ~there  # a filler sees something, so that nothing is divided by zero
+        slots, positions = torch.where(there, index, length + self.room), index
+        place = torch.zeros(len(rows), length, dtype=torch.int64, device=index.device)
+        place.scatter_(1, index, torch.arange(index.shape[1], device=index.device).expand_as(index))
+        mine = None
+        if self.room:
+            visible = torch.cat([visible, visible.new_zeros(*visible.shape[:2], self.room)], 2)
+        if shadow is not None:
+            mine = pick(shadow[rows])
+            extra = self._shadows(rows, at[rows].gather(1, mine[0]), known)
+            tokens, positions, slots, visible = (
+                torch.cat(pair, 1) for pair in zip((tokens, positions, slots, visible), extra, strict=True)
+            )
+        if self.keys is None:
+            slots, visible = (
+                torch.arange(slots.shape[1], device=slots.device).expand_as(slots),
+                visible.gather(2, slots.clamp(max=visible.shape[2] - 1)[:, None, :].expand(-1, slots.shape[1], -1)),
+            )
+            visible[:, :, : index.shape[1]] &= (
+                there[:, None, :]
+                | torch.eye(*visible.shape[1:], dtype=torch.bool, device=visible.device)[:, : index.shape[1]]
+            )
+        self._count(batch, known)
+        some = None if len(rows) == len(canvas.length) else rows
+        hidden = self.model.forward(tokens, positions, slots, visible, self.keys, some, clean=batch.clean)
+        twins = None
+        if mine is not None and shadow is not None:
+            twins = torch.zeros(len(rows), shadow.shape[1], hidden.shape[2], dtype=hidden.dtype, device=hidden.device)
+            twins.scatter_(1, mine[0][..., None].expand(-1, -1, hidden.shape[2]), hidden[:, index.shape[1] :])
+        return hidden[:, : index.shape[1]], place, twins
+
+    def _visible(self, rows: Tensor, index: Tensor, known: Tensor) -> Tensor:
+        """Bool `[B, Q, L]`: what each position sees."""
+        group = self.canvas.group[rows]
+        return (group[:, None, :] <= group.gather(1, index)[:, :, None]) & known[:, None, :]
+
+    def _shadows(self, rows: Tensor, index: Tensor, known: Tensor) -> tuple[Tensor, ...]:
+        """Masked tokens beside decided ones: they see all but what they shadow, and nothing sees them."""
+        length, (num, most) = self.canvas.tokens.shape[1], index.shape
+        assert self.model.mask_token_id is not None and most <= self.room
+        visible = self._visible(rows, index, known).scatter(2, index[..., None], False)
+        own = torch.eye(most, self.room, dtype=torch.bool, device=index.device).expand(num, -1, -1)
+        slots = (length + torch.arange(most, device=index.device)).expand_as(index)
+        return (
+            torch.full_like(index, self.model.mask_token_id),
+            index,
+            slots,
+            torch.cat([visible, own], 2),
+        )
+
+    def _count(self, batch: _Batch, known: Tensor) -> None:
+        queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()
+        flops = [self.model.flops(q, k) for q, k in zip(queries, keys, strict=True)]
+        count([self.tallies[row] for row in batch.rows.tolist()], batch.kind, flops)
+
+    def wrote(self, written: Tensor) -> None:
+        """Notes that positions (bool `[B, L]`) have changed, and with them the keys of all that can see them."""
+        group = self.canvas.group
+        low = torch.where(written, group, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
+        self.stale |= group >= low
+
+    def drawn_at(self, heats: list[float | None]) -> None:
+        """Tells models that read their own last prediction at what temperature each row's tokens are drawn."""
+        if hasattr(self.keys, "temperature") and None not in heats:
+            self.keys.temperature = torch.tensor(heats, device=self.canvas.tokens.device)  # type: ignore[union-attr]
+
+    def keep(self, rows: Tensor) -> None:
+        """Forgets all rows but these; the canvas has done so already."""
+        if self.keys is not None:
+            self.keys.keep(rows)
+        self.tallies = [self.tallies[row] for row in rows.tolist()]
+        for name in ("known", "stale", "since", "front", "is_new"):
+            setattr(self, name, getattr(self, name)[rows])
+
+
+def _rows_of(hidden: Tensor, index: Tensor) -> Tensor:
+    return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))

@@ -1,0 +1,61 @@
+"""Rules and caches by name, for command lines and reports."""
+
+from __future__ import annotations
+
+from partsong.knobs import by_name, parse_knobs
+from partsong.samplers.text.caches import DelayedCache, DualCache, NoCache, PrefixCache, TextCache, VicinityCache
+from partsong.samplers.text.rule import Rule
+from partsong.samplers.text.rules import (
+    Dependency,
+    Entropy,
+    EntropyBound,
+    Factor,
+    Hierarchy,
+    KLStable,
+    LLaDA,
+    Quota,
+    Threshold,
+)
+from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, TokenEditing
+
+__all__ = ["CACHES", "RULES", "parse_cache", "parse_rule"]
+
+#: Rule classes by name; `LLaDA` is ``llada``.
+RULES = {
+    **by_name((EntropyBound, Quota, Threshold, Factor, Entropy, KLStable, Hierarchy, Dependency)),
+    **by_name((Revoke, TokenEditing, InsertDelete, Renoise)),
+    "llada": LLaDA,
+}
+
+#: Cache classes by name, without the word: ``none``, ``prefix`` ...
+CACHES = {
+    "none": NoCache,
+    "prefix": PrefixCache,
+    "dual": DualCache,
+    "delayed": DelayedCache,
+    "vicinity": VicinityCache,
+}
+
+
+def parse_rule(text: str) -> Rule:
+    """Reads ``NAME[:key=value,...]``.
+
+    Raises:
+        ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
+
+    >>> parse_rule("entropy-bound:gamma=0.5")
+    EntropyBound(gamma=0.5)
+    """
+    return parse_knobs(text, RULES, "rule rules")
+
+
+def parse_cache(text: str) -> TextCache:
+    """Reads ``NAME[:key=value,...]``.
+
+    Raises:
+        ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
+
+    >>> parse_cache("prefix:refresh_every=4")
+    PrefixCache(refresh_every=4, refresh_blocks=True)
+    """
+    return parse_knobs(text, CACHES, "cache caches")

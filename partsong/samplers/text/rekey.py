@@ -1,0 +1,177 @@
+"""What a public checkpoint's tensors are called, and where each belongs in a stock transformers module.
+
+A family's loader reads the configuration, refuses what the stock module does not compute, and writes a `Rekeying`:
+the stock configuration, its class, and for every tensor of the checkpoint the place it goes. Missing and unexpected
+tensors and wrong shapes are then known from the files' headers, before a single weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from partsong.errors import ArgumentError, UnsupportedError
+
+__all__ = ["Fields", "Place", "Rekeying", "stock_layer", "straight"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where (a part of) a tensor of the checkpoint goes.
+
+    Attributes:
+        target: name of the stock module's parameter or buffer.
+        index: what of the target it fills: an expert, or an expert and its rows; () is all of it.
+        source: first and last + 1 row of the checkpoint's tensor that goes there; None is all of it.
+    """
+
+    target: str
+    index: tuple[int | slice, ...] = ()
+    source: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rekeying:
+    """A checkpoint's way into a stock module.
+
+    Attributes:
+        model_class: the stock class, with its language-model head.
+        config: its configuration.
+        places: by the checkpoint's tensor name.
+        zero: targets no tensor fills, which stay 0.
+    """
+
+    model_class: type[PreTrainedModel]
+    config: PretrainedConfig
+    places: Mapping[str, tuple[Place, ...]]
+    zero: tuple[str, ...] = ()
+
+
+#: Fields every transformers configuration may carry and that no forward reads: names, bookkeeping, training, sampling.
+_IDLE = frozenset(
+    """
+    architectures auto_map model_type torch_dtype dtype transformers_version name_or_path use_cache return_dict
+    initializer_range attention_dropout output_attentions output_hidden_states output_router_logits
+    router_aux_loss_coef bos_token_id eos_token_id pad_token_id sep_token_id mask_token_id decoder_start_token_id
+    tokenizer_class task_specific_params problem_type id2label label2id finetuning_params gradient_checkpointing
+    max_position_embeddings pretraining_tp partsong_adapter
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclass(slots=True)
+class Fields:
+    """A configuration's fields, each of which must be read, known to be idle, or have the one value that is computed.
+
+    Attributes:
+        config: the fields of ``config.json``.
+        family: for messages.
+    """
+
+    config: Mapping[str, Any]
+    family: str
+    _seen: set[str] = field(default_factory=set)
+
+    def need(self, name: str) -> Any:
+        """The value of a field that must be there."""
+        value = self.get(name)
+        if value is None:
+            raise ArgumentError(f"a {self.family} configuration needs {name!r}, found none among {sorted(self.config)}")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field; a missing one and None are the default."""
+        self._seen.add(name)
+        value = self.config.get(name)
+        return default if value is None else value
+
+    def fixed(self, **values: object) -> None:
+        """Refuses another value of these fields than the one given; a missing field and None pass.
+
+        A tuple gives several values that pass.
+        """
+        for name, value in values.items():
+            self._seen.add(name)
+            found = self.config.get(name)
+            allowed = value if isinstance(value, tuple) else (value,)
+            if found is not None and found not in allowed:
+                raise UnsupportedError(
+                    f"this {self.family} checkpoint has {name} = {found!r}; the stock module that is loaded "
+                    f"computes {' or '.join(repr(v) for v in allowed)} only"
+                )
+
+    def idle(self, *names: str) -> None:
+        """Fields that do not change the forward."""
+        self._seen.update(names)
+
+    def done(self) -> None:
+        """Refuses fields nobody has read: what they would change is unknown."""
+        idle = self._seen | _IDLE
+        stated = [n for n, value in self.config.items() if value is not None and n not in idle]
+        left = [n for n in stated if not n.startswith(("_", "init_", "unsloth"))]
+        left = [n for n in left if not n.endswith(("_token_id", "_token_ids"))]
+        if self.config.get("quantization_config") is not None:
+            raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
+        left = [n for n in left if n != "quantization_config"]
+        if left:
+            raise UnsupportedError(
+                f"this {self.family} configuration has fields that are not known here and may change the model: "
+                f"{', '.join(sorted(left))}. If they change nothing, remove them from config.json"
+            )
+
+    def rotary(self) -> dict[str, Any]:
+        """Plain rotary embedding parameters, from either way of writing them; other kinds are refused."""
+        stated = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        self.idle("rope_parameters", "rope_scaling", "rope_theta")
+        kind = stated.get("rope_type", stated.get("type", "default"))
+        extra = set(stated) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        if kind != "default" or extra:
+            raise UnsupportedError(f"this {self.family} checkpoint has scaled rotary embeddings {dict(stated)}")
+        theta = stated.get("rope_theta") or self.need("rope_theta")
+        return {"rope_type": "default", "rope_theta": float(theta)}
+
+
+def straight(names: Iterable[str]) -> dict[str, tuple[Place, ...]]:
+    """Tensors that keep their names."""
+    return {name: (Place(target=name),) for name in names}
+
+
+def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool = True) -> list[str]:
+    """Names of a Llama-like layer's tensors in transformers.
+
+    Args:
+        prefix: such as "model.layers.0.".
+        norms: q_norm and k_norm are there.
+        bias: projections of the attention that have one.
+        mlp: gate_proj, up_proj and down_proj are there (a mixture of experts has others).
+    """
+    names = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    names += [f"self_attn.{p}_proj.weight" for p in "qkvo"]
+    names += [f"self_attn.{p}_proj.bias" for p in bias]
+    names += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if norms else []
+    names += [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")] if mlp else []
+    return [prefix + name for name in names]
+
+
+def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[Place, ...]]:
+    """Single experts' tensors, stacked: transformers keeps gate and up of all experts in one, and down in another.
+
+    Args:
+        source: prefix in the checkpoint, such as "model.layers.1.mlp.experts.".
+        target: prefix in the module.
+        count: experts.
+        width: rows of gate_proj and of up_proj.
+    """
+    places = {}
+    for e in range(count):
+        for name, index in (("gate", (e, slice(0, width))), ("up", (e, slice(width, 2 * width)))):
+            places[f"{source}{e}.{name}_proj.weight"] = (Place(target=f"{target}gate_up_proj", index=index),)
+        places[f"{source}{e}.down_proj.weight"] = (Place(target=f"{target}down_proj", index=(e,)),)
+    return places
+
+
+#: A family's loader: from the configuration's fields to the way into a stock module.
+Loader = Callable[[Mapping[str, Any]], Rekeying]

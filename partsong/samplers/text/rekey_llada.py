@@ -1,0 +1,164 @@
+"""LLaDA 8B and 1.5 as a stock Llama, LLaDA-MoE as a stock Qwen3-MoE.
+
+LLaDA (arXiv 2502.09992) is Llama's block under other names: RMS norms before attention and feed-forward, rotary
+embedding in halves, SwiGLU. LLaDA-MoE (arXiv 2509.24389) normalises queries and keys per head, which OLMoE's module
+does over all heads together and Qwen3-MoE's per head; its router is a softmax over all experts, not renormalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from partsong.errors import UnsupportedError
+from partsong.samplers.text.rekey import Fields, Place, Rekeying, experts, stock_layer, straight
+
+__all__ = ["llada", "llada_moe"]
+
+#: A LLaDA block's tensors and the Llama layer's.
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+
+def llada(config: Mapping[str, Any]) -> Rekeying:
+    """LLaDA 8B and 1.5.
+
+    Args:
+        config: the fields of ``config.json``.
+
+    Raises:
+        UnsupportedError: a field with a value that Llama does not compute, or an unknown one.
+        ArgumentError: a field is missing.
+    """
+    fields = Fields(config, "LLaDA")
+    width, heads, layers = fields.need("d_model"), fields.need("n_heads"), fields.need("n_layers")
+    vocab = fields.get("embedding_size", fields.need("vocab_size"))
+    tied = bool(fields.get("weight_tying", False))
+    inner = fields.get("mlp_hidden_size") or fields.need("mlp_ratio") * width
+    kv_heads = 1 if fields.get("multi_query_attention", False) else heads
+    stock = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=fields.get("n_kv_heads", kv_heads),
+        max_position_embeddings=fields.get("max_sequence_length", 4096),
+        rms_norm_eps=fields.need("rms_norm_eps"),
+        rope_parameters=fields.rotary(),
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=config.get("eos_token_id"),
+        pad_token_id=None,
+    )
+    if fields.get("scale_logits", False):
+        stock.logit_scale = width**-0.5
+    _check_llada(fields)
+    places = {
+        "model.transformer.wte.weight": (Place(target="model.embed_tokens.weight"),),
+        "model.transformer.ln_f.weight": (Place(target="model.norm.weight"),),
+    }
+    if not tied:
+        places["model.transformer.ff_out.weight"] = (Place(target="lm_head.weight"),)
+    for layer in range(layers):
+        for name, target in _BLOCK.items():
+            target = f"model.layers.{layer}.{target}.weight"
+            places[f"model.transformer.blocks.{layer}.{name}.weight"] = (Place(target=target),)
+    return Rekeying(model_class=LlamaForCausalLM, config=stock, places=places)
+
+
+def _check_llada(fields: Fields) -> None:
+    fields.fixed(
+        activation_type="silu",
+        alibi=False,
+        attention_layer_norm=False,
+        block_group_size=1,
+        block_type="llama",
+        clip_qkv=None,
+        include_bias=False,
+        include_qkv_bias=False,
+        input_emb_norm=False,
+        layer_norm_type="rms",
+        layer_norm_with_affine=True,
+        bias_for_layer_norm=False,
+        rope=True,
+    )
+    # Dropout is off in eval mode, and a rotation in float32 is the same rotation, rounded later.
+    fields.idle("residual_dropout", "embedding_dropout", "alibi_bias_max", "attention_layer_norm_with_affine")
+    fields.idle("flash_attention", "precision", "rope_full_precision", "mlp_ratio", "mlp_hidden_size")
+    fields.done()
+
+
+def llada_moe(config: Mapping[str, Any]) -> Rekeying:
+    """LLaDA-MoE 7B-A1B.
+
+    Args:
+        config: the fields of ``config.json``.
+
+    Raises:
+        UnsupportedError: a field with a value that Qwen3-MoE does not compute, or an unknown one.
+        ArgumentError: a field is missing.
+    """
+    fields = Fields(config, "LLaDA-MoE")
+    layers, count, inner = (fields.need(f) for f in ("num_hidden_layers", "num_experts", "expert_intermediate_size"))
+    width, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
+    tied = bool(fields.get("tie_word_embeddings", False))
+    stock = Qwen3MoeConfig(
+        vocab_size=fields.need("vocab_size"),
+        hidden_size=width,
+        intermediate_size=inner,
+        moe_intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=fields.get("num_key_value_heads", heads),
+        hidden_act=fields.get("hidden_act", "silu"),
+        rms_norm_eps=fields.need("rms_norm_eps"),
+        rope_parameters=fields.rotary(),
+        num_experts=count,
+        num_experts_per_tok=fields.need("num_experts_per_tok"),
+        norm_topk_prob=False,
+        tie_word_embeddings=tied,
+        eos_token_id=config.get("eos_token_id"),
+    )
+    stock.head_dim = width // heads
+    _check_llada_moe(fields, layers)
+    places = straight(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        places |= straight([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
+        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, inner)
+    return Rekeying(model_class=Qwen3MoeForCausalLM, config=stock, places=places)
+
+
+def _check_llada_moe(fields: Fields, layers: int) -> None:
+    fields.fixed(
+        attention_bias=False,
+        clip_qkv=None,
+        moe_router_enable_expert_bias=False,
+        moe_router_score_function="softmax",
+        # The published forward never renormalises, whatever this field says; a checkpoint that asks for it is another.
+        norm_topk_prob=False,
+        partial_rotary_factor=1,
+        qk_layernorm=True,
+        routed_scaling_factor=1,
+        # No groups; the published configuration class writes that as -2, too.
+        router_num_group=(1, 0, -1, -2),
+        router_topk_group=(1, 0, -1, -2),
+    )
+    sparse = fields.get("moe_layer_freq", [1] * layers)
+    if list(sparse if isinstance(sparse, list) else [sparse] * layers) != [1] * layers:
+        raise UnsupportedError(f"this LLaDA-MoE checkpoint has dense layers, moe_layer_freq = {sparse}: not supported")
+    # Shared experts have tensors of their own, which would be unexpected.
+    fields.idle("dense_intermediate_size", "shared_expert_intermediate_size")
+    fields.done()

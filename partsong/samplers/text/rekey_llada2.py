@@ -1,0 +1,138 @@
+"""LLaDA 2.0, 2.1 and 2.2 (arXiv 2512.15745) as a stock GLM-4 MoE.
+
+The two compute the same: per-head norms of queries and keys, a rotation in halves of the first part of each head, a
+sigmoid router whose choice, but not whose weights, sees a bias per expert and is confined to the best groups (by the
+sum of their two best scores), weights renormalised and scaled, experts shared by all tokens, dense first layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.samplers.text.rekey import Fields, Place, Rekeying, experts, straight
+
+__all__ = ["llada2"]
+
+
+def llada2(config: Mapping[str, Any]) -> Rekeying:
+    """LLaDA 2.x.
+
+    Args:
+        config: the fields of ``config.json``.
+
+    Raises:
+        UnsupportedError: a field with a value that GLM-4 MoE does not compute, or an unknown one.
+        ArgumentError: a field is missing, or fields contradict each other.
+    """
+    fields = Fields(config, "LLaDA2")
+    stock = _stock(fields)
+    bias = fields.get("moe_router_enable_expert_bias", True)
+    _check(fields)
+    tied = stock.tie_word_embeddings
+    places: dict[str, tuple[Place, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
+    places |= straight(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
+    zero = []
+    for layer in range(stock.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        places |= _attention(prefix, stock)
+        if layer < stock.first_k_dense_replace:
+            places |= straight(f"{prefix}mlp.{p}_proj.weight" for p in ("gate", "up", "down"))
+            continue
+        places |= straight([f"{prefix}mlp.gate.weight"])
+        places |= straight(f"{prefix}mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up", "down"))
+        inner = stock.moe_intermediate_size
+        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
+        correction = f"{prefix}mlp.gate.e_score_correction_bias"
+        if bias:
+            places[f"{prefix}mlp.gate.expert_bias"] = _to(correction)
+        else:
+            zero.append(correction)
+    return Rekeying(model_class=Glm4MoeForCausalLM, config=stock, places=places, zero=tuple(zero))
+
+
+def _to(target: str) -> tuple[Place, ...]:
+    return (Place(target=target),)
+
+
+def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[Place, ...]]:
+    """The fused projection holds all query heads, then all key heads, then all value heads."""
+    heads, kv_heads, width = stock.num_attention_heads, stock.num_key_value_heads, stock.head_dim
+    ends = [0, heads * width, (heads + kv_heads) * width, (heads + 2 * kv_heads) * width]
+    places = straight([f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"])
+    for kind in ("weight", "bias") if stock.attention_bias else ("weight",):
+        places[f"{prefix}attention.query_key_value.{kind}"] = tuple(
+            Place(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
+            for i, p in enumerate("qkv")
+        )
+    places[f"{prefix}attention.dense.weight"] = _to(f"{prefix}self_attn.o_proj.weight")
+    places[f"{prefix}attention.query_layernorm.weight"] = _to(f"{prefix}self_attn.q_norm.weight")
+    places[f"{prefix}attention.key_layernorm.weight"] = _to(f"{prefix}self_attn.k_norm.weight")
+    return places
+
+
+def _stock(fields: Fields) -> Glm4MoeConfig:
+    heads, width, chosen = (fields.need(f) for f in ("num_attention_heads", "hidden_size", "num_experts_per_tok"))
+    head_dim = fields.get("head_dim", width // heads)
+    stock = Glm4MoeConfig(
+        vocab_size=fields.need("vocab_size"),
+        hidden_size=width,
+        intermediate_size=fields.need("intermediate_size"),
+        num_hidden_layers=fields.need("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=fields.get("num_key_value_heads") or heads,
+        hidden_act=fields.get("hidden_act", "silu"),
+        max_position_embeddings=fields.get("max_position_embeddings", 16384),
+        rms_norm_eps=fields.need("rms_norm_eps"),
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        rope_parameters=fields.rotary() | {"partial_rotary_factor": _rotated(fields, head_dim)},
+        attention_bias=bool(fields.get("use_qkv_bias", False)),
+        moe_intermediate_size=fields.need("moe_intermediate_size"),
+        num_experts_per_tok=chosen,
+        n_shared_experts=fields.need("num_shared_experts"),
+        n_routed_experts=fields.need("num_experts"),
+        routed_scaling_factor=float(fields.need("routed_scaling_factor")),
+        n_group=fields.need("n_group"),
+        topk_group=fields.need("topk_group"),
+        first_k_dense_replace=fields.get("first_k_dense_replace", 0),
+        # A single expert's weight is left as it is.
+        norm_topk_prob=chosen > 1,
+        use_qk_norm=True,
+        num_mtp_layers=0,
+        eos_token_id=fields.get("eos_token_id"),
+    )
+    stock.head_dim = head_dim
+    return stock
+
+
+def _rotated(fields: Fields, head_dim: int) -> float:
+    """The part of each head that is rotated."""
+    factor, size = fields.need("partial_rotary_factor"), fields.get("rotary_dim")
+    if size is not None and size != int(head_dim * factor):
+        raise ArgumentError(
+            f"a LLaDA2 configuration says rotary_dim = {size} and partial_rotary_factor = {factor} of {head_dim}, "
+            f"which is {int(head_dim * factor)}: only one of them can be right"
+        )
+    return float(factor)
+
+
+def _check(fields: Fields) -> None:
+    fields.fixed(
+        norm_head=False,
+        norm_softmax=False,
+        norm_topk_prob=True,
+        score_function="sigmoid",
+        use_bias=False,
+        use_qk_norm=True,
+        use_rmsnorm=True,
+        use_sliding_window=False,
+        num_nextn_predict_layers=0,
+    )
+    if fields.get("num_shared_experts") < 1:
+        raise UnsupportedError("this LLaDA2 checkpoint has num_shared_experts = 0, and GLM-4 MoE always has some")
+    fields.idle("embedding_dropout", "output_dropout", "sliding_window", "max_window_layers", "router_dtype")
+    fields.idle("moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor")
+    fields.done()

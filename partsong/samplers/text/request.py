@@ -1,0 +1,242 @@
+"""What `decode` is asked for, checked before the first forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong import seeds
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
+from partsong.samplers.text.canvas import Grid
+from partsong.samplers.text.loading import load_text_model
+from partsong.samplers.text.loop import Probe
+from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.registry import parse_cache, parse_rule
+from partsong.samplers.text.rule import Rule
+from partsong.samplers.text.rules import Dependency, EntropyBound
+from partsong.samplers.text.rules_revising import InsertDelete, Renoise
+
+__all__ = ["Request", "check_request"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Everything `decode` was asked for, checked; see there."""
+
+    model: TextModel
+    prompts: list[list[int]]
+    answers: list[list[int | None]]
+    rule: Rule
+    cache: TextCache
+    grid: Grid
+    temperature: float
+    row_seeds: list[int]
+    stop_token_ids: tuple[int, ...]
+    probe: Probe | None
+
+
+def check_request(
+    model: Any,
+    input_ids: Sequence[Sequence[int]] | Tensor,
+    *,
+    adapter: str | TextAdapter | None = None,
+    rule: str | Rule | None = None,
+    cache: str | TextCache | None = None,
+    max_new_tokens: int | None = None,
+    template: Sequence[Sequence[int | None]] | None = None,
+    attention_mask: Tensor | None = None,
+    block_size: int | None = None,
+    open_blocks: int = 1,
+    open_at: float = 0.5,
+    temperature: float = 0.0,
+    seed: int | Sequence[int] = 0,
+    stop_token_ids: Sequence[int] | None = None,
+    probe: Probe | None = None,
+) -> Request:
+    """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
+    if adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store"):
+        model = load_text_model(model, adapter=adapter)
+    rule = _rule(rule, model.adapter)
+    check_rule(rule, model, probe)
+    prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
+    _check_room(prompts, answers, model)
+    stops = model.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
+    _check_tokens("stop_token_ids", stops, model)
+    return Request(
+        model=model,
+        prompts=prompts,
+        answers=answers,
+        rule=rule,
+        cache=_cache(cache, model.adapter),
+        grid=_grid(model.adapter, block_size, open_blocks, open_at),
+        temperature=_temperature(temperature),
+        row_seeds=_row_seeds(seed, len(prompts)),
+        stop_token_ids=stops,
+        probe=probe,
+    )
+
+
+def _temperature(value: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
+        raise ArgumentError(f"temperature={value!r}; use 0 for the most likely tokens, or a positive number")
+    return float(value)
+
+
+def _rule(rule: str | Rule | None, adapter: TextAdapter) -> Rule:
+    if rule is None:
+        return Renoise() if adapter.noise == "uniform" else EntropyBound()
+    if isinstance(rule, str):
+        return parse_rule(rule)
+    if not hasattr(rule, "choose"):
+        raise ArgumentTypeError(f"rule is a Rule or its name, found {type(rule).__name__}")
+    rule.validate()
+    return rule
+
+
+def _cache(cache: str | TextCache | None, adapter: TextAdapter) -> TextCache:
+    if cache is None:
+        return PrefixCache() if adapter.attention != "full" and adapter.keeps_keys else NoCache()
+    cache = parse_cache(cache) if isinstance(cache, str) else cache
+    if not isinstance(cache, TextCache):
+        raise ArgumentTypeError(f"cache is a TextCache or its name, found {type(cache).__name__}")
+    cache.validate()
+    if not adapter.keeps_keys and not isinstance(cache, NoCache):
+        raise UnsupportedError(f"models of the family {adapter.name!r} keep no keys; use cache='none'")
+    return cache
+
+
+def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
+    """Refuses rules that the model or the other arguments cannot serve."""
+    adapter, name = model.adapter, type(rule).__name__
+    if adapter.noise == "mask" and (model.mask_token_id is None or not 0 <= model.mask_token_id < model.vocab_size):
+        raise ArgumentError(
+            f"the model masks with token {model.mask_token_id}, which is not one of its {model.vocab_size} tokens; "
+            f"give load_text_model the right mask_token_id"
+        )
+    if (adapter.noise == "uniform") != isinstance(rule, Renoise):
+        wanted = "Renoise" if adapter.noise == "uniform" else "any other rule"
+        raise UnsupportedError(f"{name} does not fit noise of the kind {adapter.noise!r}; use {wanted}")
+    if adapter.noise == "none" and rule.revises:
+        raise UnsupportedError(f"{name} revises tokens, and a causal model sees nothing after them; use another rule")
+    if rule.shadows and (adapter.shifted or adapter.attention != "full"):
+        raise UnsupportedError(
+            f"{name} masks decided tokens beside themselves, which needs a model that sees its whole text and reads a "
+            f"token where it stands; the family {adapter.name!r} does not"
+        )
+    if isinstance(rule, Dependency) and probe is None:
+        raise ArgumentError("Dependency needs probe=, a function that gives the mutual information of positions")
+    if isinstance(rule, InsertDelete):
+        _check_tokens("delete_token and split_token", rule.bars, model)
+
+
+def rows_of(input_ids: Sequence[Sequence[int]] | Tensor, mask: Tensor | None, model: TextModel) -> list[list[int]]:
+    """The prompts as lists, without padding."""
+    if isinstance(input_ids, Tensor):
+        if input_ids.dim() != 2 or input_ids.is_floating_point():
+            raise ArgumentError(f"input_ids is int [B, L]; found {input_ids.dtype} {tuple(input_ids.shape)}")
+        if mask is not None and mask.shape != input_ids.shape:
+            raise ArgumentError(
+                f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}; they are alike"
+            )
+        keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+        if not torch.equal(keep, (keep.cumsum(1) > 0) & (keep.flip(1).cumsum(1).flip(1) > 0)):
+            raise ArgumentError("attention_mask hides tokens between others; padding stands at the ends of a row")
+        input_ids = [ids[kept].tolist() for ids, kept in zip(input_ids, keep, strict=True)]
+    elif mask is not None:
+        raise ArgumentError("attention_mask goes with a tensor of prompts; lists need none")
+    prompts = [list(map(int, row)) for row in input_ids]
+    if not prompts:
+        raise ArgumentError("there are no prompts: give at least one row of token ids")
+    for number, row in enumerate(prompts):
+        _check_tokens(f"prompt {number}", row, model)
+    return prompts
+
+
+def _check_tokens(name: str, tokens: Sequence[int | None], model: TextModel) -> None:
+    wrong = [t for t in tokens if t is not None and not 0 <= t < model.vocab_size]
+    if wrong:
+        raise ArgumentError(f"{name} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
+
+
+def _answers(
+    prompts: list[list[int]],
+    template: Sequence[Sequence[int | None]] | None,
+    max_new_tokens: int | None,
+    model: TextModel,
+) -> tuple[list[list[int]], list[list[int | None]]]:
+    """Prompts up to their first position to fill, and what follows."""
+    adapter, mask = model.adapter, model.mask_token_id if model.adapter.noise == "mask" else None
+    starts = [row.index(mask) if mask in row else len(row) for row in prompts]
+    answers: list[list[int | None]] = [
+        [None if token == mask else token for token in row[start:]] for row, start in zip(prompts, starts, strict=True)
+    ]
+    if template is not None:
+        if len(template) != len(prompts):
+            raise ArgumentError(f"template has {len(template)} rows for {len(prompts)} prompts")
+        for number, (answer, row) in enumerate(zip(answers, template, strict=True)):
+            _check_tokens(f"row {number} of the template", row, model)
+            answer += [None if token == mask else token for token in row]
+    given = template is not None or any(answers)
+    room = 128 if model.max_positions is None else model.max_positions - max(map(len, prompts))
+    count = (0 if given else max(min(room, 128), 1)) if max_new_tokens is None else max_new_tokens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ArgumentError(f"max_new_tokens={count!r}; use an integer from 0")
+    answers = [answer + [None] * count for answer in answers]
+    if not any(None in answer for answer in answers):
+        raise ArgumentError("there is nothing to fill: max_new_tokens is 0 and no position is open")
+    prompts = [row[:start] for row, start in zip(prompts, starts, strict=True)]
+    if adapter.noise == "none" and any(t is not None for a in answers for t in a[_first_open(a) :]):
+        raise UnsupportedError("a causal model sees nothing after the gap it fills; give it a beginning only")
+    if adapter.shifted and not all(prompts):
+        raise ArgumentError("this model reads a token at the place before it, so every prompt needs a token")
+    return prompts, answers
+
+
+def _first_open(answer: list[int | None]) -> int:
+    return answer.index(None) if None in answer else len(answer)
+
+
+def _check_room(prompts: list[list[int]], answers: list[list[int | None]], model: TextModel) -> None:
+    most = model.max_positions
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if most is not None and len(prompt) + len(answer) > most:
+            raise ArgumentError(
+                f"prompt {number} has {len(prompt)} tokens and {len(answer)} are to follow, but the model has "
+                f"{most} positions; shorten it, or lower max_new_tokens to {max(most - len(prompt), 0)}"
+            )
+
+
+def _grid(adapter: TextAdapter, block_size: int | None, open_blocks: int, open_at: float) -> Grid:
+    for name, value in (("block_size", block_size), ("open_blocks", open_blocks)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ArgumentError(f"{name}={value!r}; use a positive integer")
+    if not 0 <= open_at <= 1:
+        raise ArgumentError(f"open_at={open_at!r}; use a fraction from 0 to 1")
+    grid = Grid(block_size=block_size or 32, open_blocks=open_blocks, open_at=open_at)
+    if adapter.noise == "none":
+        if block_size not in (None, 1) or open_blocks > 1:
+            raise UnsupportedError("a causal model decides one token after another; leave out block_size, open_blocks")
+        return replace(grid, block_size=1)
+    if adapter.block_size is None:
+        return grid
+    if block_size is not None and adapter.block_size % block_size:
+        raise UnsupportedError(
+            f"block_size={block_size} does not divide the model's own blocks of {adapter.block_size}; use a divisor"
+        )
+    if adapter.noise == "uniform" and (open_blocks > 1 or block_size not in (None, adapter.block_size)):
+        raise UnsupportedError(f"this model denoises canvases of {adapter.block_size} tokens, one after another")
+    return replace(grid, block_size=block_size or adapter.block_size, origin=adapter.block_origin)
+
+
+def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    if isinstance(seed, int):
+        return [seeds.derive(seed, "row", row) for row in range(rows)]
+    if len(seed) != rows:
+        raise ArgumentError(f"seed lists {len(seed)} seeds for {rows} prompts; give one for each, or a single one")
+    return [seeds.check_seed(one) for one in seed]

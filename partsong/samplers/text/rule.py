@@ -1,0 +1,168 @@
+"""What a decoding rule sees and what it answers; the rules themselves are in files of their own.
+
+A rule looks at the distributions of the positions at work and says which tokens to write. It is told what the model
+thinks of a position (`max_prob`, `entropy` ...) and the token that was drawn there. The choice of *positions* must not
+depend on the drawn token: a rule that accepts a position because its draw was likely draws likely tokens too often,
+even one token at a time and with a perfect model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class View:
+    """The positions at work, `[B, K]`: K is that of the row with most, and `real` says which ones exist.
+
+    Attributes:
+        real: bool, the others are filler: probabilities 0, entropy infinite.
+        index: int64, position within the text.
+        block: int64, 0 for the first block at work, 1 for the next.
+        undecided: bool.
+        current: int64, what stands there now.
+        token: int64, drawn from the model's distribution; its argmax at temperature 0.
+        token_prob: probability of `token` at temperature 1.
+        argmax: int64, the most likely token.
+        max_prob: its probability.
+        margin: `max_prob` less the probability of the runner-up.
+        entropy: in nats.
+        step: int64 `[B]`, steps this row has made.
+        block_step: int64 `[B]`, steps since its first block began.
+        block_total: int64 `[B]`, undecided positions when that block began.
+        eager: whether tokens are argmaxes (temperature 0).
+        memory: tensors `[B, L, ...]` that the rule keeps from step to step; rows leave with their text.
+        divergence: KL divergence `[B, K]` of the distributions of this step from those of the step before, in nats;
+            infinite where there was none. Costs a pass over the vocabulary.
+        current_prob: probability `[B, K]` of `current` in a second forward where each position at work is masked
+            alone; only for rules with ``shadows``.
+        mutual_information: pairwise `[B, K, K]` in nats, where a probe was given.
+        random: uniform numbers `[B, K]` of this step, a function of seed, position and step; the argument tells
+            streams apart.
+        random_token: a uniform token for each position, likewise.
+    """
+
+    real: Tensor
+    index: Tensor
+    block: Tensor
+    undecided: Tensor
+    current: Tensor
+    token: Tensor
+    token_prob: Tensor
+    argmax: Tensor
+    max_prob: Tensor
+    margin: Tensor
+    entropy: Tensor
+    step: Tensor
+    block_step: Tensor
+    block_total: Tensor
+    eager: bool
+    memory: dict[str, Tensor]
+    divergence: Callable[[], Tensor]
+    current_prob: Tensor | None
+    mutual_information: Callable[[], Tensor]
+    random: Callable[[str], Tensor]
+    random_token: Callable[[], Tensor]
+
+    def noted(self, name: str, fill: float, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What was noted under a name for these positions, `[B, K]`, and `fill` at first."""
+        if name not in self.memory:
+            self.memory[name] = torch.full((self.index.shape[0], length), fill, dtype=dtype, device=self.index.device)
+        return self.memory[name].gather(1, self.index)
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Keeps values `[B, K]` for the next step, where positions are real."""
+        kept = self.memory[name]
+        old = kept.gather(1, self.index)
+        kept.scatter_(1, self.index, torch.where(self.real, values.to(kept.dtype), old))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Choice:
+    """What to do with the positions of a `View`; all `[B, K]`.
+
+    Attributes:
+        write: bool, positions that get `token`.
+        token: int64.
+        undecided: bool, positions that are undecided afterwards.
+        pending: bool, positions that keep their block at work; at least the undecided.
+        inserted: bool or None, positions whose writing opened a new place, for the events of a stream.
+        deleted: bool or None, positions whose token left.
+    """
+
+    write: Tensor
+    token: Tensor
+    undecided: Tensor
+    pending: Tensor
+    inserted: Tensor | None = None
+    deleted: Tensor | None = None
+
+
+class Rule(Protocol):
+    """A decoding rule: a frozen dataclass whose fields are its knobs.
+
+    Attributes:
+        reads: which positions it is shown: the "undecided" ones of the blocks at work, or all "free" ones in them.
+        revises: it may change its mind about tokens it wrote; a text then ends only when nothing is pending.
+        shadows: it asks what the model thinks of decided positions when each is masked alone.
+        unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
+    """
+
+    reads: ClassVar[Literal["undecided", "free"]]
+    revises: ClassVar[bool]
+    shadows: ClassVar[bool]
+    unbiased: ClassVar[bool]
+
+    def validate(self) -> None:
+        """Refuses knobs out of range.
+
+        Raises:
+            ArgumentError: names the knob.
+        """
+        ...
+
+    def heat(self, block_step: int) -> float | None:
+        """What logits are divided by, in draws and statistics, in a step of a block; None: `decode` draws as asked."""
+        ...
+
+    def choose(self, view: View) -> Choice:
+        """What to write in this step."""
+        ...
+
+
+def rank_of(score: Tensor, among: Tensor) -> Tensor:
+    """Rank `[B, K]` of every position by falling score among some; ties go to the earlier one.
+
+    Positions outside `among` rank behind all others.
+    """
+    order = torch.where(among, score, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    rank = torch.empty_like(order)
+    return rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+
+
+def best(score: Tensor, among: Tensor) -> Tensor:
+    """Bool `[B, K]`: the position of the highest score among some, the earliest of equals."""
+    return (rank_of(score, among) == 0) & among
+
+
+def commit(view: View, accept: Tensor, score: Tensor) -> Choice:
+    """Writes what is accepted, and the best of the first block where a row accepts nothing.
+
+    Args:
+        view: what the rule saw.
+        accept: bool `[B, K]`; only undecided positions count.
+        score: orders positions, the highest first.
+    """
+    waiting = view.real & view.undecided
+    accept = accept & waiting
+    first = waiting & (view.block == torch.where(waiting, view.block, view.block.amax()).amin(1, keepdim=True))
+    accept = torch.where(accept.any(1, keepdim=True), accept, best(score, first))
+    left = view.undecided & view.real & ~accept
+    return Choice(write=accept, token=view.token, undecided=left, pending=left)

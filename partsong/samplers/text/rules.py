@@ -1,0 +1,339 @@
+"""Rules that only ever decide: each accepts some undecided positions of a step and never looks back.
+
+All but `LLaDA` choose positions by what the model thinks of them, never by the token that was drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+from partsong.samplers.text.rule import Choice, View, commit, rank_of
+
+__all__ = [
+    "Dependency",
+    "Entropy",
+    "EntropyBound",
+    "Factor",
+    "Hierarchy",
+    "KLStable",
+    "LLaDA",
+    "Quota",
+    "Threshold",
+]
+
+
+def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Refuses a knob out of range."""
+    if not (low < value if open_low else low <= value) or not value <= high or not math.isfinite(value):
+        edge = "above" if open_low else "from"
+        raise ArgumentError(f"{name}={value}; use a number {edge} {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Decides:
+    """A rule that never takes back what it has written."""
+
+    reads: ClassVar[Literal["undecided", "free"]] = "undecided"
+    revises: ClassVar[bool] = False
+    shadows: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+
+    def heat(self, block_step: int) -> float | None:
+        """None: draws are as asked."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quota(_Decides):
+    """A fixed number of tokens per step, the surest first.
+
+    Attributes:
+        per_step: tokens per step.
+        steps: steps per block instead: its undecided positions are dealt out evenly, the remainder to the first steps.
+        by: what "surest" means: "max_prob", "margin" (to the runner-up), "entropy", "random" or "left" (to right).
+
+    Source: LLaDA, arXiv 2502.09992; Dream's margin and entropy orders, arXiv 2508.15487.
+
+    >>> Quota(per_step=2).steps is None
+    True
+    """
+
+    per_step: int = 1
+    steps: int | None = None
+    by: Literal["max_prob", "margin", "entropy", "random", "left"] = "max_prob"
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        for name in ("per_step", "steps"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"{name}={value!r}; use a positive integer")
+        if self.by not in ("max_prob", "margin", "entropy", "random", "left"):
+            raise ArgumentError(f"by={self.by!r}; use 'max_prob', 'margin', 'entropy', 'random' or 'left'")
+
+    def choose(self, view: View) -> Choice:
+        """The best few."""
+        score = _score(view, self.by)
+        return commit(view, rank_of(score, view.real & view.undecided) < self._quota(view)[:, None], score)
+
+    def _quota(self, view: View) -> Tensor:
+        if self.steps is None:
+            return torch.full_like(view.step, self.per_step)
+        return view.block_total // self.steps + (view.block_step < view.block_total % self.steps)
+
+
+def _score(view: View, by: str) -> Tensor:
+    if by == "random":
+        return view.random("order")
+    if by == "left":
+        return -view.index.double()
+    return -view.entropy if by == "entropy" else getattr(view, by)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LLaDA(Quota):
+    """LLaDA's own order, for parity: the surest *drawn* tokens first. At temperature > 0 it is a biased sampler.
+
+    A position is taken because its draw was likely, so likely tokens come out too often: on tasks whose answers are
+    known the total variation from the model's own distribution is about 0.5, at one token per step. At temperature 0
+    it is `Quota`.
+
+    Source: LLaDA, arXiv 2502.09992 ("low confidence remasking"). The same bias: arXiv 2604.00375.
+
+    >>> LLaDA.unbiased
+    False
+    """
+
+    unbiased: ClassVar[bool] = False
+
+    def choose(self, view: View) -> Choice:
+        """The likeliest draws."""
+        accept = rank_of(view.token_prob, view.real & view.undecided) < self._quota(view)[:, None]
+        return commit(view, accept, view.token_prob)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threshold(_Decides):
+    """All positions whose most likely token is at least this likely, and always the surest.
+
+    Attributes:
+        threshold: probability. It cannot see how many positions there are: n independent choices of one in n+1 look
+            n times as sure as 1 - 1 / (n + 1) and may all be wrong together.
+
+    Source: Fast-dLLM, arXiv 2505.22618 (there with the drawn token's probability).
+
+    >>> Threshold().threshold
+    0.9
+    """
+
+    threshold: float = 0.9
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1.0)
+
+    def choose(self, view: View) -> Choice:
+        """The sure ones."""
+        return commit(view, view.max_prob >= self.threshold, view.max_prob)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor(_Decides):
+    """The n surest positions, n the largest number for which the n-th is at least 1 - factor / (n + 1) likely.
+
+    Where all n are that sure, the likeliest tokens one by one are the likeliest together.
+
+    Attributes:
+        factor: up to 1.0 that argument holds, for the likeliest tokens; Fast-dLLM uses 1.0 and more. Drawn tokens
+            (temperature 1) keep to the model's distribution only with far less, so the default is less.
+
+    Source: Fast-dLLM, arXiv 2505.22618, theorem 1.
+
+    >>> Factor(factor=1.0).validate()
+    """
+
+    factor: float = 0.3
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("factor", self.factor, 0.0, 100.0, open_low=True)
+
+    def choose(self, view: View) -> Choice:
+        """As many of the surest as hold their bound."""
+        waiting = view.real & view.undecided
+        rank = rank_of(view.max_prob, waiting)
+        holds = (view.max_prob >= 1 - self.factor / (rank + 2)) & waiting
+        most = torch.where(holds, rank, -1).amax(1, keepdim=True)
+        return commit(view, rank <= most, view.max_prob)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entropy(_Decides):
+    """All positions of low entropy, and always the lowest.
+
+    Attributes:
+        threshold: nats. dParallel and d3LLM use 0.5 with models trained for it; eight even choices of one in eight
+            are 0.38 nats each, and would all be made at once.
+
+    Source: dParallel, arXiv 2509.26488; d3LLM.
+
+    >>> Entropy().threshold
+    0.2
+    """
+
+    threshold: float = 0.2
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1000.0)
+
+    def choose(self, view: View) -> Choice:
+        """The certain ones."""
+        return commit(view, view.entropy <= self.threshold, -view.entropy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyBound(_Decides):
+    """The most positions, by rising entropy, whose entropies but the largest sum to at most gamma. The default rule.
+
+    That sum bounds what the tokens of a step tell of each other, and so the Kullback-Leibler divergence of writing
+    them together from writing them one at a time. Summed over the steps it is the certificate of a text. It bounds the
+    error of writing in parallel under the model's own conditionals at temperature 1, not the model's error.
+
+    Attributes:
+        gamma: nats per step.
+
+    Source: EB-Sampler, arXiv 2505.24857.
+
+    >>> EntropyBound(gamma=0.1).validate()
+    """
+
+    gamma: float = 0.1
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("gamma", self.gamma, 0.0, 1000.0)
+
+    def choose(self, view: View) -> Choice:
+        """As many as the bound allows."""
+        waiting = view.real & view.undecided
+        rank = rank_of(-view.entropy, waiting)
+        ordered = torch.zeros_like(view.entropy).scatter_(1, rank, torch.where(waiting, view.entropy, 0.0))
+        before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th
+        return commit(view, before.gather(1, rank) <= self.gamma, -view.entropy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KLStable(_Decides):
+    """Positions that are sure and whose distribution has stopped moving; where there are none, the surest.
+
+    Attributes:
+        threshold: probability of the most likely token.
+        divergence: nats by which a distribution may differ from that of the step before.
+        history: steps in a row in which it must not have moved more.
+
+    Source: KLASS, arXiv 2511.05664.
+
+    >>> KLStable().history
+    2
+    """
+
+    threshold: float = 0.9
+    divergence: float = 0.01
+    history: int = 2
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1.0)
+        between("divergence", self.divergence, 0.0, 1000.0)
+        if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 1:
+            raise ArgumentError(f"history={self.history!r}; use a positive integer")
+
+    def choose(self, view: View) -> Choice:
+        """The sure and settled ones."""
+        length = view.memory["positions"].shape[1]
+        still = view.noted("steps without moving", 0, length, torch.int64)
+        still = torch.where(view.divergence() < self.divergence, still + 1, 0)
+        view.note("steps without moving", still)
+        return commit(view, (still >= self.history) & (view.max_prob > self.threshold), view.max_prob)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hierarchy(_Decides):
+    """All sure positions, and from every run of neighbouring undecided ones its surest if that is fairly sure.
+
+    Attributes:
+        threshold: probability above which any position is taken.
+        low_threshold: the same for the surest of a run: far apart, they tell little of each other.
+
+    Source: dInfer's hierarchical decoder, arXiv 2510.08666.
+
+    >>> Hierarchy().low_threshold
+    0.5
+    """
+
+    threshold: float = 0.92
+    low_threshold: float = 0.5
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1.0)
+        between("low_threshold", self.low_threshold, 0.0, self.threshold)
+
+    def choose(self, view: View) -> Choice:
+        """The sure ones and the peaks."""
+        waiting = view.real & view.undecided
+        apart = torch.ones_like(waiting)
+        apart[:, 1:] = ~waiting[:, :-1] | ~waiting[:, 1:] | (view.index[:, 1:] != view.index[:, :-1] + 1)
+        run = apart.cumsum(1)
+        # Runs are few and short, so each position is compared with all others of its row.
+        rank = rank_of(view.max_prob, waiting)
+        same = (run[:, :, None] == run[:, None, :]) & waiting[:, None, :]
+        first = torch.where(same, rank[:, None, :], rank.shape[1]).amin(2)
+        peak = (rank == first) & (view.max_prob > self.low_threshold)
+        return commit(view, peak | (view.max_prob > self.threshold), view.max_prob)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dependency(_Decides):
+    """Positions that tell little of each other, by rising entropy, as long as their mutual information stays small.
+
+    Needs a probe: a function that gives the pairwise mutual information of the positions at work (see `decode`).
+    Sums of pairs do not bound what three positions tell together, so this rule has no certificate of its own.
+
+    Attributes:
+        budget: nats of mutual information a position may share with those accepted in the same step.
+
+    Source: PUNT, arXiv 2510.21961, and the analysis of ParallelBench, arXiv 2510.04767.
+
+    >>> Dependency().budget
+    0.05
+    """
+
+    budget: float = 0.05
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("budget", self.budget, 0.0, 1000.0)
+
+    def choose(self, view: View) -> Choice:
+        """A greedy set of nearly independent positions."""
+        waiting = view.real & view.undecided
+        shared, order = view.mutual_information(), rank_of(-view.entropy, waiting).argsort(1)
+        accept, spent = torch.zeros_like(waiting), torch.zeros_like(view.entropy)
+        rows = torch.arange(len(order), device=order.device)
+        for place in range(order.shape[1]):
+            here = order[:, place]
+            take = waiting[rows, here] & (spent[rows, here] <= self.budget)
+            accept[rows, here] = take
+            spent += torch.where(take[:, None], shared[rows, here], 0.0)
+        return commit(view, accept, -view.entropy)

@@ -1,0 +1,323 @@
+"""Rules that may change their mind: they take tokens back, overwrite, move or redraw them.
+
+What such a text cost in divergence is not bounded by entropies, so these rules have no certificate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+from partsong.samplers.text.rule import Choice, View, commit, rank_of
+from partsong.samplers.text.rules import between
+
+__all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Revises:
+    reads: ClassVar[Literal["undecided", "free"]] = "free"
+    revises: ClassVar[bool] = True
+    shadows: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = False
+
+    def heat(self, block_step: int) -> float | None:
+        """None: draws are as asked."""
+        return None
+
+
+def _count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"{name}={value!r}; use an integer from {least}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revoke(_Revises):
+    """Drafts boldly and takes back what the model, asked again with that token masked, no longer finds likely.
+
+    The same forward drafts and checks: a shadow of the decided positions at work, each masked in turn, sees all the
+    rest but its own token, and nothing sees the shadow.
+
+    Attributes:
+        draft: a position is drafted if its most likely token is more likely than this.
+        verify: a token is taken back if its shadow gives it less.
+        most: the fraction of undecided positions a step may draft at most, but `at_least` and `at_most` of them.
+        at_least: see `most`.
+        at_most: see `most`.
+
+    Source: WINO, arXiv 2507.18578.
+
+    >>> Revoke().verify
+    0.9
+    """
+
+    shadows: ClassVar[bool] = True
+    draft: float = 0.6
+    verify: float = 0.9
+    most: float = 0.7
+    at_least: int = 5
+    at_most: int = 20
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("draft", self.draft, 0.0, 1.0)
+        between("verify", self.verify, 0.0, 1.0)
+        between("most", self.most, 0.0, 1.0)
+        _count("at_least", self.at_least, 1)
+        _count("at_most", self.at_most, self.at_least)
+
+    def choose(self, view: View) -> Choice:
+        """What is drafted and what is taken back."""
+        waiting = view.real & view.undecided
+        cap = (self.most * waiting.sum(1)).floor().clamp(self.at_least, self.at_most)
+        bold = (view.max_prob > self.draft) & (rank_of(view.max_prob, waiting) < cap[:, None])
+        drafted = commit(view, bold, view.max_prob)
+        assert view.current_prob is not None
+        doubted = view.real & ~view.undecided & (view.current_prob < self.verify)
+        # Fewer are taken back than drafted, so every step leaves less to do.
+        fewer = drafted.write.sum(1, keepdim=True) - 1
+        revoked = doubted & (rank_of(-view.current_prob, doubted) < fewer)
+        undecided = drafted.undecided | revoked
+        return Choice(write=drafted.write, token=view.token, undecided=undecided, pending=undecided)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenEditing(_Revises):
+    """Decides sure positions, and overwrites decided ones where the model has become sure of another token.
+
+    Attributes:
+        threshold: a position is decided if its most likely token is more likely than this; the surest always.
+        editing_threshold: a decided token is overwritten if another is more likely than this.
+        max_post_steps: rounds of overwriting after all of a block is decided; it ends sooner if nothing changes.
+
+    Source: LLaDA 2.1, arXiv 2602.08676; the idea of revising on the way also in ReDiff, arXiv 2510.19871.
+
+    >>> TokenEditing().editing_threshold
+    0.9
+    """
+
+    threshold: float = 0.95
+    editing_threshold: float = 0.9
+    max_post_steps: int = 16
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1.0)
+        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
+        _count("max_post_steps", self.max_post_steps, 0)
+
+    def choose(self, view: View) -> Choice:
+        """What is decided and what is overwritten."""
+        made = commit(view, view.max_prob > self.threshold, view.max_prob)
+        edited = view.real & ~view.undecided & (view.argmax != view.current)
+        edited = edited & (view.max_prob > self.editing_threshold)
+        spent = _post_steps(view)
+        edited = edited & ((spent < self.max_post_steps) | _in_block(view, view.undecided & view.real))
+        settled = _settled(view, made.write | edited, spent, self.max_post_steps)
+        token = torch.where(edited, view.argmax, view.token)
+        pending = made.undecided | (view.real & ~settled)
+        return Choice(write=made.write | edited, token=token, undecided=made.undecided, pending=pending)
+
+
+def _post_steps(view: View) -> Tensor:
+    """Rounds `[B, K]` in which the block of a position had nothing undecided any more."""
+    spent = view.noted("post steps", 0, view.memory["positions"].shape[1], torch.int64)
+    whole = ~_in_block(view, view.undecided & view.real)
+    view.note("post steps", spent + whole)
+    return spent
+
+
+def _in_block(view: View, found: Tensor) -> Tensor:
+    """Bool `[B, K]`: whether something was found in the block of a position."""
+    return ((view.block[:, :, None] == view.block[:, None, :]) & found[:, None, :]).any(2)
+
+
+def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
+    """Bool `[B, K]`: positions of decided blocks in which nothing changes any more, or may."""
+    busy = _in_block(view, (view.undecided & view.real) | changed)
+    return ~busy | ((spent >= most) & ~_in_block(view, view.undecided & view.real & ~changed))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InsertDelete(_Revises):
+    """`TokenEditing` with two tokens that move others: one deletes its place, one opens a place before it.
+
+    A deleted place leaves, what follows in its block moves up, and a mask joins at the block's end. Where a
+    place is opened, the last undecided position of the block leaves. After `max_edits` deletions and insertions in a
+    block neither token is offered any more, so every block ends.
+
+    Attributes:
+        delete_token: id of the token that deletes.
+        split_token: id of the token that opens a place.
+        threshold: as in `TokenEditing`.
+        editing_threshold: as in `TokenEditing`.
+        max_post_steps: as in `TokenEditing`.
+        max_edits: of a block.
+
+    Source: LLaDA 2.2 (Levenshtein edits; no paper yet), after Levenshtein Transformer, arXiv 1905.11006.
+
+    >>> InsertDelete(delete_token=5, split_token=6).max_edits
+    8
+    """
+
+    delete_token: int
+    split_token: int
+    threshold: float = 0.95
+    editing_threshold: float = 0.9
+    max_post_steps: int = 16
+    max_edits: int = 8
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("threshold", self.threshold, 0.0, 1.0)
+        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
+        _count("max_post_steps", self.max_post_steps, 1)
+        _count("max_edits", self.max_edits, 0)
+        for name in ("delete_token", "split_token"):
+            _count(name, getattr(self, name), 0)
+        if self.delete_token == self.split_token:
+            raise ArgumentError(f"delete_token and split_token are both {self.delete_token}; they are two tokens")
+
+    @property
+    def bars(self) -> tuple[int, ...]:
+        """Tokens not offered to texts that have used up their edits (``view.memory["barred"]``)."""
+        return (self.delete_token, self.split_token)
+
+    def choose(self, view: View) -> Choice:
+        """The edits of `TokenEditing`, then the moves, row by row: a block is short."""
+        base = TokenEditing(
+            threshold=self.threshold, editing_threshold=self.editing_threshold, max_post_steps=self.max_post_steps
+        ).choose(view)
+        token = torch.where(base.write, base.token, view.current)
+        moves = (token == self.delete_token) | (token == self.split_token)
+        moves = moves & base.write
+        used = view.noted("edits", 0, view.memory["positions"].shape[1], torch.int64)
+        made = _Moves(view, base, token)
+        for row in moves.any(1).nonzero().flatten().tolist():
+            made.apply(row, moves[row], self.delete_token, self.max_edits - int(used[row].max()))
+        view.note("edits", used.amax(1, keepdim=True) + made.count[:, None])
+        spent_all = used.amax(1) + made.count >= self.max_edits
+        view.memory["barred"] = torch.where(made.count > 0, spent_all, view.memory.get("barred", spent_all))
+        return made.choice()
+
+
+class _Moves:
+    """Deletions and insertions within the blocks of a view; positions of a block follow each other in it."""
+
+    def __init__(self, view: View, base: Choice, token: Tensor) -> None:
+        self.view, self.base = view, base
+        self.token, self.undecided = token.clone(), base.undecided.clone()
+        self.write = base.write.clone()
+        self.inserted, self.deleted = torch.zeros_like(base.write), torch.zeros_like(base.write)
+        self.count = torch.zeros(len(token), dtype=torch.int64, device=token.device)
+
+    def apply(self, row: int, moves: Tensor, delete: int, left: int) -> None:
+        """Moves what a row's new tokens ask for, block by block, as long as its budget lasts."""
+        for block in self.view.block[row][self.view.real[row]].unique().tolist():
+            places = ((self.view.block[row] == block) & self.view.real[row]).nonzero().flatten().tolist()
+            items: list[int | None] = []
+            for place in places:
+                token = None if self.undecided[row, place] else int(self.token[row, place])
+                if not moves[place]:
+                    items.append(token)
+                elif left <= 0:
+                    items.append(None)  # not allowed to move any more: decided anew, without these tokens
+                elif token == delete:
+                    left, self.count[row] = left - 1, self.count[row] + 1
+                    self.deleted[row, place] = True
+                else:
+                    left, self.count[row] = left - 1, self.count[row] + 1
+                    self.inserted[row, place] = True
+                    current = int(self.view.current[row, place])
+                    items += [None, None if self.view.undecided[row, place] else current]
+            self._lay(row, places, items)
+
+    def _lay(self, row: int, places: list[int], items: list[int | None]) -> None:
+        while len(items) > len(places) and None in items:
+            items.pop(len(items) - 1 - items[::-1].index(None))
+        items = (items + [None] * len(places))[: len(places)]
+        for place, item in zip(places, items, strict=True):
+            old = None if self.view.undecided[row, place] else int(self.view.current[row, place])
+            self.undecided[row, place] = item is None
+            self.write[row, place] = item is not None and item != old
+            self.token[row, place] = -1 if item is None else item
+
+    def choice(self) -> Choice:
+        """What is to be written."""
+        pending = self.base.pending | self.undecided
+        moved = (self.count > 0)[:, None] & self.view.real
+        return Choice(
+            write=self.write,
+            token=self.token,
+            undecided=self.undecided,
+            pending=pending | moved,
+            inserted=self.inserted,
+            deleted=self.deleted,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renoise(_Revises):
+    """Keeps the draws an entropy bound allows and draws everything else anew at random, until the text stands still.
+
+    For models of uniform noise. A block ends when the most likely tokens have not changed for `patience` steps and
+    their mean entropy is small, or after `max_steps`; it then takes the most likely tokens.
+
+    Attributes:
+        gamma: nats, as in `EntropyBound`.
+        max_steps: of a block.
+        patience: steps without change.
+        entropy: mean nats below which a still text is done.
+        hot: temperature of the first step; it falls evenly to almost `cold`.
+        cold: see `hot`.
+
+    Source: DiffusionGemma (2026); the entropy bound: arXiv 2505.24857.
+
+    >>> Renoise().max_steps
+    48
+    """
+
+    gamma: float = 0.1
+    max_steps: int = 48
+    patience: int = 1
+    entropy: float = 0.005
+    hot: float = 0.8
+    cold: float = 0.4
+
+    def validate(self) -> None:
+        """Refuses knobs out of range."""
+        between("gamma", self.gamma, 0.0, 1000.0)
+        between("entropy", self.entropy, 0.0, 1000.0)
+        between("cold", self.cold, 0.0, 100.0, open_low=True)
+        between("hot", self.hot, self.cold, 100.0)
+        _count("max_steps", self.max_steps, 1)
+        _count("patience", self.patience, 1)
+
+    def heat(self, block_step: int) -> float:
+        """Falls from `hot` in the first step of a block to almost `cold` in the last."""
+        return self.cold + (self.hot - self.cold) * (self.max_steps - block_step) / self.max_steps
+
+    def choose(self, view: View) -> Choice:
+        """Draws and noise; at the end the most likely tokens."""
+        length = view.memory["positions"].shape[1]
+        before = view.noted("argmax", -1, length, torch.int64)
+        still = view.noted("steps unchanged", 0, length, torch.int64)
+        same = ((before == view.argmax) | ~view.real).all(1, keepdim=True)
+        still = torch.where(same, still + 1, 0)
+        view.note("argmax", view.argmax)
+        view.note("steps unchanged", still)
+        real = view.real
+        mean = torch.where(real, view.entropy, 0.0).sum(1) / real.sum(1)
+        calm = torch.where(real, still, torch.iinfo(torch.int64).max).amin(1) >= self.patience
+        done = (calm & (mean < self.entropy)) | (view.block_step + 1 >= self.max_steps)
+        rank = rank_of(-view.entropy, real)
+        ordered = torch.zeros_like(view.entropy).scatter_(1, rank, torch.where(real, view.entropy, 0.0))
+        keep = (ordered.cumsum(1) - ordered).gather(1, rank) <= self.gamma
+        token = torch.where(keep, view.token, view.random_token())
+        token = torch.where(done[:, None], view.argmax, token)
+        left = real & ~done[:, None]
+        return Choice(write=real, token=token, undecided=left, pending=left)

@@ -1,0 +1,263 @@
+"""A stock transformers model behind the `TextModel` protocol: its own modules, our masks, positions and key store.
+
+The language-model head is never run: the loop needs it at a few positions only and has a kernel for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.samplers.text.families import DECODERS
+from partsong.samplers.text.key_store import SlotKeyStore
+from partsong.samplers.text.model import Head, KeyStore, TextAdapter
+
+__all__ = ["StockTextModel", "attention_mask", "head_of", "weight_flops"]
+
+#: Encoders with a masked-LM head; ModernBERT's local layers see a window of positions.
+ENCODERS = ("bert", "modernbert")
+
+#: Attention functions that take a mask of any shape. The flash ones take none and would ignore it.
+ATTENTIONS = ("sdpa", "eager")
+
+#: transformers' grouped product of experts, which takes no float64.
+GROUPED = "grouped_mm"
+
+#: Rotary embeddings whose frequencies depend on the longest position of the call: keys of two calls do not mix.
+_CHANGING_ROTARY = ("dynamic", "longrope")
+
+
+class StockTextModel:
+    """A transformers decoder, or an encoder with a masked-LM head, as the decoding loop sees it.
+
+    Exact: forwards of any partition of the tokens over one key store equal one forward of all of them, where the
+    order of the parts is one the visibility allows (causal, block-causal).
+
+    Args:
+        module: a `...ForCausalLM` of `families.DECODERS`, or a BERT or ModernBERT `...ForMaskedLM`. It is used as it
+            is, on its device, in its dtype and in eval mode, and not changed.
+        adapter: its row.
+        mask_token_id: fed where nothing is decided; needed with ``adapter.noise == "mask"``.
+        eos_token_ids: tokens that end a text.
+
+    Raises:
+        UnsupportedError: an architecture, attention function or rotary embedding whose result would be wrong.
+        ArgumentError: a mask token that is missing or outside the vocabulary, or a module in training mode.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    >>> llama = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> model = StockTextModel(llama, TextAdapter(name="mdlm", attention="full"), mask_token_id=8)
+    >>> order = torch.arange(3)[None]
+    >>> model.forward(order, order, order, torch.ones(1, 3, 3, dtype=torch.bool), None).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        adapter: TextAdapter,
+        *,
+        mask_token_id: int | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        _check_module(module, adapter)
+        self.module, self.adapter = module, adapter
+        self.base: nn.Module = module.base_model
+        self.transform = module.get_submodule(adapter.transform) if adapter.transform else None
+        self.head = head_of(module)
+        self.vocab_size = len(self.head.weight)
+        self.max_positions: int | None = getattr(module.config, "max_position_embeddings", None)
+        self.device = self.head.weight.device
+        self.mask_token_id = check_mask_token(adapter, mask_token_id, self.vocab_size)
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._flops = weight_flops(self.base) + (weight_flops(self.transform) if self.transform else 0.0)
+
+    def key_store(self, rows: int, slots: int) -> SlotKeyStore | None:
+        """Room for the keys of `rows` rows of `slots` positions; None for an encoder."""
+        if not self.adapter.keeps_keys:
+            return None
+        return SlotKeyStore(layers=self.module.config.num_hidden_layers, rows=rows, slots=slots)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        keys: KeyStore | None,
+        rows: Tensor | None = None,
+        *,
+        clean: bool = False,
+    ) -> Tensor:
+        """Last hidden states `[B, Q, C]`, after norm and transform; see `TextModel.forward`."""
+        if keys is not None and not isinstance(keys, SlotKeyStore):
+            raise ArgumentError(f"forward() needs a store from key_store(), found {type(keys).__name__}")
+        if keys is not None and not self.adapter.keeps_keys:
+            raise UnsupportedError(f"{self.adapter.name} keeps no keys; give keys=None and all tokens of each row")
+        check_call(tokens, positions, slots, visible, keys)
+        call: dict[str, Any] = {"input_ids": tokens, "position_ids": positions}
+        if keys is not None:
+            keys.at(slots, rows)
+            call["past_key_values"] = keys
+        if self.module.config.model_type in DECODERS:
+            call["use_cache"] = keys is not None
+        call["attention_mask"] = self._masks(visible, positions)
+        hidden = self.base(**call, return_dict=True).last_hidden_state
+        return hidden if self.transform is None else self.transform(hidden)
+
+    def _masks(self, visible: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        config = self.module.config
+        full = self._mask(visible)
+        if config.model_type != "modernbert":
+            return full
+        near = (positions[:, :, None] - positions[:, None, :]).abs() <= config.sliding_window
+        return {"full_attention": full, "sliding_attention": self._mask(visible & near)}
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        return attention_mask(visible, str(self.module.config._attn_implementation), self.head.weight.dtype)
+
+    def flops(self, queries: int, keys: int) -> float:
+        """Multiply-adds x 2 of a forward of `queries` tokens that see `keys` keys each, without the head."""
+        config = self.module.config
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_pair = 4.0 * config.num_hidden_layers * config.num_attention_heads * width
+        return queries * (self._flops + per_pair * keys)
+
+
+def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
+    """The 4-D mask a stock module passes on untouched, from bool `[B, Q, S]`.
+
+    A query that sees nothing would be nan under some kernels and an average under others; here it sees everything,
+    which is finite. Its hidden state means nothing, and its key lies in a slot that nobody sees.
+
+    Args:
+        visible: which slots each query attends to.
+        attention: "sdpa" takes bool; "eager" adds 0 or the least number of the dtype to the scores.
+        dtype: of the hidden states.
+
+    Returns:
+        `[B, 1, Q, S]`.
+
+    >>> attention_mask(torch.tensor([[[True, False]]]), "eager", torch.float32).tolist()
+    [[[[0.0, -3.4028234663852886e+38]]]]
+    """
+    seen = (visible | ~visible.any(-1, keepdim=True))[:, None]
+    if attention == "sdpa":
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def head_of(module: PreTrainedModel) -> Head:
+    """The output embedding with what the module does to its result.
+
+    Raises:
+        UnsupportedError: the module has no output embedding.
+    """
+    output = module.get_output_embeddings()
+    weight = getattr(output, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise UnsupportedError(f"{type(module).__name__} has no output embedding: load it with its language-model head")
+    config = module.config.get_text_config()
+    bias = getattr(output, "bias", None)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return Head(
+        weight=weight.detach(),
+        bias=None if bias is None else bias.detach(),
+        softcap=getattr(config, "final_logit_softcapping", None),
+        logit_scale=scale,
+    )
+
+
+def weight_flops(module: nn.Module) -> float:
+    """2 x the weights one token meets: of experts those that are chosen, of embeddings none."""
+    config = getattr(module, "config", None)
+    chosen = next((n for n in (getattr(config, f, None) for f in ("num_experts_per_tok", "top_k_experts")) if n), 1)
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    total = 0.0
+    for weight in module.parameters():
+        if weight.dim() < 2 or id(weight) in tables:
+            continue
+        # Three dims are the experts' weights, stacked.
+        total += 2.0 * weight.numel() * (min(1.0, chosen / len(weight)) if weight.dim() == 3 else 1.0)
+    return total
+
+
+def check_mask_token(adapter: TextAdapter, mask_token_id: int | None, vocab_size: int) -> int | None:
+    """The mask token of a model that has one, checked against its vocabulary; None for the others."""
+    if adapter.noise != "mask":
+        return None
+    if mask_token_id is None:
+        raise ArgumentError(
+            f"{adapter.name} needs a mask token and the configuration names none: give mask_token_id=, "
+            f"or set mask_token_id in the configuration"
+        )
+    if not 0 <= mask_token_id < vocab_size:
+        raise ArgumentError(
+            f"the mask token {mask_token_id} is outside the vocabulary of {vocab_size} tokens: "
+            f"give the mask_token_id= this checkpoint was trained with"
+        )
+    return mask_token_id
+
+
+def check_call(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor, keys: SlotKeyStore | None) -> None:
+    """Refuses a forward whose shapes do not belong together."""
+    batch, queries = tokens.shape if tokens.dim() == 2 else (-1, -1)
+    seen = queries if keys is None else keys.slots
+    fits = positions.shape == tokens.shape == slots.shape and visible.shape == (batch, queries, seen)
+    if not fits or visible.dtype is not torch.bool:
+        raise ArgumentError(
+            f"forward() needs tokens, positions and slots [B, Q] and visible bool [B, Q, {seen}]; found tokens "
+            f"{tuple(tokens.shape)}, positions {tuple(positions.shape)}, slots {tuple(slots.shape)}, "
+            f"visible {visible.dtype} {tuple(visible.shape)}"
+        )
+
+
+def _check_module(module: PreTrainedModel, adapter: TextAdapter) -> None:
+    config = module.config
+    kinds = DECODERS if adapter.keeps_keys else ENCODERS
+    if config.model_type not in kinds:
+        raise UnsupportedError(
+            f"adapter {adapter.name!r} runs {', '.join(kinds)}; found {config.model_type!r}, "
+            f"whose masks, positions or keys are not known to be what they are given"
+        )
+    if module.training:
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+    check_attention(module)
+    if config.model_type in DECODERS:
+        _check_decoder(config)
+
+
+def check_attention(module: PreTrainedModel) -> None:
+    """Refuses attention functions that would ignore a 4-D mask."""
+    attention = module.config._attn_implementation
+    if attention not in ATTENTIONS:
+        raise UnsupportedError(
+            f"the model's attention is {attention!r}, which does not take any mask given to it; "
+            f'call model.set_attn_implementation("sdpa") (or "eager")'
+        )
+    if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
+        raise UnsupportedError(
+            f"the model is in float64, which {GROUPED} of its experts does not take; "
+            f'call model.set_experts_implementation("eager")'
+        )
+
+
+def _check_decoder(config: Any) -> None:
+    local = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
+    window = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
+    if local or window is not None:
+        raise UnsupportedError(
+            f"{config.model_type} with {local[0] if local else f'a sliding window of {window}'}: "
+            f"only layers that attend to everything the mask shows are supported"
+        )
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary in _CHANGING_ROTARY:
+        raise UnsupportedError(
+            f"rotary embedding {rotary!r} changes with the length of each call, so keys of two calls do not mix"
+        )

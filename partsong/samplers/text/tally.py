@@ -1,0 +1,83 @@
+"""What decoding cost: forwards by kind, the tokens they decided, and arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from partsong import ledger
+
+__all__ = ["KINDS", "Tally"]
+
+#: What a forward is for. "prefill" is the first of a text with a cache, "refresh" a later one of everything, "denoise"
+#: any other that looks at undecided positions, "verify" one that checks, "store" one made for keys alone.
+KINDS = ("prefill", "refresh", "denoise", "verify", "store")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one text.
+
+    Attributes:
+        forwards: by kind.
+        tokens: tokens first decided, by the kind of the forward that decided them.
+        edits: tokens changed or taken back later.
+        flops: of all forwards, with the head at the positions it was asked for.
+        full_flops: of one forward of the whole text with the head at every position to decide, for comparison.
+        certificate: nats, the sum over steps of the accepted entropies but the largest: a bound on the divergence
+            from one-token-at-a-time decoding in the same order, under the model's own conditionals at temperature 1;
+            None with rules that revise or that choose by the drawn token.
+    """
+
+    forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    edits: int = 0
+    flops: float = 0.0
+    full_flops: float = 0.0
+    certificate: float | None = 0.0
+
+    @property
+    def num_forwards(self) -> int:
+        """Of all kinds."""
+        return sum(self.forwards.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Decided in all."""
+        return sum(self.tokens.values())
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Of the forwards that denoise alone: prefill, refresh and store are left out, with what they decided."""
+        return self.tokens["denoise"] / self.forwards["denoise"] if self.forwards["denoise"] else 0.0
+
+    @property
+    def tokens_per_forward_all(self) -> float:
+        """Of all forwards."""
+        return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
+
+    @property
+    def tokens_per_full_forward(self) -> float:
+        """Weighted by arithmetic: tokens per as many operations as one forward of the whole text takes."""
+        return self.num_tokens * self.full_flops / self.flops if self.flops else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for machine-readable results."""
+        return {
+            "forwards": dict(self.forwards),
+            "tokens": self.num_tokens,
+            "tokens_per_forward": self.tokens_per_forward,
+            "tokens_per_forward_all": self.tokens_per_forward_all,
+            "tokens_per_full_forward": self.tokens_per_full_forward,
+            "flops": self.flops,
+            "edits": self.edits,
+            "certificate": self.certificate,
+        }
+
+
+def count(tallies: list[Tally], kind: str, flops: list[float]) -> None:
+    """Notes a forward of several texts, in their tallies and in the active ledger."""
+    for tally, amount in zip(tallies, flops, strict=True):
+        tally.forwards[kind] += 1
+        tally.flops += amount
+    ledger.count(forwards=1, flops=sum(flops))
