@@ -35,8 +35,8 @@ def main(config: Config) -> None:
     note = (
         f"Exact conditionals of enumerated texts, temperature 1, {config.num} texts per cell: percentage of valid "
         f"texts / tokens per forward, every forward counted / total variation from the uniform distribution over valid "
-        f"texts (a perfect sampler measures about 0.04 with 8 of them, 0.3 with 576 or 720, 0.2 with 256). Last: the least "
-        f"percentage, and the geometric mean of the tokens per forward."
+        f"texts (a perfect sampler measures about 0.04 with 8 of them, 0.3 with 576 or 720, 0.2 with 256). Last: the "
+        f"least percentage, and the geometric mean of the tokens per forward."
     )
     table = markdown_table(("rule", *tasks, "least", "mean"), lines)
     file_result(config.out, "benchmarks/oracle.py", rows, "Decoding rules on an oracle", note, table)

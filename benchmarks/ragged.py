@@ -68,8 +68,8 @@ def main(config: Config) -> None:
     columns = ("model", "cache", "texts", "texts that differ", "tokens", "forwards in batches")
     lines = [[row[key] for key in ("model", "cache", "prompts", "mismatches", "tokens", "forwards")] for row in rows]
     note = (
-        f"Rule `entropy-bound`, temperature {config.temperature}, blocks of 8, up to 24 tokens, float32; prompts of 1 to "
-        f"40 tokens (of the zoo's model: its own), each decoded in a ragged batch of {config.batch} and alone."
+        f"Rule `entropy-bound`, temperature {config.temperature}, blocks of 8, up to 24 tokens, float32; prompts of 1 "
+        f"to 40 tokens (of the zoo's model: its own), each decoded in a ragged batch of {config.batch} and alone."
     )
     title = f"Ragged batches, {sum(row['mismatches'] for row in rows)} texts differ"
     file_result(config.out, "benchmarks/ragged.py", rows, title, note, markdown_table(columns, lines))

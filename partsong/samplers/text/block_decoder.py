@@ -45,7 +45,7 @@ class BlockDecoder:
         seed: as in `decode`.
         generator: gives the seed of each call instead, so that calls differ and a manual seed repeats them.
         streamer: a transformers streamer for one text: a `TextDiffusionStreamer` sees drafts, any other the stable
-            beginning as it grows. (``generate`` hands its own ``streamer=`` to no custom callable, only the prompt.)
+            beginning as it grows. (Not ``generate(streamer=...)``: transformers hands that to no custom callable.)
         last: what the last call returned in full.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -112,6 +112,8 @@ class BlockDecoder:
     def _run(self, steps: Any, input_ids: Tensor) -> Decoded:
         if self.streamer is not None and len(input_ids) > 1:
             raise UnsupportedError(f"a streamer shows one text, and there are {len(input_ids)} prompts; give it one")
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())  # as generate does; streamers may skip it
         shown = 0
         while True:
             try:
@@ -132,8 +134,9 @@ class BlockDecoder:
         new = [token for token in step.tokens[0][shown:stable] if token is not None]
         if new:
             self.streamer.put(torch.tensor(new))
-        if hasattr(self.streamer, "put_draft"):
-            self.streamer.put_draft(torch.tensor([[token for token in step.tokens[0] if token is not None]]))
+        draft = [token for token in step.tokens[0][stable:] if token is not None]
+        if draft and hasattr(self.streamer, "put_draft"):
+            self.streamer.put_draft(torch.tensor([draft]))
         return max(stable, shown)
 
 

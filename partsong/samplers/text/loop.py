@@ -15,10 +15,11 @@ from partsong.kernels.token_head import TokenNoise, token_stats
 from partsong.kernels.token_state import TokenStats
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.events import Event, Step, events_of, stable_lengths
+from partsong.samplers.text.heads import barred, log_probs
 from partsong.samplers.text.model import TextModel
 from partsong.samplers.text.reader import Reader, pick
 from partsong.samplers.text.rule import Choice, Rule, View
-from partsong.samplers.text.tally import Tally
+from partsong.samplers.text.tally import KINDS, Tally
 
 __all__ = ["Ended", "Loop", "Probe"]
 
@@ -70,11 +71,11 @@ class Loop:
         device = canvas.tokens.device
         self.stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
         self.filler = model.mask_token_id if model.mask_token_id is not None else 0
-        self.bias = _without(model, (self.filler,) if model.adapter.noise == "mask" else ())
-        self.barred = _without(model, getattr(rule, "bars", ()), self.bias)
+        self.bias = barred(model.head, (self.filler,) if model.adapter.noise == "mask" else ())
+        self.barred = barred(model.head, getattr(rule, "bars", ()), self.bias)
         self.front = torch.full_like(canvas.length, -1)
         self.block_step, self.block_total = torch.zeros_like(canvas.length), torch.zeros_like(canvas.length)
-        # So that rules know how much room to take for what they note.
+        # Which kind of forward decided a position; rules take as much room for what they note.
         self.memory = {"positions": torch.zeros_like(canvas.tokens)}
         self.last: tuple[Tensor, Tensor] | None = None
         self.ended: dict[int, Ended] = {}
@@ -183,9 +184,9 @@ class Loop:
 
     def _kinds(self) -> list[tuple[float | None, bool]]:
         """What the logits of each row are divided by, and whether some tokens are barred there."""
-        barred = self.memory.get("barred", torch.zeros_like(self.canvas.length, dtype=torch.bool))
+        spent = self.memory.get("barred", torch.zeros_like(self.canvas.length, dtype=torch.bool))
         heats = [self.rule.heat(step) for step in self.block_step.tolist()]
-        return list(zip(heats, barred.tolist(), strict=True))
+        return list(zip(heats, spent.tolist(), strict=True))
 
     def _count_head(self, real: Tensor) -> None:
         vocab, width = self.model.head.weight.shape
@@ -216,17 +217,9 @@ class Loop:
     def _current_prob(self, twins: Tensor, current: Tensor, shadowed: Tensor) -> Tensor:
         """How likely what stands somewhere is, in the eyes of its shadow."""
         found = torch.ones(shadowed.shape, device=shadowed.device)
-        if not shadowed.any():
-            return found
-        head, flat = self.model.head, twins[shadowed]
-        token = current[shadowed]
-        lse = token_stats(flat, head.weight, bias=self.bias, softcap=head.softcap, logit_scale=head.logit_scale).lse
-        logit = (flat.to(lse.dtype) * head.weight[token].to(lse.dtype)).sum(1)
-        if head.softcap is not None:
-            logit = head.softcap * (logit / head.softcap).tanh()
-        if self.bias is not None:
-            logit = logit + self.bias[token].to(lse.dtype)
-        found[shadowed] = (logit * head.logit_scale - lse).exp().to(found.dtype)
+        if shadowed.any():
+            known, _ = log_probs(self.model.head, twins[shadowed], current[shadowed], self.bias)
+            found[shadowed] = known.exp().to(found.dtype)
         return found
 
     def _mutual_information(self, hidden: Tensor, index: Tensor) -> Tensor:
@@ -261,10 +254,11 @@ class Loop:
         """What was decided, in the tallies."""
         accepted = torch.where(new, view.entropy, 0.0)
         spent = (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0).tolist()
-        tokens, changes = new.sum(1).tolist(), edits.sum(1).tolist()
+        numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=new.device)
+        _put(self.memory["positions"], view.index, new, numbers[:, None].expand_as(view.index))
+        changes = edits.sum(1).tolist()
         is_bound = self.rule.unbiased and not self.rule.revises
         for row, tally in enumerate(self.reader.tallies):
-            tally.tokens[kinds[row]] += tokens[row]
             tally.edits += changes[row]
             tally.certificate = tally.certificate + spent[row] if is_bound and tally.certificate is not None else None
 
@@ -309,6 +303,10 @@ class Loop:
             begin, end = int(canvas.prompt[row]), int(canvas.length[row])
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
+            # What was decided behind the end of a text is nobody's token.
+            kinds = self.memory["positions"][row][canvas.free[row] & canvas.inside[row]].tolist()
+            for kind in kinds:
+                self.reader.tallies[row].tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, stopped, self.reader.tallies[row])
             gone.append(names[row])
         rows = (~done).nonzero().flatten()
@@ -327,17 +325,6 @@ def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
     """Writes values `[B, K]` at the real ones of some positions."""
     rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
     target[rows[real], index[real]] = values[real].to(target.dtype)
-
-
-def _without(model: TextModel, tokens: tuple[int, ...], bias: Tensor | None = None) -> Tensor | None:
-    """The head's bias with some tokens forbidden."""
-    bias = model.head.bias if bias is None else bias
-    if not tokens:
-        return bias
-    weight = model.head.weight
-    bias = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device) if bias is None else bias.clone()
-    bias[list(tokens)] = -torch.inf
-    return bias
 
 
 def _joined(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:

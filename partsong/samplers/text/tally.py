@@ -20,7 +20,8 @@ class Tally:
 
     Attributes:
         forwards: by kind.
-        tokens: tokens first decided, by the kind of the forward that decided them.
+        tokens: of the finished text, by the kind of the forward that decided them; given ones do not count, nor what
+            was decided behind its end.
         edits: tokens changed or taken back later.
         flops: of all forwards, with the head at the positions it was asked for.
         full_flops: of one forward of the whole text with the head at every position to decide, for comparison.

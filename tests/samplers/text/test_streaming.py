@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from transformers import TextDiffusionStreamer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, TextDiffusionStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from partsong.errors import UnsupportedError
@@ -129,10 +131,24 @@ def test_a_streamer_gets_the_stable_text_and_drafts() -> None:
     module.config.mask_token_id = plain.MASK
     decoder = BlockDecoder(adapter=FULL, block_size=4, rule="entropy-bound:gamma=2", streamer=recorder)
     found = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, custom_generate=decoder)
-    assert recorder.tokens == found[0, 3:].tolist()
-    assert recorder.ended and len(recorder.drafts) > 2
-    assert recorder.drafts[-1][: len(recorder.drafts[-2])] != [] and len(recorder.drafts[-1]) >= len(recorder.drafts[0])
-    assert hasattr(TextDiffusionStreamer, "put_draft")
+    assert recorder.tokens == found[0].tolist()
+    assert recorder.ended and len(recorder.drafts) > 1
+
+
+def test_transformers_own_streamer_prints_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    words = {f"w{number}": number for number in range(plain.VOCAB)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+    module = plain.llama(pad_token_id=0)
+    module.config.mask_token_id = plain.MASK
+    decoder = BlockDecoder(
+        adapter=FULL, block_size=4, rule="quota:per_step=2", streamer=TextDiffusionStreamer(tokenizer, skip_prompt=True)
+    )
+    found = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, custom_generate=decoder)
+    printed = capsys.readouterr().out
+    # Drafts stand between saving the cursor and going back to it.
+    kept, drafts = re.subn(r"\x1b7.*?\x1b8\x1b\[J", "", printed, flags=re.DOTALL)
+    assert kept.replace(" ", "").strip() == tokenizer.decode(found[0, 3:]).replace(" ", "")
+    assert drafts >= 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""What a run asks of a language model, wherever it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from partsong.errors import PartsongError
+from partsong.reasoning.call import Completion, Request
+
+__all__ = ["Engine", "EngineError", "Progress"]
+
+#: Told while a call runs: new text, and tokens written so far.
+Progress = Callable[[str, int], None]
+
+
+class EngineError(PartsongError, RuntimeError):
+    """An engine could not answer: it is away, it refused, or what it sent back makes no sense."""
+
+
+class Engine(Protocol):
+    """Answers requests, many at a time.
+
+    Attributes:
+        name: tells engines apart in a journal: the model and how it is run.
+    """
+
+    name: str
+
+    async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
+        """Answers one request.
+
+        Cancelling the task ends the call at the engine as well, as far as it can be told.
+
+        Raises:
+            EngineError: no answer could be had.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Gives back what the engine holds."""
+        ...

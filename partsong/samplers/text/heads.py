@@ -1,0 +1,43 @@
+"""The head at a few positions: forbidden tokens, and how likely a given token is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partsong.kernels.token_head import token_stats
+from partsong.samplers.text.model import Head
+
+__all__ = ["barred", "log_probs"]
+
+
+def barred(head: Head, tokens: tuple[int, ...], bias: Tensor | None = None) -> Tensor | None:
+    """The head's bias `[V]` (or another one) with some tokens forbidden; None where there is none."""
+    bias = head.bias if bias is None else bias
+    if not tokens:
+        return bias
+    bias = head.weight.new_zeros(len(head.weight)) if bias is None else bias.clone()
+    bias[list(tokens)] = -torch.inf
+    return bias
+
+
+def log_probs(head: Head, hidden: Tensor, tokens: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How likely tokens are, and which would be the likeliest, without ever storing the logits.
+
+    Args:
+        head: from hidden states to logits.
+        hidden: `[N, C]`.
+        tokens: int64 `[N]`.
+        bias: in place of the head's; see `barred`.
+
+    Returns:
+        Log-probabilities `[N]` in nats, and the most likely tokens `[N]`.
+    """
+    stats = token_stats(hidden, head.weight, bias=bias, softcap=head.softcap, logit_scale=head.logit_scale)
+    total = stats.lse
+    logit = (hidden.to(total.dtype) * head.weight[tokens].to(total.dtype)).sum(1)
+    if head.softcap is not None:
+        logit = head.softcap * (logit / head.softcap).tanh()
+    if bias is not None:
+        logit = logit + bias[tokens].to(total.dtype)
+    return (logit * head.logit_scale - total).clamp(max=0.0), stats.argmax
