@@ -181,7 +181,7 @@ from partsong.reasoning import Journal, Run, ScriptedEngine, final_number, pdr
 from tests.reasoning.scripts import guesses
 
 async def main():
-    engine = ScriptedEngine(guesses(0.6), seconds_per_token=0.002)
+    engine = ScriptedEngine(guesses(0.6), seconds_per_token=0.006)
     with Journal(Path(sys.argv[1])) as journal:
         run = Run(engine, seed=3, journal=journal)
         print("begun", flush=True)
@@ -203,7 +203,7 @@ def test_killed_runs_go_on_and_repeat_nothing(tmp_path: Path) -> None:
             assert child.stdout is not None and child.stdout.readline() == "begun\n"
             if rounds < 2:
                 with pytest.raises(subprocess.TimeoutExpired):
-                    child.wait(draw.uniform(0.02, 0.2))
+                    child.wait(draw.uniform(0.02, 0.15))
                 os.kill(child.pid, signal.SIGKILL)
                 child.wait()
                 rounds += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from partsong.errors import ArgumentError
@@ -65,24 +66,16 @@ async def pdr(
     Source: Rethinking Thinking Tokens, arXiv 2510.01123.
     """
     _check(schedule, distillation, keep, workspace_tokens)
+    plan = _Plan(run, question, extract, distillation, keep, workspace_tokens, parameters)
     drafts: list[Completion] = []
     rounds: list[list[str | None]] = []
     stopped = "done"
     for number, width in enumerate(schedule):
         try:
-            prompts = await _prompts(
-                run, question, drafts, extract, number, width, distillation, keep, workspace_tokens
-            )
-            waits = tuple(draft.source for draft in drafts)
-            calls = [
-                run.call(prompt, path=(f"round {number}", "draft"), sample=i, parameters=parameters, waits=waits)
-                for i, prompt in enumerate(prompts)
-            ]
-            made = await asyncio.gather(*calls)
+            drafts = await plan.drafts(number, width, drafts)
         except BudgetError:
             stopped = "budget"
             break
-        drafts = made
         rounds.append([vote_of(draft, extract) for draft in drafts])
     best = _ranked(drafts, extract)[:1]
     accepted = tuple(draft.source for draft in best)
@@ -118,39 +111,50 @@ def _ranked(drafts: Sequence[Completion], extract: Extract) -> list[Completion]:
     return [drafts[i] for i in order]
 
 
-async def _prompts(
-    run: Run,
-    question: str,
-    drafts: Sequence[Completion],
-    extract: Extract,
-    number: int,
-    width: int,
-    distillation: Distillation,
-    keep: int,
-    workspace_tokens: int,
-) -> list[list[Message]]:
-    """What each draft of a round is asked."""
-    if not drafts:
-        return [[Message("user", (_FIRST, question))]] * width
-    if distillation == "summary":
-        chat = [Message("user", (_DISTIL, question, *_attempts(drafts)))]
-        limits = Parameters(max_tokens=workspace_tokens, temperature=0.0)
-        workspace = await run.call(chat, path=(f"round {number}", "distil"), parameters=limits)
-        return [[Message("user", (_AGAIN, question, "\n\nWorkspace:\n", workspace.piece))]] * width
-    ranked = _ranked(drafts, extract)
-    chosen = []
-    for i in range(width):
-        if distillation == "random-k":
-            draw = random.Random(derive(run.seed, "random-k", number, i))
-            chosen.append(draw.sample(list(drafts), min(keep, len(drafts))))
-        elif distillation == "per-sample-top-k":
-            # The best one for all, and the next best dealt out in turn, so that no two read quite the same.
-            rest = ranked[1:]
-            turn = [rest[(i * (keep - 1) + j) % len(rest)] for j in range(min(keep - 1, len(rest)))] if rest else []
-            chosen.append([ranked[0], *turn])
-        else:
-            chosen.append(ranked[:keep])
-    return [[Message("user", (_AGAIN, question, "\n\nWorkspace:", *_attempts(kept)))] for kept in chosen]
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all rounds share."""
+
+    run: Run
+    question: str
+    extract: Extract
+    distillation: Distillation
+    keep: int
+    workspace_tokens: int
+    parameters: Parameters | None
+
+    async def drafts(self, number: int, width: int, before: Sequence[Completion]) -> list[Completion]:
+        """A round: distils, and drafts in parallel."""
+        prompts = await self._prompts(number, width, before)
+        # All drafts of the last round had to end, also those that a prompt does not quote.
+        waits, branch = tuple(draft.source for draft in before), (f"round {number}", "draft")
+        calls = [
+            self.run.call(prompt, path=branch, sample=i, parameters=self.parameters, waits=waits)
+            for i, prompt in enumerate(prompts)
+        ]
+        return await asyncio.gather(*calls)
+
+    async def _prompts(self, number: int, width: int, before: Sequence[Completion]) -> list[list[Message]]:
+        if not before:
+            return [[Message("user", (_FIRST, self.question))]] * width
+        if self.distillation == "summary":
+            chat = [Message("user", (_DISTIL, self.question, *_attempts(before)))]
+            limits = Parameters(max_tokens=self.workspace_tokens, temperature=0.0)
+            workspace = await self.run.call(chat, path=(f"round {number}", "distil"), parameters=limits)
+            return [[Message("user", (_AGAIN, self.question, "\n\nWorkspace:\n", workspace.piece))]] * width
+        chosen = [self._chosen(number, i, before) for i in range(width)]
+        return [[Message("user", (_AGAIN, self.question, "\n\nWorkspace:", *_attempts(kept)))] for kept in chosen]
+
+    def _chosen(self, number: int, sample: int, before: Sequence[Completion]) -> list[Completion]:
+        """The drafts that one draft of the next round reads."""
+        if self.distillation == "random-k":
+            draw = random.Random(derive(self.run.seed, "random-k", number, sample))
+            return draw.sample(list(before), min(self.keep, len(before)))
+        best, *rest = _ranked(before, self.extract)
+        more = min(self.keep - 1, len(rest))
+        # Per sample, the best one for all and the next best dealt out in turn, so that no two read quite the same.
+        first = sample * more if self.distillation == "per-sample-top-k" else 0
+        return [best, *(rest[(first + j) % len(rest)] for j in range(more))]
 
 
 def _attempts(drafts: Sequence[Completion]) -> list[str | Piece]:

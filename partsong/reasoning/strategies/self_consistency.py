@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.answer import Answer, Extract, vote_of
@@ -50,37 +51,53 @@ async def self_consistency(
     """
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
         raise ArgumentError(f"num={num!r}; use a positive integer")
-    ballot, missing, seen = Ballot(num), set(range(num)), dict[int, Completion]()
-    named: dict[int, str | None] = {}
-    stopped = "done"
+    poll = _Poll(Ballot(num), extract, weight, most_weight, set(range(num)))
+    decided = False
     async with run.samples([Message("user", (question,))], num, path=("sample",), parameters=parameters) as samples:
         async for number, completion in samples:
-            seen[number], named[number] = completion, vote_of(completion, extract)
-            worth = 1.0 if weight is None else weight(completion)
-            if worth > most_weight:
-                raise ArgumentError(f"a vote weighs {worth}, more than most_weight={most_weight}")
-            ballot.add(number, named[number], worth)
-            missing.discard(number)
-            if early_stop and missing and ballot.decided(missing, most_weight):
-                stopped = "decided"
+            poll.count(number, completion)
+            decided = bool(poll.missing) and poll.ballot.decided(poll.missing, most_weight)
+            if early_stop and decided:
                 break
-    if stopped == "done" and missing:
-        stopped = "budget"
-    leader = ballot.leader
-    winner = min((n for n, answer in named.items() if answer is not None and answer == leader), default=None)
-    chosen = None if winner is None else seen[winner]
-    details = {
-        "shares": dict(ballot.shares()),
-        "votes": ballot.counted,
-        "spoilt": ballot.spoilt,
-        "hint": voting_hint(ballot),
-    }
-    accepted = () if chosen is None else (chosen.source,)
-    return Answer(
-        answer=leader,
-        text="" if chosen is None else chosen.text,
-        calls=accepted,
-        stopped=stopped,
-        summary=run.summary(accepted),
-        details=details,
-    )
+    return poll.answer(run, "done" if not poll.missing else "decided" if early_stop and decided else "budget")
+
+
+@dataclass(slots=True)
+class _Poll:
+    """Votes and the completions they come from."""
+
+    ballot: Ballot
+    extract: Extract
+    weight: Callable[[Completion], float] | None
+    most_weight: float
+    missing: set[int]
+    seen: dict[int, tuple[str | None, Completion]] = field(default_factory=dict)
+
+    def count(self, number: int, completion: Completion) -> None:
+        vote = vote_of(completion, self.extract)
+        worth = 1.0 if self.weight is None else self.weight(completion)
+        if worth > self.most_weight:
+            raise ArgumentError(f"vote {number} weighs {worth}, more than most_weight={self.most_weight}")
+        self.seen[number] = (vote, completion)
+        self.ballot.add(number, vote, worth)
+        self.missing.discard(number)
+
+    def answer(self, run: Run, stopped: str) -> Answer:
+        """The leader, with the text of the first sample that named it."""
+        leader, ballot = self.ballot.leader, self.ballot
+        chosen = [self.seen[n][1] for n in sorted(self.seen) if leader is not None and self.seen[n][0] == leader][:1]
+        accepted = tuple(completion.source for completion in chosen)
+        details = {
+            "shares": dict(ballot.shares()),
+            "votes": ballot.counted,
+            "spoilt": ballot.spoilt,
+            "hint": voting_hint(ballot),
+        }
+        return Answer(
+            answer=leader,
+            text=chosen[0].text if chosen else "",
+            calls=accepted,
+            stopped=stopped,
+            summary=run.summary(accepted),
+            details=details,
+        )
