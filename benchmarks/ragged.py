@@ -68,7 +68,7 @@ def main(config: Config) -> None:
     columns = ("model", "cache", "texts", "texts that differ", "tokens", "forwards in batches")
     lines = [[row[key] for key in ("model", "cache", "prompts", "mismatches", "tokens", "forwards")] for row in rows]
     note = (
-        f"Rule `entropy-bound`, temperature {config.temperature}, blocks of 8, up to 24 tokens, float32; prompts of 1 "
+        f"Rule `entropy-bound`, temperature {config.temperature}, blocks of 4, up to 12 tokens, float32; prompts of 1 "
         f"to 40 tokens (of the zoo's model: its own), each decoded in a ragged batch of {config.batch} and alone."
     )
     title = f"Ragged batches, {sum(row['mismatches'] for row in rows)} texts differ"
@@ -76,7 +76,7 @@ def main(config: Config) -> None:
 
 
 def _case(config: Config, name: str, model: TextModel, prompts: list[list[int]], cache: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"cache": cache, "max_new_tokens": 24, "block_size": 8, "temperature": config.temperature}
+    options: dict[str, Any] = {"cache": cache, "max_new_tokens": 12, "block_size": 4, "temperature": config.temperature}
     mismatches = tokens = forwards = 0
     for first in range(0, len(prompts), config.batch):
         part = prompts[first : first + config.batch]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -55,6 +55,9 @@ def parse_knobs(text: str, classes: Mapping[str, Any], noun: str) -> Any:
         if key in values:
             raise ArgumentError(f"{one} {name}: {key} is given twice")
         values[key] = _read(f"{one} {name}", get_type_hints(classes[name])[key], key, value)
+    needed = [k.name for k in fields(classes[name]) if k.default is MISSING and k.default_factory is MISSING]
+    if left := [key for key in needed if key not in values]:
+        raise ArgumentError(f"{one} {name} needs {', '.join(left)}; write {name}:{left[0]}=...")
     made = classes[name](**values)
     made.validate()
     return made

@@ -74,4 +74,4 @@ def test_commands_parse(page: str, args: list[str]) -> None:
         if options.nproc is not None:
             mesh_for(strategies, options.nproc)
     else:
-        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env")
+        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env", "text", "eval")

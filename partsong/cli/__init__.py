@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import tyro
 
-from partsong.cli.options import Bench, Command, Demo, Env, Image, List, Video
+from partsong.cli.options import Bench, Command, Demo, Env, Eval, Image, List, Text, Video
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.outputs import check_writable, write_json
@@ -42,6 +43,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except BrokenPipeError:  # whoever reads the output has left, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes there
+        sys.exit(1)
     sys.exit(0)
 
 
@@ -53,6 +57,10 @@ def _run(options: Any) -> dict[str, Any]:
             return _image(options)
         case Video():
             return _video(options)
+        case Text():
+            return _text(options)
+        case Eval():
+            return _eval(options)
         case Bench():
             return _bench(options)
         case Demo():
@@ -79,6 +87,22 @@ def _video(options: Video) -> dict[str, Any]:
     result = video(options)
     if result:
         print(summary(result))
+    return result
+
+
+def _text(options: Text) -> dict[str, Any]:
+    from partsong.cli.text import summary, text
+
+    result = text(options)
+    print(summary(result))
+    return result
+
+
+def _eval(options: Eval) -> dict[str, Any]:
+    from partsong.cli.eval import evaluate, summary
+
+    result = evaluate(options)
+    print(summary(result))
     return result
 
 

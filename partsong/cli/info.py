@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -41,8 +41,15 @@ def env() -> dict[str, Any]:
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """The models, strategies, supported pairs, rules or suites there are, as flat rows."""
-    made = {"models": _models, "strategies": _strategies, "support": _support, "rules": _none, "suites": _none}
+    """The models, strategies, supported pairs, rules, caches or suites there are, as flat rows."""
+    made = {
+        "models": _models,
+        "strategies": _strategies,
+        "support": _support,
+        "rules": _rules,
+        "caches": _caches,
+        "suites": _suites,
+    }
     return made[options.what]()
 
 
@@ -66,8 +73,8 @@ def _strategies() -> list[dict[str, Any]]:
         {
             "name": name,
             "class": kind.kind,
-            "options": ", ".join(f"{knob.name}={knob.default}" for knob in fields(kind)),
-            "description": (kind.__doc__ or "").strip().splitlines()[0],
+            "options": _options(kind),
+            "description": _first_line(kind),
         }
         for name, kind in STRATEGIES.items()
     ]
@@ -86,8 +93,49 @@ def _support() -> list[dict[str, Any]]:
     ]
 
 
-def _none() -> list[dict[str, Any]]:
-    return []
+def _rules() -> list[dict[str, Any]]:
+    from partsong.samplers.text import RULES
+
+    return [
+        {
+            "name": name,
+            # Where a rule never looks at the drawn token and never takes one back, the bound holds.
+            "certificate": "certificate" if kind.unbiased and not kind.revises else "no certificate",
+            "options": _options(kind),
+            "description": _first_line(kind),
+        }
+        for name, kind in RULES.items()
+    ]
+
+
+def _caches() -> list[dict[str, Any]]:
+    from partsong.samplers.text import CACHES
+
+    return [
+        {"name": name, "options": _options(kind), "description": _first_line(kind)} for name, kind in CACHES.items()
+    ]
+
+
+def _suites() -> list[dict[str, Any]]:
+    from partsong.cli.eval import SUITES
+
+    return [{"name": name, "description": description} for name, description in SUITES.items()]
+
+
+def _options(kind: Any) -> str:
+    """The knobs of a dataclass with their defaults, as command lines spell them; a knob without one must be given."""
+    return ", ".join(
+        f"{knob.name}=..." if knob.default is MISSING else f"{knob.name}={_spelled(knob.default)}"
+        for knob in fields(kind)
+    )
+
+
+def _spelled(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _first_line(kind: Any) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def _cores() -> int:

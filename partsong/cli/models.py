@@ -51,6 +51,8 @@ def find_model(name: str) -> Source:
         return _from_folder(Path(name))
     if name in zoo.MODELS:
         row = zoo.MODELS[name]
+        if row.kind == "text":
+            raise ArgumentError(f"the zoo model {name} writes text; use it with partsong text")
         if not (row.folder / "model_index.json").is_file():
             raise ArgumentError(
                 f"the zoo model {name} has no weights in {row.folder}; see recipes/ for how to make them"

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-__all__ = ["Bench", "Command", "Demo", "Env", "Image", "List", "Sampling", "Video"]
+__all__ = ["Bench", "Command", "Decoding", "Demo", "Env", "Eval", "Image", "List", "Sampling", "Text", "Video"]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
+Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,76 @@ class Video(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decoding(_Common):
+    """What text and eval have in common."""
+
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "lists-mdlm"
+    """A text model of the zoo (see `partsong list models`), a local transformers folder, or a hub id."""
+    adapter: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """How the model is decoded, such as mdlm or causal, where its configuration does not say."""
+    cache: Annotated[str | None, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = None
+    """Which keys are used again (see `partsong list caches`); if not given, prefix where that is exact, else none."""
+    max_new_tokens: Count = None
+    """Places after the prompt; if not given, what suits the model."""
+    block_size: Count = None
+    """Places decided together; the model's own if not given."""
+    open_blocks: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Blocks at work at once."""
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Seed of the draws."""
+    threads: Count = None
+    """Threads; 1 for a zoo model, else what torch chooses."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    """Type of weights and arithmetic; the checkpoint's own if not given."""
+    device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Where to compute, such as cpu or cuda:1; the first GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Decoding):
+    """Continue or fill in a text with a diffusion or autoregressive language model, many tokens a step."""
+
+    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")] = ""
+    """What to answer or continue; mask tokens in it are filled in. May be left out with --template."""
+    rule: Annotated[str | None, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = None
+    """What to accept in a step (see `partsong list rules`); entropy-bound if not given."""
+    temperature: float = 0.0
+    """Of the draws; 0 takes the most likely tokens."""
+    chat: bool = False
+    """Put the prompt through the tokenizer's chat template; the default where there is one."""
+    no_chat: bool = False
+    """Give the prompt to the model as it is."""
+    template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """What must stand after the prompt, the tokenizer's mask token where something is to be filled in."""
+    show: bool = False
+    """Draw the text while it is decided, a colour per step; one line per step where that is no terminal."""
+    compare: bool = False
+    """Also decode one token per step, without a cache; reports speed-up and how many tokens agree."""
+    out: Path = None
+    """Write the text to this file too."""
+    ledger: Path = None
+    """Append one JSON line per step to this file: forwards, operations, tokens, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(Decoding):
+    """Measure decoding rules: how often the texts are valid, at how many tokens per forward."""
+
+    suite: Annotated[Literal["oracle", "parallelbench"], tyro.conf.Positional]
+    """What to measure them on (see `partsong list suites`)."""
+    rules: Words = ()
+    """Rules, NAME[:KEY=VALUE,...] each; if not given, all that the suite compares (oracle) or the default rule."""
+    tasks: Words = ()
+    """Tasks of the suite; all if not given."""
+    num: Count = None
+    """Texts per rule and task; 1000 for oracle, 100 for parallelbench."""
+    temperature: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Of the draws; if not given, 1 for oracle, 0 (the most likely tokens) for parallelbench."""
+    batch_size: Count = None
+    """parallelbench: problems decoded together; 32 if not given. Answers do not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench(_Common):
     """Measure strategies against one process, or kernels against each other, interleaved in one run."""
 
@@ -119,7 +190,7 @@ class Env(_Common):
 class List(_Common):
     """List what there is to choose from."""
 
-    what: Annotated[Literal["models", "strategies", "support", "rules", "suites"], tyro.conf.Positional]
+    what: Annotated[Literal["models", "strategies", "support", "rules", "caches", "suites"], tyro.conf.Positional]
     """What to list."""
 
 
@@ -144,6 +215,8 @@ class Demo(_Common):
 Command = (
     Annotated[Image, tyro.conf.subcommand("image")]
     | Annotated[Video, tyro.conf.subcommand("video")]
+    | Annotated[Text, tyro.conf.subcommand("text")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]

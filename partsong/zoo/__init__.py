@@ -5,9 +5,13 @@
 >>> image = pipe("a red circle left of a blue square", **zoo.MODELS["shapes"].defaults).images[0]
 >>> zoo.shapes.facts_read("a red circle left of a blue square", image)
 1.0
+>>> model, tokenizer = zoo.load("lists-ar")
+>>> ids = tokenizer("sort : dog ant cat =", return_tensors="pt").input_ids
+>>> tokenizer.decode(model.generate(ids)[0, ids.shape[1] :], skip_special_tokens=True)
+'ant cat dog'
 """
 
-from partsong.zoo import motion, shapes
-from partsong.zoo.registry import MODELS, ZooModel, load
+from partsong.zoo import lists, motion, shapes
+from partsong.zoo.registry import MODELS, TextPair, ZooModel, load
 
-__all__ = ["MODELS", "ZooModel", "load", "motion", "shapes"]
+__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "shapes"]

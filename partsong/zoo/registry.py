@@ -6,16 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import ArgumentError
-from partsong.zoo import motion, shapes
+from partsong.zoo import lists, motion, shapes
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import DiffusionPipeline
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS = Path(__file__).parent / "weights"
+
+
+class TextPair(NamedTuple):
+    """A text model of the zoo.
+
+    Attributes:
+        model: What `AutoModelForCausalLM` makes of the folder, in evaluation mode.
+        tokenizer: What `AutoTokenizer` makes of it.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,17 +37,19 @@ class ZooModel:
     Attributes:
         name: The name `load` and the command line know it by.
         kind: What it makes.
-        folder: A stock diffusers pipeline folder.
+        folder: A stock diffusers pipeline folder, for text a stock transformers folder.
         description: One sentence for listings.
         license: Licence of weights and training data.
-        defaults: Keyword arguments to call the pipeline with; measured results use these.
+        defaults: Keyword arguments to call the pipeline with; measured results use these. For text `canvas`, the most
+            tokens an answer and its end may take.
         task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
-            `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`).
+            `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`; for text
+            `examples`, `parse`, `check`, `support`).
         recipe: The script that makes it.
     """
 
     name: str
-    kind: Literal["image", "video"]
+    kind: Literal["image", "video", "text"]
     folder: Path
     description: str
     license: str
@@ -117,33 +131,68 @@ _ROWS = (
         task=motion,
         recipe="recipes/train_motion.py",
     ),
+    ZooModel(
+        name="lists-mdlm",
+        kind="text",
+        folder=WEIGHTS / "lists-mdlm",
+        description=(
+            "Masked diffusion language model of list operations, Latin squares and additions in words "
+            '("sort : dog ant cat ="); a Llama of 1.3 M parameters whose tokens all see each other.'
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType({"canvas": 24}),
+        task=lists,
+        recipe="recipes/train_lists.py",
+    ),
+    ZooModel(
+        name="lists-ar",
+        kind="text",
+        folder=WEIGHTS / "lists-ar",
+        description="The causal twin of lists-mdlm: the same tasks, size and words, one token after the other.",
+        license="Apache-2.0",
+        defaults=MappingProxyType({"canvas": 24}),
+        task=lists,
+        recipe="recipes/train_lists.py",
+    ),
 )
 
 #: Every model of the zoo by name.
 MODELS: dict[str, ZooModel] = {row.name: row for row in _ROWS}
 
 
-def load(name: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
-    """Loads a zoo model as the stock pipeline it is, on the CPU.
+def load(name: str, dtype: torch.dtype | None = None) -> Any:
+    """Loads a zoo model as the stock object it is, on the CPU.
 
     Args:
         name: A key of `MODELS`.
         dtype: The weights' type; float32 if None.
 
     Returns:
-        What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached.
+        What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached; for text a `TextPair`, the
+        pair of stock model and tokenizer.
 
     Raises:
         ArgumentError: (a ValueError) If there is no such model.
         FileNotFoundError: If the weights are not there (a source tree without them); the message names the recipe.
+
+    >>> _, tokenizer = load("lists-ar")
+    >>> tokenizer("sort : dog ant =", return_tensors="pt").input_ids.shape
+    torch.Size([1, 6])
     """
     if name not in MODELS:
         raise ArgumentError(f"no zoo model {name!r}; known: {', '.join(MODELS)}")
-    folder = MODELS[name].folder
-    if not (folder / "model_index.json").is_file():
-        raise FileNotFoundError(f"no weights in {folder}; make them with {MODELS[name].recipe}")
+    row = MODELS[name]
+    if not (row.folder / ("config.json" if row.kind == "text" else "model_index.json")).is_file():
+        raise FileNotFoundError(f"no weights in {row.folder}; make them with {row.recipe}")
+    # The folder's own configuration says float32, so only another type needs a conversion.
+    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
+    if row.kind == "text":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model: Any = AutoModelForCausalLM.from_pretrained(row.folder, **options).eval()
+        tokenizer = AutoTokenizer.from_pretrained(row.folder, local_files_only=True)
+        return TextPair(model if dtype is None else model.to(dtype=dtype), tokenizer)
     from diffusers import DiffusionPipeline
 
-    # The folder's own configuration says float32, so only another type needs a conversion.
-    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    pipeline = DiffusionPipeline.from_pretrained(row.folder, **options)
     return pipeline if dtype is None else pipeline.to(dtype=dtype)

@@ -15,7 +15,10 @@ from partsong.zoo.motion.scoring import score as motion_score
 from partsong.zoo.shapes.scoring import score
 
 FOLDER = zoo.MODELS["shapes"].folder
-LIMIT_BYTES = {"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000}
+LIMIT_BYTES = {
+    **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
+    **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000},
+}
 
 
 @pytest.fixture(scope="module")

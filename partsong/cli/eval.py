@@ -1,0 +1,168 @@
+"""``partsong eval``: runs a suite and prints rule by task how often texts are valid, at how many tokens per forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from partsong.cli.decoding import check_decoding, read_rule
+from partsong.cli.info import table
+from partsong.cli.options import Decoding, Eval
+from partsong.cli.ranks import under_torchrun
+from partsong.cli.text_models import find_text_model
+from partsong.errors import ArgumentError
+from partsong.progress import progress
+
+__all__ = ["SUITES", "evaluate", "summary"]
+
+#: What there is to measure on.
+SUITES = {
+    "oracle": (
+        "decoding rules on tasks whose exact conditionals are known, so that every error is the rule's own: validity, "
+        "distance from the true distribution, tokens per forward"
+    ),
+    "parallelbench": (
+        "a model on list operations, sums and puzzles, after ParallelBench: valid answers and answer tokens per forward"
+    ),
+}
+#: Options that only a suite with a model of its own has.
+_OF_MODELS = (
+    *("model", "adapter", "cache", "max_new_tokens", "block_size", "open_blocks"),
+    *("batch_size", "dtype", "device"),
+)
+#: Columns of the table: what counts as valid, and what as speed.
+_SHOWN = {"oracle": ("valid", "tokens_per_forward"), "parallelbench": ("accuracy", "answer_tokens_per_forward")}
+_LEGENDS = {
+    "oracle": "valid texts / tokens per forward, every forward counted; all: the worst task / the geometric mean",
+    "parallelbench": (
+        "valid answers / answer tokens per forward, every forward counted and one end of text per answer; "
+        "all: the mean / all tokens over all forwards"
+    ),
+}
+
+
+def evaluate(options: Eval) -> dict[str, Any]:
+    """Runs a suite and returns its rows."""
+    if under_torchrun():
+        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
+    check_decoding(options, "num", "batch_size")
+    start = time.perf_counter()
+    rows = {"oracle": _oracle, "parallelbench": _parallelbench}[options.suite](options)
+    return {
+        "command": "eval",
+        "suite": options.suite,
+        "nproc": 1,
+        "seed": options.seed,
+        "seconds": time.perf_counter() - start,
+        "rows": rows,
+    }
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Rule by task as a table, and how to read it."""
+    good, fast = _SHOWN[result["suite"]]
+    rows = [*result["rows"], *_together(result)]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    cells = {(row["rule"], row["task"]): f"{row[good]:.1%} / {row[fast]:.2f}" for row in rows}
+    rules = list(dict.fromkeys(row["rule"] for row in rows))
+    shown = [{"rule": rule, **{task: cells.get((rule, task), "-") for task in tasks}} for rule in rules]
+    header = {"rule": "rule", **{task: task for task in tasks}}
+    return f"{table([header, *shown])}\n{_LEGENDS[result['suite']]}"
+
+
+def _together(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row per rule over all tasks, where the suite gives none."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault(row["rule"], []).append(row)
+    if result["suite"] != "parallelbench":
+        return []
+    return [
+        {
+            "rule": rule,
+            "task": "all",
+            "accuracy": sum(row["accuracy"] for row in rows) / len(rows),
+            "answer_tokens_per_forward": sum(row["answer_tokens"] for row in rows) / sum(r["forwards"] for r in rows),
+        }
+        for rule, rows in groups.items()
+    ]
+
+
+def _oracle(options: Eval) -> list[dict[str, Any]]:
+    default = {name: field.default for name, field in Decoding.__dataclass_fields__.items()}
+    given = [name for name in _OF_MODELS if getattr(options, name) != default.get(name)]
+    if given:
+        raise ArgumentError(
+            f"--{given[0].replace('_', '-')} belongs to partsong eval parallelbench; oracle has no model"
+        )
+    import torch
+
+    from partsong.evals import oracle_suite
+    from partsong.evals.oracle import oracle_tasks
+
+    rules = _rules(options.rules or oracle_suite.RULES_SHOWN, probe=True)
+    _check_tasks(options.tasks, list(oracle_tasks()))
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    rows: list[dict[str, Any]] = []
+    for rule in progress(rules, "rules", unit="rule"):
+        rows += oracle_suite.run(
+            rules=[rule],
+            tasks=options.tasks or None,
+            num=options.num or 1000,
+            temperature=1.0 if options.temperature is None else options.temperature,
+            seed=options.seed,
+        )
+    return rows
+
+
+def _parallelbench(options: Eval) -> list[dict[str, Any]]:
+    from partsong.samplers.text import parse_cache
+
+    rules = _rules(options.rules, probe=False) if options.rules else [None]
+    cache = None if options.cache is None else parse_cache(options.cache)
+    source = find_text_model(options.model, options.adapter)
+    from partsong.evals.parallelbench import running, tasks
+    from partsong.evals.texts import load_tokenizer, open_text_model
+
+    tokenizer = load_tokenizer(source.folder)
+    known = [task.name for task in tasks("lists" if running.reads_lists(tokenizer) else "chat")]
+    _check_tasks(options.tasks, known)
+    model = open_text_model(
+        source.folder,
+        adapter=options.adapter,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        zoo_name=source.zoo_name,
+    )
+    rows: list[dict[str, Any]] = []
+    for rule, task in progress([(r, t) for r in rules for t in options.tasks or known], "tasks", unit="task"):
+        rows += running.run(
+            model,
+            tokenizer,
+            names=[task],
+            num=options.num or 100,
+            seed=options.seed,
+            rule=rule,
+            cache=cache,
+            temperature=options.temperature or 0.0,
+            max_new_tokens=options.max_new_tokens,
+            batch_size=options.batch_size or 32,
+            block_size=options.block_size,
+            open_blocks=options.open_blocks,
+        )
+    return rows
+
+
+def _rules(texts: Sequence[str], *, probe: bool) -> list[str]:
+    """The rules, each once, all of them legal before the first is measured."""
+    for text in texts:
+        read_rule(text, probe=probe)
+    return list(dict.fromkeys(texts))
+
+
+def _check_tasks(asked: Sequence[str], known: Sequence[str]) -> None:
+    for task in asked:
+        if task not in known:
+            raise ArgumentError(f"--tasks: no task {task!r} in this suite; there are {', '.join(known)}")

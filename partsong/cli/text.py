@@ -1,0 +1,131 @@
+"""``partsong text``: checks everything that can be checked without a model, then decodes in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from partsong.cli.decoding import check_decoding, read_rule
+from partsong.cli.options import Text
+from partsong.cli.ranks import under_torchrun
+from partsong.cli.text_models import find_text_model
+from partsong.errors import ArgumentError, OutputError
+from partsong.outputs import check_writable
+
+__all__ = ["summary", "text"]
+
+
+def text(options: Text) -> dict[str, Any]:
+    """Decodes the text, prints it and returns the result by JSON key."""
+    _check(options)
+    from partsong.samplers.text import parse_cache
+
+    rule = None if options.rule is None else read_rule(options.rule)
+    cache = None if options.cache is None else parse_cache(options.cache)
+    source = find_text_model(options.model, options.adapter)
+    from partsong.cli.draw_text import viewer
+    from partsong.evals.texts import TextJob, prepare_text, run_text
+
+    job = TextJob(
+        folder=source.folder,
+        zoo_name=source.zoo_name,
+        prompt=options.prompt,
+        adapter=options.adapter,
+        rule=rule,
+        cache=cache,
+        max_new_tokens=options.max_new_tokens,
+        block_size=options.block_size,
+        open_blocks=options.open_blocks,
+        temperature=options.temperature,
+        seed=options.seed,
+        chat=True if options.chat else False if options.no_chat else None,
+        template=options.template,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        compare=options.compare,
+        ledger=None if options.ledger is None else Path(options.ledger),
+    )
+    loaded = prepare_text(job)
+    shown = viewer(loaded, show=options.show)
+    measured = run_text(loaded, shown.step if shown.watches else None)
+    shown.end(measured["text"])
+    return _reported(options, measured)
+
+
+def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
+    if options.out is not None:
+        try:
+            Path(options.out).write_text(measured["text"] + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {options.out}: {error.strerror or error}") from error
+    return {
+        "command": "text",
+        "nproc": 1,
+        "seed": options.seed,
+        "out": options.out,
+        "ledger": options.ledger,
+        "prompt": options.prompt,
+        "model": options.model,
+        **measured,
+    }
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What a text cost, in a few lines; the text itself has been printed."""
+    forwards = {kind: number for kind, number in result["forwards"].items() if number}
+    lines = [
+        f"{_number(result['answer_tokens'], 'token')} in {_number(sum(forwards.values()), 'forward')} "
+        f"({', '.join(f'{number} {kind}' for kind, number in forwards.items())}), "
+        f"{result['answer_tokens_per_forward']:.2f} per forward; {result['seconds']:.3f} s, "
+        f"{result['tokens_per_second']:.0f} tokens/s",
+        f"rule {result['rule']}, cache {result['cache']}; {_certificate(result)}",
+    ]
+    if result["edits"]:
+        lines.append(f"{_number(result['edits'], 'token')} changed or taken back later")
+    if "speedup" in result:
+        lines.append(_twin(result))
+    if result["valid"] is not None:
+        lines.append(f"the answer is {'valid' if result['valid'] else 'not valid'}")
+    if result["out"] is not None:
+        lines.append(f"written to {result['out']}")
+    return "\n".join(lines)
+
+
+def _certificate(result: dict[str, Any]) -> str:
+    if result["certificate"] is None:
+        return "no certificate: this rule revises tokens, or chooses places by the drawn ones"
+    return (
+        f"certificate: within {result['certificate']:.3g} nats of one token at a time, "
+        "under the model's own conditionals at temperature 1"
+    )
+
+
+def _twin(result: dict[str, Any]) -> str:
+    here, there = len(result["token_ids"]), len(result["token_ids_serial"])
+    agree = (
+        "the same text" if result["same_text"] else f"{result['tokens_agreeing']} of {max(here, there)} tokens agree"
+    )
+    if here != there:
+        agree += f" (it has {there}, this text {here})"
+    return (
+        f"one token per step: {result['seconds_serial']:.3f} s in {_number(result['forwards_serial'], 'forward')}, "
+        f"so {result['speedup']:.2f}x; {agree}"
+    )
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _check(options: Text) -> None:
+    if under_torchrun():
+        raise ArgumentError("partsong text runs in one process; start it without torchrun")
+    if not options.prompt.strip() and options.template is None:
+        raise ArgumentError("the prompt is empty; say what to answer, or give a --template to fill in")
+    if options.chat and options.no_chat:
+        raise ArgumentError("--chat and --no-chat contradict each other; give one of them")
+    for path in (options.out, options.json, options.ledger):
+        if path is not None:
+            check_writable(path)
+    check_decoding(options)

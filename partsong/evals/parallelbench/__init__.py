@@ -1,0 +1,96 @@
+"""The offline tasks of ParallelBench, drawn from seeds: what decoding many tokens at once can and cannot do.
+
+Operations on a waiting line, sums, dominoes, Latin squares and sudokus. Some have one answer, which parallel decoding
+can write in one step; some have many equally good ones, whose tokens depend on each other, and which it cannot. The
+tasks are those of ParallelBench, the wording, the names and the draws are our own, so scores do not compare with
+published ones number by number. Its text tasks (summaries, paraphrases, sentences) need data and grammar checkers from
+outside and are not here. This module loads no torch; the runner is in `partsong.evals.parallelbench.running`.
+
+Source: ParallelBench, arXiv 2510.04767.
+
+>>> problem = problems("reverse", 1, seed=1)[0]
+>>> score(problem, problem.answer)["score_strict"]
+1.0
+"""
+
+from __future__ import annotations
+
+import random
+
+from partsong import seeds
+from partsong.errors import ArgumentError
+from partsong.evals.parallelbench.drawing import draw_answer, draw_facts
+from partsong.evals.parallelbench.rows import Facts, Language, Problem, Task, task_of, tasks
+from partsong.evals.parallelbench.scoring import score
+from partsong.evals.parallelbench.wording import ask
+from partsong.zoo import lists
+
+__all__ = ["Facts", "Language", "Problem", "Task", "problems", "score", "task_of", "tasks"]
+
+
+def problems(name: str, num: int = 100, seed: int = 0, *, language: Language = "chat") -> list[Problem]:
+    """Draws problems of a task, its sizes in turn.
+
+    Args:
+        name: of the task.
+        num: how many.
+        seed: problem i is a function of (seed, the task, i), whatever `num` is.
+        language: "chat", or "lists" for the prompts of the zoo's `lists` models, drawn by their own task.
+
+    Returns:
+        The problems.
+
+    Raises:
+        ArgumentError: no such task in the language, or a negative number.
+
+    >>> problems("sort", 1, language="lists")[0].prompt().split()[0]
+    'sort'
+    """
+    task = task_of(name, language)
+    if isinstance(num, bool) or not isinstance(num, int) or num < 0:
+        raise ArgumentError(f"num={num!r}; use an integer from 0")
+    draw = _in_lists if language == "lists" else _in_chat
+    return [draw(task, number, seed) for number in range(num)]
+
+
+def _in_chat(task: Task, number: int, seed: int) -> Problem:
+    size = task.sizes[number % len(task.sizes)]
+    rng = random.Random(seeds.derive(seed, "parallelbench", task.name, number))
+    facts = draw_facts(task.name, size, rng)
+    answer, question = draw_answer(task.name, facts, rng), ask(task.name, facts)
+    return Problem(
+        task=task.name,
+        number=number,
+        size=size,
+        language="chat",
+        facts=facts,
+        question=question,
+        answer=answer,
+        example=_example(task, seed, question),
+    )
+
+
+def _example(task: Task, seed: int, question: str) -> tuple[str, str]:
+    """The worked example, of the task's smallest size: one for all problems of a seed but those that ask just that."""
+    attempt = 0
+    while True:
+        rng = random.Random(seeds.derive(seed, "parallelbench example", task.name, attempt))
+        facts = draw_facts(task.name, min(task.sizes), rng)
+        if (asked := ask(task.name, facts)) != question:
+            return asked, draw_answer(task.name, facts, rng)
+        attempt += 1
+
+
+def _in_lists(task: Task, number: int, seed: int) -> Problem:
+    size = task.lists_sizes[number % len(task.lists_sizes)]
+    rng = random.Random(seeds.derive(seed, "parallelbench lists", task.name, number))
+    drawn = lists.draw(task.lists, rng, size)
+    return Problem(
+        task=task.name,
+        number=number,
+        size=size,
+        language="lists",
+        facts=Facts(),
+        question=drawn.prompt,
+        answer=drawn.answer,
+    )

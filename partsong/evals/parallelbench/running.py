@@ -1,0 +1,210 @@
+"""Asks a language model the tasks and measures its decoding: accuracy, tokens per forward, certificate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from partsong import seeds
+from partsong.errors import ArgumentError
+from partsong.evals.parallelbench import Language, Problem, problems, score, task_of, tasks
+from partsong.samplers.text import CACHES, RULES, Decoded, Rule, TextCache, decode, load_text_model
+from partsong.samplers.text.request import check_request
+from partsong.zoo.lists import WORDS
+
+__all__ = ["Run", "ask", "reads_lists", "run", "spelled"]
+
+#: What a row of `run` tells besides what was asked: fractions of all problems of a task.
+SCORES = ("score", "score_strict", "items")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One task, asked.
+
+    Attributes:
+        row: `run`'s row.
+        samples: a flat row per problem: task, number, size, text, the scores, tokens, answer_tokens, forwards,
+            certificate.
+    """
+
+    row: dict[str, Any]
+    samples: list[dict[str, Any]]
+
+
+def run(model: Any, tokenizer: Any, *, names: Sequence[str] | None = None, **options: Any) -> list[dict[str, Any]]:
+    """Asks a model tasks of the benchmark.
+
+    Args:
+        model: whatever `decode` takes.
+        tokenizer: a transformers tokenizer. Questions go through its chat template where it has one.
+        names: of the tasks. Default: all there are in the language.
+        **options: as in `ask`.
+
+    Returns:
+        A flat row per task: ``task language num rule cache temperature accuracy score_strict items tokens_per_forward
+        tokens_per_forward_all answer_tokens_per_forward certificate seconds``, and the counts behind them, ``tokens
+        tokens_denoise answer_tokens forwards forwards_denoise edits``, so that rows can be added up. Accuracy is the
+        fraction of valid answers. The first two numbers of tokens per forward count every token that was decided; a
+        model that sees its whole canvas also decides ends of text behind the answer, many at once. The third counts
+        the answers with one end each, and all forwards.
+
+    Raises:
+        ArgumentError: no such task or language, or what `decode` refuses.
+
+    >>> from transformers import LlamaForCausalLM
+    >>> from partsong.zoo.lists.model import build_model, build_tokenizer
+    >>> rows = run(build_model("mdlm").eval(), build_tokenizer(), names=["copy"], num=2, adapter="mdlm")
+    >>> rows[0]["task"], rows[0]["num"]
+    ('copy', 2)
+    """
+    adapter = options.pop("adapter", None)
+    if adapter is not None or not hasattr(model, "key_store"):
+        model = load_text_model(model, adapter=adapter)
+    language = options.setdefault("language", "lists" if reads_lists(tokenizer) else "chat")
+    chosen = [task.name for task in tasks(language)] if names is None else list(names)
+    for name in chosen:
+        task_of(name, language)
+    return [ask(model, tokenizer, name, **options).row for name in chosen]
+
+
+def ask(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    *,
+    num: int = 100,
+    seed: int = 0,
+    language: Language | None = None,
+    adapter: Any = None,
+    rule: str | Rule | None = None,
+    cache: str | TextCache | None = None,
+    temperature: float = 0.0,
+    max_new_tokens: int | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> Run:
+    """Asks a model one task.
+
+    Args:
+        model: whatever `decode` takes.
+        tokenizer: a transformers tokenizer.
+        name: of the task.
+        num: problems.
+        seed: draws the problems and, at a temperature above 0, the tokens; an answer does not depend on `batch_size`.
+        language: what to ask in. Default: "lists" where the tokenizer knows its words, else "chat".
+        adapter: as in `decode`.
+        rule: as in `decode`.
+        cache: as in `decode`.
+        temperature: as in `decode`.
+        max_new_tokens: Default: the task's.
+        batch_size: problems decoded together.
+        **options: further arguments of `decode`.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        ArgumentError: no such task or language, a size out of range, or what `decode` refuses.
+    """
+    for count in (num, batch_size):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"num={num!r}, batch_size={batch_size!r}; use positive integers")
+    language = language or ("lists" if reads_lists(tokenizer) else "chat")
+    asked = problems(name, num, seed, language=language)
+    if adapter is not None or not hasattr(model, "key_store"):
+        model = load_text_model(model, adapter=adapter)
+    settings = {"rule": rule, "cache": cache, "temperature": temperature, **options}
+    settings["max_new_tokens"] = _room(name, language) if max_new_tokens is None else max_new_tokens
+    prompts = [_ids(problem, tokenizer) for problem in asked]
+    checked = check_request(model, prompts, **settings)
+    draws = [seeds.derive(seed, "parallelbench tokens", name, number) for number in range(num)]
+    start = time.perf_counter()
+    batches = [slice(low, low + batch_size) for low in range(0, num, batch_size)]
+    parts = [decode(model, prompts[here], seed=draws[here], **settings) for here in batches]
+    seconds = time.perf_counter() - start
+    written = [pair for part in parts for pair in zip(part.tokens, part.tallies, strict=True)]
+    samples = [_sample(one, *pair, tokenizer) for one, pair in zip(asked, written, strict=True)]
+    head = {"task": name, "language": language, "num": num, "temperature": temperature}
+    head |= {"rule": spelled(checked.rule, RULES), "cache": spelled(checked.cache, CACHES)}
+    return Run(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
+
+
+def reads_lists(tokenizer: Any) -> bool:
+    """Whether a tokenizer is that of the zoo's `lists` models: every word of theirs a token, and little else."""
+    known = tokenizer.get_vocab()
+    return len(known) < 2 * len(WORDS) and all(word in known for word in WORDS)
+
+
+def spelled(value: Any, classes: Any) -> str:
+    """A rule or cache as `decode` reads it: ``NAME:key=value,...`` with the knobs that are not the default.
+
+    >>> from partsong.samplers.text.rules import Quota
+    >>> spelled(Quota(per_step=4), RULES)
+    'quota:per_step=4'
+    """
+    name = next((name for name, kind in classes.items() if type(value) is kind), type(value).__name__)
+    knobs = []
+    for knob in fields(value):
+        set_to = getattr(value, knob.name)
+        if knob.default is MISSING or set_to != knob.default:
+            text = "+".join(map(str, set_to)) if isinstance(set_to, tuple) else str(set_to)
+            knobs.append(f"{knob.name}={text.lower() if isinstance(set_to, bool | None) else text}")
+    return f"{name}:{','.join(knobs)}" if knobs else name
+
+
+def _room(name: str, language: Language) -> int:
+    """Places for an answer and its end. The zoo's models have learned canvases of 12 and of 24."""
+    task = task_of(name, language)
+    return task.max_new_tokens if language == "chat" else 24 if task.lists == "latin" else 12
+
+
+def _ids(problem: Problem, tokenizer: Any) -> list[int]:
+    if problem.language == "chat" and getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(problem.messages(), tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False).input_ids
+    return tokenizer(problem.prompt()).input_ids
+
+
+def _sample(problem: Problem, tokens: list[int], tally: Any, tokenizer: Any) -> dict[str, Any]:
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    if problem.language == "chat" and not getattr(tokenizer, "chat_template", None):
+        # Nothing tells a plain model to stop: it goes on with a question of its own.
+        text = text.strip().partition("\n\n")[0].partition("\nQuestion:")[0]
+    return {
+        "task": problem.task,
+        "number": problem.number,
+        "size": problem.size,
+        "text": text,
+        **score(problem, text),
+        "tokens": tally.num_tokens,
+        "answer_tokens": len(tokens),
+        "forwards": tally.num_forwards,
+        "certificate": tally.certificate,
+    }
+
+
+def _means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    means = {name: sum(sample[name] for sample in samples) / len(samples) for name in SCORES}
+    return {"accuracy": means["score"], "score_strict": means["score_strict"], "items": means["items"]}
+
+
+def _costs(parts: Sequence[Decoded]) -> dict[str, Any]:
+    """Of all batches together; the certificate is the largest of any answer."""
+    tallies = [tally for part in parts for tally in part.tallies]
+    whole = Decoded(tokens=[], stopped=[], tallies=tallies, steps=sum(part.steps for part in parts)).summary()
+    answered, forwards = sum(len(row) for part in parts for row in part.tokens), sum(whole["forwards"].values())
+    return {
+        "tokens_per_forward": whole["tokens_per_forward"],
+        "tokens_per_forward_all": whole["tokens_per_forward_all"],
+        "answer_tokens_per_forward": answered / forwards,
+        "certificate": whole["certificate"],
+        "tokens": whole["tokens"],
+        "tokens_denoise": sum(tally.tokens["denoise"] for tally in tallies),
+        "answer_tokens": answered,
+        "forwards": forwards,
+        "forwards_denoise": whole["forwards"]["denoise"],
+        "edits": whole["edits"],
+    }

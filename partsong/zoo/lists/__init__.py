@@ -1,0 +1,22 @@
+"""The task of the `lists` models: list operations, Latin squares and additions in a small language of words.
+
+`examples` draws prompts with valid answers, `check` reads an answer back, `support` lists every valid answer of a
+prompt (all equally likely), `parse` tells what a prompt asks.
+"""
+
+from partsong.zoo.lists.requests import GRAMMAR, WORDS, Request, parse
+from partsong.zoo.lists.tasks import FAMILIES, Example, check, draw, examples, sizes, support
+
+__all__ = [
+    "FAMILIES",
+    "GRAMMAR",
+    "WORDS",
+    "Example",
+    "Request",
+    "check",
+    "draw",
+    "examples",
+    "parse",
+    "sizes",
+    "support",
+]
