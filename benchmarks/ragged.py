@@ -64,7 +64,14 @@ def main(config: Config) -> None:
     asked = [found.tokenizer(example.prompt).input_ids for example in task.examples(config.prompts, seed=3)]
     cases = [("LLaDA-shaped", llada, tiny), ("Dream-shaped", dream, tiny)]
     cases.append(("lists-mdlm", load_text_model(found.model), asked))
-    rows = [_case(config, name, model, prompts, cache) for name, model, prompts in cases for cache in CACHES]
+    rows: list[dict[str, Any]] = []
+    for name, model, prompts in cases:
+        for cache in CACHES:
+            rows.append(_case(config, name, model, prompts, cache))
+            _file(config, rows)
+
+
+def _file(config: Config, rows: list[dict[str, Any]]) -> None:
     columns = ("model", "cache", "texts", "texts that differ", "tokens", "forwards in batches")
     lines = [[row[key] for key in ("model", "cache", "prompts", "mismatches", "tokens", "forwards")] for row in rows]
     note = (
@@ -87,7 +94,6 @@ def _case(config: Config, name: str, model: TextModel, prompts: list[list[int]],
             mismatches += decode(model, [prompt], seed=[seed], **options).tokens != [text]
             tokens += len(text)
     row = {"model": name, "cache": cache, "prompts": len(prompts), "mismatches": mismatches}
-    print({**row, "tokens": tokens}, flush=True)
     return {**row, "tokens": tokens, "forwards": forwards}
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of"]
+__all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,6 +145,14 @@ def rank_of(score: Tensor, among: Tensor) -> Tensor:
     order = torch.where(among, score, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = torch.empty_like(order)
     return rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+
+
+def within_entropy(entropy: Tensor, among: Tensor, gamma: float) -> Tensor:
+    """Bool `[B, K]`: by rising entropy, the most positions whose entropies but the largest sum to at most gamma."""
+    rank = rank_of(-entropy, among)
+    ordered = torch.zeros_like(entropy).scatter_(1, rank, torch.where(among, entropy, 0.0))
+    before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th
+    return (before.gather(1, rank) <= gamma) & among
 
 
 def best(score: Tensor, among: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.text.rule import Choice, View, commit, rank_of
+from partsong.samplers.text.rule import Choice, View, commit, rank_of, within_entropy
 
 __all__ = [
     "Dependency",
@@ -225,11 +225,7 @@ class EntropyBound(_Decides):
 
     def choose(self, view: View) -> Choice:
         """As many as the bound allows."""
-        waiting = view.real & view.undecided
-        rank = rank_of(-view.entropy, waiting)
-        ordered = torch.zeros_like(view.entropy).scatter_(1, rank, torch.where(waiting, view.entropy, 0.0))
-        before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th
-        return commit(view, before.gather(1, rank) <= self.gamma, -view.entropy)
+        return commit(view, within_entropy(view.entropy, view.real & view.undecided, self.gamma), -view.entropy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.text.rule import Choice, View, commit, rank_of
+from partsong.samplers.text.rule import Choice, View, commit, rank_of, within_entropy
 from partsong.samplers.text.rules import between
 
 __all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
@@ -314,9 +314,7 @@ class Renoise(_Revises):
         mean = torch.where(real, view.entropy, 0.0).sum(1) / real.sum(1)
         calm = torch.where(real, still, torch.iinfo(torch.int64).max).amin(1) >= self.patience
         done = (calm & (mean < self.entropy)) | (view.block_step + 1 >= self.max_steps)
-        rank = rank_of(-view.entropy, real)
-        ordered = torch.zeros_like(view.entropy).scatter_(1, rank, torch.where(real, view.entropy, 0.0))
-        keep = (ordered.cumsum(1) - ordered).gather(1, rank) <= self.gamma
+        keep = within_entropy(view.entropy, real, self.gamma)
         token = torch.where(keep, view.token, view.random_token())
         token = torch.where(done[:, None], view.argmax, token)
         left = real & ~done[:, None]
