@@ -54,10 +54,10 @@ def read_rule(text: str, *, probe: bool = False) -> Rule:
     Raises:
         ArgumentError: an unknown name, key or value, a key that is missing, or a rule that needs a probe.
     """
-    from partsong.samplers.text import Dependency, parse_rule
+    from partsong.samplers.text import parse_rule
 
     rule = parse_rule(text)
-    if isinstance(rule, Dependency) and not probe:
+    if rule.probes and not probe:
         raise ArgumentError(
             f"rule {text} needs a probe, which is a function: give it to decode in Python; "
             "here only the oracle suite has one"

@@ -15,7 +15,6 @@ from partsong.errors import ArgumentError
 from partsong.evals.oracle import OracleModel, oracle_tasks
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.registry import parse_rule
-from partsong.samplers.text.rules import Dependency
 
 __all__ = ["RULES_SHOWN", "run"]
 
@@ -95,7 +94,7 @@ def _cell(text: str, rule: Any, support: Any, num: int, temperature: float, seed
         block_size=support.length,
         temperature=temperature,
         seed=seed,
-        probe=model.probe_of if isinstance(rule, Dependency) else None,
+        probe=model.probe_of if rule.probes else None,
     )
     texts, summary = torch.tensor(decoded.tokens), decoded.summary()
     return {

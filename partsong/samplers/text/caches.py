@@ -8,19 +8,20 @@ them equal `NoCache` at ``refresh_every=1``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.text.canvas import Canvas
+from partsong.samplers.text.canvas import Canvas, Work
 
 __all__ = ["DelayedCache", "DualCache", "NoCache", "PrefixCache", "TextCache", "VicinityCache"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextCache:
+class TextCache(ABC):
     """A policy: what is computed between two refreshes.
 
     Attributes:
@@ -42,9 +43,9 @@ class TextCache:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ArgumentError(f"refresh_every={every!r}; use a positive integer, or None")
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    @abstractmethod
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """Bool `[B, L]`: what a step between two refreshes computes of what the front of the text can see."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ class NoCache(TextCache):
     >>> NoCache().validate()
     """
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """All."""
         return canvas.inside
 
@@ -69,11 +70,11 @@ class PrefixCache(TextCache):
     8
     """
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """From the first block at work to the end of the text; all of its group, where tokens see their group alone."""
-        start = canvas.block >= canvas.front[:, None]
+        start = canvas.block >= work.front[:, None]
         if canvas.layered:
-            start = start | (canvas.group >= canvas.groups_at_work()[0][:, None])
+            start = start | (canvas.group >= work.low[:, None])
         return start & canvas.inside
 
 
@@ -87,9 +88,9 @@ class DualCache(TextCache):
     True
     """
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """The blocks at work."""
-        return canvas.at_work()
+        return work.places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +117,7 @@ class DelayedCache(TextCache):
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 1:
             raise ArgumentError(f"delay={self.delay!r}; use a positive integer: a new token's keys are not known yet")
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """What is undecided or was decided just now."""
         recent = canvas.free & (canvas.decided_at >= step - self.delay)
         return (canvas.undecided | recent) & canvas.inside
@@ -143,10 +144,9 @@ class VicinityCache(TextCache):
         if isinstance(self.radius, bool) or not isinstance(self.radius, int) or self.radius < 0:
             raise ArgumentError(f"radius={self.radius!r}; use an integer from 0")
 
-    def fresh(self, canvas: Canvas, step: int) -> Tensor:
+    def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """The blocks at work and what is near."""
         places = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
-        work = canvas.at_work()
-        first = torch.where(work, places, places.numel()).amin(1, keepdim=True) - self.radius
-        last = torch.where(work, places, -1).amax(1, keepdim=True) + self.radius
+        first = torch.where(work.places, places, places.numel()).amin(1, keepdim=True) - self.radius
+        last = torch.where(work.places, places, -1).amax(1, keepdim=True) + self.radius
         return (places >= first) & (places <= last) & canvas.inside

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong.samplers.text.model import TextAdapter
 
-__all__ = ["Canvas", "Grid", "open_canvas"]
+__all__ = ["Canvas", "Grid", "Work", "open_canvas"]
 
 #: Above every block number: the block of a position that belongs to no text.
 _NOWHERE = torch.iinfo(torch.int64).max
@@ -33,6 +33,23 @@ class Grid:
     origin: str = "prompt"
     open_blocks: int = 1
     open_at: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Where the rows of a canvas are at work in a step.
+
+    Attributes:
+        front: int64 `[B]`, the first block with something pending; the largest integer where nothing is.
+        places: bool `[B, L]`, positions of the blocks at work.
+        low: int64 `[B]`, the lowest group among them.
+        high: int64 `[B]`, the highest.
+    """
+
+    front: Tensor
+    places: Tensor
+    low: Tensor
+    high: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -73,28 +90,27 @@ class Canvas:
         """Bool `[B, L]`: positions that belong to a text."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.length[:, None]
 
-    @property
-    def front(self) -> Tensor:
-        """Int64 `[B]`: the first block with something pending; the largest integer where nothing is."""
-        return torch.where(self.pending, self.block, _NOWHERE).amin(1)
+    def work(self) -> Work:
+        """Where each row is at work; costs a few passes, so it is asked once a step."""
+        inside = self.inside
+        front = torch.where(self.pending, self.block, _NOWHERE).amin(1)
+        until = self._open_until(front, inside) if self.grid.open_blocks > 1 else front
+        places = (self.block >= front[:, None]) & (self.block <= until[:, None]) & inside
+        return Work(
+            front=front,
+            places=places,
+            low=torch.where(places, self.group, _NOWHERE).amin(1),
+            high=torch.where(places, self.group, -_NOWHERE).amax(1),
+        )
 
-    def open_until(self) -> Tensor:
-        """Int64 `[B]`: the last block at work."""
-        front = last = self.front
+    def _open_until(self, front: Tensor, inside: Tensor) -> Tensor:
+        """The last block at work `[B]`."""
+        last = front
         for _ in range(self.grid.open_blocks - 1):
-            mine = (self.block == last[:, None]) & self.free & self.inside
+            mine = (self.block == last[:, None]) & self.free & inside
             done = (mine & ~self.undecided).sum(1)
             last = torch.where((last < _NOWHERE) & (done >= self.grid.open_at * mine.sum(1)), last + 1, last)
-        return torch.where(front < _NOWHERE, last, front)
-
-    def at_work(self) -> Tensor:
-        """Bool `[B, L]`: positions of the blocks at work."""
-        return (self.block >= self.front[:, None]) & (self.block <= self.open_until()[:, None]) & self.inside
-
-    def groups_at_work(self) -> tuple[Tensor, Tensor]:
-        """The lowest and the highest group `[B]` of the blocks at work."""
-        work = self.at_work()
-        return torch.where(work, self.group, _NOWHERE).amin(1), torch.where(work, self.group, -_NOWHERE).amax(1)
+        return last
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these."""

@@ -88,7 +88,7 @@ def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
     """By row, how many tokens after the prompt cannot change any more: the rule may revise blocks at work, or not."""
     open_ = (canvas.undecided | canvas.pending) & canvas.inside
     if revises:
-        open_ = open_ | (canvas.at_work() & canvas.free)
+        open_ = open_ | (canvas.work().places & canvas.free)
     first = _first(open_, canvas.length)
     return (first - canvas.prompt).tolist()
 

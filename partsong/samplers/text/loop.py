@@ -72,11 +72,12 @@ class Loop:
         self.stops = torch.tensor(stop_token_ids, dtype=torch.int64, device=device)
         self.filler = model.mask_token_id if model.mask_token_id is not None else 0
         self.bias = barred(model.head, (self.filler,) if model.adapter.noise == "mask" else ())
-        self.barred = barred(model.head, getattr(rule, "bars", ()), self.bias)
+        self.barred = barred(model.head, rule.bars, self.bias)
         self.front = torch.full_like(canvas.length, -1)
         self.block_step, self.block_total = torch.zeros_like(canvas.length), torch.zeros_like(canvas.length)
-        # Which kind of forward decided a position; rules take as much room for what they note.
-        self.memory = {"positions": torch.zeros_like(canvas.tokens)}
+        self.memory: dict[str, Tensor] = {}
+        # Which kind of forward decided a position.
+        self.kinds = torch.zeros_like(canvas.tokens)
         self.last: tuple[Tensor, Tensor] | None = None
         self.ended: dict[int, Ended] = {}
 
@@ -92,12 +93,13 @@ class Loop:
     @torch.no_grad()
     def _step(self, number: int, finished: tuple[int, ...]) -> Step:
         canvas = self.canvas
-        self._begin()
-        work = canvas.at_work() & canvas.free
-        index, real = pick(work & canvas.undecided if self.rule.reads == "undecided" else work)
+        work = canvas.work()
+        self._begin(work.front)
+        mine = work.places & canvas.free
+        index, real = pick(mine & canvas.undecided if self.rule.reads == "undecided" else mine)
         undecided = canvas.undecided.gather(1, index) & real
         shadow = real & ~undecided if self.rule.shadows else None
-        hidden, twins, kinds = self.reader.read(number, index, real, shadow)
+        hidden, twins, kinds = self.reader.read(number, work, index, real, shadow)
         view = self._view(number, index, real, hidden, twins)
         choice = self.rule.choose(view)
         events = events_of(canvas, view, choice) if self.watched else ()
@@ -106,10 +108,9 @@ class Loop:
         self._stop()
         return self._tell(number, events, finished)
 
-    def _begin(self) -> None:
+    def _begin(self, front: Tensor) -> None:
         """Notes where a new block begins."""
         canvas = self.canvas
-        front = canvas.front
         moved = front != self.front
         total = (canvas.undecided & (canvas.block == front[:, None])).sum(1)
         self.block_step = torch.where(moved, 0, self.block_step)
@@ -143,6 +144,7 @@ class Loop:
             block_step=self.block_step,
             block_total=self.block_total,
             eager=self.temperature == 0,
+            length=canvas.tokens.shape[1],
             memory=self.memory,
             divergence=lambda: self._divergence(index, real, hidden),
             current_prob=None if twins is None else self._current_prob(twins, current, real & ~undecided),
@@ -255,7 +257,7 @@ class Loop:
         accepted = torch.where(new, view.entropy, 0.0)
         spent = (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0).tolist()
         numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=new.device)
-        _put(self.memory["positions"], view.index, new, numbers[:, None].expand_as(view.index))
+        _put(self.kinds, view.index, new, numbers[:, None].expand_as(view.index))
         changes = edits.sum(1).tolist()
         is_bound = self.rule.unbiased and not self.rule.revises
         for row, tally in enumerate(self.reader.tallies):
@@ -304,7 +306,7 @@ class Loop:
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
             # What was decided behind the end of a text is nobody's token.
-            kinds = self.memory["positions"][row][canvas.free[row] & canvas.inside[row]].tolist()
+            kinds = self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist()
             for kind in kinds:
                 self.reader.tallies[row].tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, stopped, self.reader.tallies[row])
@@ -313,9 +315,8 @@ class Loop:
         canvas.keep(rows)
         self.reader.keep(rows)
         self.seeds = [self.seeds[row] for row in rows.tolist()]
-        self.front, self.block_step, self.block_total = (
-            x[rows] for x in (self.front, self.block_step, self.block_total)
-        )
+        for name in ("front", "block_step", "block_total", "kinds"):
+            setattr(self, name, getattr(self, name)[rows])
         self.memory = {name: kept[rows] for name, kept in self.memory.items()}
         self.last = None if self.last is None else (self.last[0][rows], self.last[1][rows])
         return tuple(gone)

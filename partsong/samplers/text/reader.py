@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from partsong.samplers.text.caches import NoCache, TextCache
-from partsong.samplers.text.canvas import Canvas
+from partsong.samplers.text.canvas import Canvas, Work
 from partsong.samplers.text.model import KeyStore, TextModel
 from partsong.samplers.text.tally import Tally, count
 
@@ -56,11 +56,14 @@ class Reader:
         self.front = torch.full_like(canvas.length, -1)
         self.is_new = torch.ones_like(canvas.length, dtype=torch.bool)
 
-    def read(self, step: int, index: Tensor, real: Tensor, shadow: Tensor | None) -> tuple[Tensor, Tensor | None, list]:
+    def read(
+        self, step: int, work: Work, index: Tensor, real: Tensor, shadow: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list]:
         """Hidden states the distributions of some positions are read from.
 
         Args:
             step: number of the step.
+            work: where the rows are at work.
             index: int64 `[B, K]`, positions within the texts.
             real: bool `[B, K]`.
             shadow: bool `[B, K]`, those that are also read with themselves masked; None for none.
@@ -71,7 +74,7 @@ class Reader:
         at = (index - int(self.model.adapter.shifted)).clamp(min=0)
         kinds = ["denoise"] * len(index)
         found: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for batch in self._batches(step, at, real):
+        for batch in self._batches(step, work, at, real):
             hidden, place, twins = self._forward(batch, at, None if batch.clean else shadow)
             self.known[batch.rows] |= batch.compute
             self.stale[batch.rows] &= ~batch.compute
@@ -86,29 +89,28 @@ class Reader:
         twins = None if shadow is None else torch.cat([twins for *_, twins in found if twins is not None])[rows]
         return hidden, twins, kinds
 
-    def _batches(self, step: int, at: Tensor, real: Tensor) -> list[_Batch]:
+    def _batches(self, step: int, work: Work, at: Tensor, real: Tensor) -> list[_Batch]:
         """What has to be computed, rows that compute everything apart from those that compute little."""
         canvas, adapter = self.canvas, self.model.adapter
-        low, high = canvas.groups_at_work()
-        visible = canvas.inside & (canvas.group <= high[:, None])
+        visible = canvas.inside & (canvas.group <= work.high[:, None])
         if adapter.noise == "none":
             visible = visible & ~canvas.undecided
-        front, layered = canvas.front, canvas.layered
+        front, layered = work.front, canvas.layered
         every = self.cache.refresh_every
         whole = self.is_new | ((self.since >= every) if every is not None else torch.zeros_like(self.is_new))
         if self.cache.refresh_blocks and not layered:
             whole = whole | (front != self.front)
         if self.keys is None:
             whole = torch.ones_like(whole)
-        lower = (canvas.group < low[:, None]) & self.stale
+        lower = (canvas.group < work.low[:, None]) & self.stale
         wanted = torch.zeros_like(visible).scatter_(1, at, real)
-        compute = visible & torch.where(whole[:, None], True, self.cache.fresh(canvas, step) | lower)
+        compute = visible & torch.where(whole[:, None], True, self.cache.fresh(canvas, work, step) | lower)
         compute = compute | wanted
         names = ["prefill" if new else "refresh" for new in self.is_new.tolist()]
         self.since = torch.where(whole, 1, self.since + 1)
         self.front, self.is_new = front, torch.zeros_like(self.is_new)
         if adapter.noise == "uniform":
-            return self._apart(compute, canvas.group < low[:, None], names)
+            return self._apart(compute, canvas.group < work.low[:, None], names)
         if self.keys is None:
             return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
         batches = []
@@ -135,7 +137,8 @@ class Reader:
         canvas, rows, length = self.canvas, batch.rows, self.canvas.tokens.shape[1]
         index, there = pick(batch.compute)
         tokens = canvas.tokens[rows].gather(1, index)
-        known = self.known[rows] | batch.compute
+        # A text that ended at a stop token no longer holds what its keys were kept for.
+        known = (self.known[rows] | batch.compute) & canvas.inside[rows]
         visible = self._visible(rows, index, known)
         visible[..., 0] |= ~there  # a filler sees something, so that nothing is divided by zero
         slots, positions = torch.where(there, index, length + self.room), index

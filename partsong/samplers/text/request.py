@@ -19,8 +19,8 @@ from partsong.samplers.text.loop import Probe
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
-from partsong.samplers.text.rules import Dependency, EntropyBound
-from partsong.samplers.text.rules_revising import InsertDelete, Renoise
+from partsong.samplers.text.rules import EntropyBound
+from partsong.samplers.text.rules_revising import Renoise
 
 __all__ = ["Request", "check_request"]
 
@@ -66,6 +66,7 @@ def check_request(
     check_rule(rule, model, probe)
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
     _check_room(prompts, answers, model)
+    _check_moves(rule, answers)
     stops = model.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
     _check_tokens("stop_token_ids", stops, model)
     return Request(
@@ -93,7 +94,7 @@ def _rule(rule: str | Rule | None, adapter: TextAdapter) -> Rule:
         return Renoise() if adapter.noise == "uniform" else EntropyBound()
     if isinstance(rule, str):
         return parse_rule(rule)
-    if not hasattr(rule, "choose"):
+    if not isinstance(rule, Rule):
         raise ArgumentTypeError(f"rule is a Rule or its name, found {type(rule).__name__}")
     rule.validate()
     return rule
@@ -119,9 +120,11 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
             f"the model masks with token {model.mask_token_id}, which is not one of its {model.vocab_size} tokens; "
             f"give load_text_model the right mask_token_id"
         )
-    if (adapter.noise == "uniform") != isinstance(rule, Renoise):
-        wanted = "Renoise" if adapter.noise == "uniform" else "any other rule"
-        raise UnsupportedError(f"{name} does not fit noise of the kind {adapter.noise!r}; use {wanted}")
+    if adapter.noise not in rule.noise:
+        raise UnsupportedError(
+            f"{name} does not fit noise of the kind {adapter.noise!r}, but of {' and '.join(rule.noise)}; "
+            f"leave rule out for one that fits"
+        )
     if adapter.noise == "none" and rule.revises:
         raise UnsupportedError(f"{name} revises tokens, and a causal model sees nothing after them; use another rule")
     if rule.shadows and (adapter.shifted or adapter.attention != "full"):
@@ -129,10 +132,17 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
             f"{name} masks decided tokens beside themselves, which needs a model that sees its whole text and reads a "
             f"token where it stands; the family {adapter.name!r} does not"
         )
-    if isinstance(rule, Dependency) and probe is None:
-        raise ArgumentError("Dependency needs probe=, a function that gives the mutual information of positions")
-    if isinstance(rule, InsertDelete):
-        _check_tokens("delete_token and split_token", rule.bars, model)
+    if rule.probes and probe is None:
+        raise ArgumentError(f"{name} needs probe=, a function that gives the mutual information of positions")
+    _check_tokens(f"{name}", rule.bars, model)
+
+
+def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
+    if rule.moves and any(t is not None for answer in answers for t in answer[_first_open(answer) :]):
+        raise UnsupportedError(
+            f"{type(rule).__name__} moves tokens, and given ones between others must stay where they are; "
+            f"give a beginning only, or use another rule"
+        )
 
 
 def rows_of(input_ids: Sequence[Sequence[int]] | Tensor, mask: Tensor | None, model: TextModel) -> list[list[int]]:

@@ -8,9 +8,10 @@ even one token at a time and with a perfect model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class View:
         block_step: int64 `[B]`, steps since its first block began.
         block_total: int64 `[B]`, undecided positions when that block began.
         eager: whether tokens are argmaxes (temperature 0).
+        length: L, positions of the canvas.
         memory: tensors `[B, L, ...]` that the rule keeps from step to step; rows leave with their text.
         divergence: KL divergence `[B, K]` of the distributions of this step from those of the step before, in nats;
             infinite where there was none. Costs a pass over the vocabulary.
@@ -64,6 +66,7 @@ class View:
     block_step: Tensor
     block_total: Tensor
     eager: bool
+    length: int
     memory: dict[str, Tensor]
     divergence: Callable[[], Tensor]
     current_prob: Tensor | None
@@ -71,10 +74,10 @@ class View:
     random: Callable[[str], Tensor]
     random_token: Callable[[], Tensor]
 
-    def noted(self, name: str, fill: float, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What was noted under a name for these positions, `[B, K]`, and `fill` at first."""
+    def noted(self, name: str, fill: int) -> Tensor:
+        """What was noted under a name for these positions, int64 `[B, K]`, and `fill` at first."""
         if name not in self.memory:
-            self.memory[name] = torch.full((self.index.shape[0], length), fill, dtype=dtype, device=self.index.device)
+            self.memory[name] = torch.full((len(self.index), self.length), fill, device=self.index.device)
         return self.memory[name].gather(1, self.index)
 
     def note(self, name: str, values: Tensor) -> None:
@@ -105,36 +108,48 @@ class Choice:
     deleted: Tensor | None = None
 
 
-class Rule(Protocol):
-    """A decoding rule: a frozen dataclass whose fields are its knobs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule(ABC):
+    """A decoding rule: a frozen dataclass whose fields are its knobs; derive from this one and write `choose`.
 
     Attributes:
         reads: which positions it is shown: the "undecided" ones of the blocks at work, or all "free" ones in them.
+        noise: kinds of models it fits, as in `TextAdapter.noise`.
         revises: it may change its mind about tokens it wrote; a text then ends only when nothing is pending.
+        moves: it may move tokens to other places of their block.
         shadows: it asks what the model thinks of decided positions when each is masked alone.
+        probes: it asks what positions share.
         unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
     """
 
-    reads: ClassVar[Literal["undecided", "free"]]
-    revises: ClassVar[bool]
-    shadows: ClassVar[bool]
-    unbiased: ClassVar[bool]
+    reads: ClassVar[Literal["undecided", "free"]] = "undecided"
+    noise: ClassVar[tuple[str, ...]] = ("mask", "none")
+    revises: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
+    shadows: ClassVar[bool] = False
+    probes: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
 
+    @property
+    def bars(self) -> tuple[int, ...]:
+        """Tokens that are not offered to the rows of ``view.memory["barred"]``."""
+        return ()
+
+    @abstractmethod
     def validate(self) -> None:
         """Refuses knobs out of range.
 
         Raises:
             ArgumentError: names the knob.
         """
-        ...
 
     def heat(self, block_step: int) -> float | None:
         """What logits are divided by, in draws and statistics, in a step of a block; None: `decode` draws as asked."""
-        ...
+        return None
 
+    @abstractmethod
     def choose(self, view: View) -> Choice:
         """What to write in this step."""
-        ...
 
 
 def rank_of(score: Tensor, among: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.text.rule import Choice, View, commit, rank_of, within_entropy
+from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 
 __all__ = [
     "Dependency",
@@ -36,24 +36,7 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Decides:
-    """A rule that never takes back what it has written."""
-
-    reads: ClassVar[Literal["undecided", "free"]] = "undecided"
-    revises: ClassVar[bool] = False
-    shadows: ClassVar[bool] = False
-    unbiased: ClassVar[bool] = True
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-
-    def heat(self, block_step: int) -> float | None:
-        """None: draws are as asked."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Quota(_Decides):
+class Quota(Rule):
     """A fixed number of tokens per step, the surest first.
 
     Attributes:
@@ -122,7 +105,7 @@ class LLaDA(Quota):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Threshold(_Decides):
+class Threshold(Rule):
     """All positions whose most likely token is at least this likely, and always the surest.
 
     Attributes:
@@ -147,7 +130,7 @@ class Threshold(_Decides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Factor(_Decides):
+class Factor(Rule):
     """The n surest positions, n the largest number for which the n-th is at least 1 - factor / (n + 1) likely.
 
     Where all n are that sure, the likeliest tokens one by one are the likeliest together.
@@ -177,7 +160,7 @@ class Factor(_Decides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entropy(_Decides):
+class Entropy(Rule):
     """All positions of low entropy, and always the lowest.
 
     Attributes:
@@ -202,7 +185,7 @@ class Entropy(_Decides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EntropyBound(_Decides):
+class EntropyBound(Rule):
     """The most positions, by rising entropy, whose entropies but the largest sum to at most gamma. The default rule.
 
     That sum bounds what the tokens of a step tell of each other, and so the Kullback-Leibler divergence of writing
@@ -229,7 +212,7 @@ class EntropyBound(_Decides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KLStable(_Decides):
+class KLStable(Rule):
     """Positions that are sure and whose distribution has stopped moving; where there are none, the surest.
 
     Attributes:
@@ -256,15 +239,14 @@ class KLStable(_Decides):
 
     def choose(self, view: View) -> Choice:
         """The sure and settled ones."""
-        length = view.memory["positions"].shape[1]
-        still = view.noted("steps without moving", 0, length, torch.int64)
+        still = view.noted("steps without moving", 0)
         still = torch.where(view.divergence() < self.divergence, still + 1, 0)
         view.note("steps without moving", still)
         return commit(view, (still >= self.history) & (view.max_prob > self.threshold), view.max_prob)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hierarchy(_Decides):
+class Hierarchy(Rule):
     """All sure positions, and from every run of neighbouring undecided ones its surest if that is fairly sure.
 
     Attributes:
@@ -300,7 +282,7 @@ class Hierarchy(_Decides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dependency(_Decides):
+class Dependency(Rule):
     """Positions that tell little of each other, by rising entropy, as long as their mutual information stays small.
 
     Needs a probe: a function that gives the pairwise mutual information of the positions at work (see `decode`).
@@ -315,6 +297,7 @@ class Dependency(_Decides):
     0.05
     """
 
+    probes: ClassVar[bool] = True
     budget: float = 0.05
 
     def validate(self) -> None:

@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.text.rule import Choice, View, commit, rank_of, within_entropy
+from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 from partsong.samplers.text.rules import between
 
 __all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Revises:
+class _Revises(Rule):
     reads: ClassVar[Literal["undecided", "free"]] = "free"
     revises: ClassVar[bool] = True
-    shadows: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
-
-    def heat(self, block_step: int) -> float | None:
-        """None: draws are as asked."""
-        return None
 
 
 def _count(name: str, value: int, least: int) -> None:
@@ -125,7 +120,7 @@ class TokenEditing(_Revises):
 
 def _post_steps(view: View) -> Tensor:
     """Rounds `[B, K]` in which the block of a position had nothing undecided any more."""
-    spent = view.noted("post steps", 0, view.memory["positions"].shape[1], torch.int64)
+    spent = view.noted("post steps", 0)
     whole = ~_in_block(view, view.undecided & view.real)
     view.note("post steps", spent + whole)
     return spent
@@ -164,6 +159,7 @@ class InsertDelete(_Revises):
     8
     """
 
+    moves: ClassVar[bool] = True
     delete_token: int
     split_token: int
     threshold: float = 0.95
@@ -184,7 +180,7 @@ class InsertDelete(_Revises):
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """Tokens not offered to texts that have used up their edits (``view.memory["barred"]``)."""
+        """Both tokens: not offered to texts that have used up their edits."""
         return (self.delete_token, self.split_token)
 
     def choose(self, view: View) -> Choice:
@@ -195,7 +191,7 @@ class InsertDelete(_Revises):
         token = torch.where(base.write, base.token, view.current)
         moves = (token == self.delete_token) | (token == self.split_token)
         moves = moves & base.write
-        used = view.noted("edits", 0, view.memory["positions"].shape[1], torch.int64)
+        used = view.noted("edits", 0)
         made = _Moves(view, base, token)
         for row in moves.any(1).nonzero().flatten().tolist():
             made.apply(row, moves[row], self.delete_token, self.max_edits - int(used[row].max()))
@@ -281,6 +277,7 @@ class Renoise(_Revises):
     48
     """
 
+    noise: ClassVar[tuple[str, ...]] = ("uniform",)
     gamma: float = 0.1
     max_steps: int = 48
     patience: int = 1
@@ -303,9 +300,8 @@ class Renoise(_Revises):
 
     def choose(self, view: View) -> Choice:
         """Draws and noise; at the end the most likely tokens."""
-        length = view.memory["positions"].shape[1]
-        before = view.noted("argmax", -1, length, torch.int64)
-        still = view.noted("steps unchanged", 0, length, torch.int64)
+        before = view.noted("argmax", -1)
+        still = view.noted("steps unchanged", 0)
         same = ((before == view.argmax) | ~view.real).all(1, keepdim=True)
         still = torch.where(same, still + 1, 0)
         view.note("argmax", view.argmax)

@@ -125,6 +125,17 @@ def test_a_cache_that_always_refreshes_is_none(adapter: TextAdapter, cache: str,
     assert decode(model, rows, cache=every, **options).tokens == decode(model, rows, cache="none", **options).tokens
 
 
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_keys_behind_the_end_of_a_text_are_forgotten(cache: str) -> None:
+    """In float64: a text that stops within its block, before all of the block is decided, sees nothing behind that."""
+    model = StockTextModel(plain.llama().double(), FULL, mask_token_id=plain.MASK, eos_token_ids=(7,))
+    options: dict[str, Any] = {"max_new_tokens": 12, "block_size": 4, "temperature": 0.8, "seed": 3}
+    rows = prompts(150, seed=9)
+    wanted = decode(model, rows, **options)
+    assert "stop token" in wanted.stopped
+    assert decode(model, rows, cache=f"{cache}:refresh_every=1", **options).tokens == wanted.tokens
+
+
 @pytest.mark.parametrize("block_size", [8, 4])
 @pytest.mark.parametrize("open_blocks", [1, 2, 3])
 @pytest.mark.parametrize("adapter", [BLOCKS, SHIFTED_BLOCKS], ids=lambda a: a.name)

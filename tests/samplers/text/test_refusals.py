@@ -10,6 +10,7 @@ import torch
 from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError, UnsupportedError
 from partsong.samplers.text.decode import decode, decode_steps
 from partsong.samplers.text.model import TextAdapter
+from partsong.samplers.text.rules_revising import InsertDelete
 from partsong.samplers.text.runner import StockTextModel
 from tests.samplers.text import plain
 
@@ -91,5 +92,7 @@ def test_other_refusals(masked: StockTextModel, causal: StockTextModel) -> None:
         decode(Silent(plain.llama(), blocks, mask_token_id=plain.MASK), [[1]], block_size=5)
     with pytest.raises(UnsupportedError, match="Revoke masks decided tokens beside themselves"):
         decode(Silent(plain.llama(), blocks, mask_token_id=plain.MASK), [[1]], rule="revoke")
+    with pytest.raises(UnsupportedError, match="InsertDelete moves tokens, and given ones between others must stay"):
+        decode(masked, [[1]], rule=InsertDelete(delete_token=1, split_token=2), template=[[3, None, 4, None]])
     with pytest.raises(ArgumentError, match="mask"):
         StockTextModel(plain.llama(), FULL, mask_token_id=40)
