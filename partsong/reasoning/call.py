@@ -124,8 +124,8 @@ class Completion:
     Attributes:
         text: the answer, without hidden reasoning.
         reasoning: hidden reasoning, where the engine tells it apart.
-        finish: "stop", the model ended; "length", the tokens ran out, so this is no answer; "cancelled", nobody
-            needed it any more.
+        finish: "stop", the model ended; "length", the tokens ran out, so this is no answer; "halted", whoever asked
+            had read enough of it; "cancelled", nobody needed it any more.
         usage: tokens.
         logprobs: of the drawn tokens, natural; None where none were asked for.
         confidence: by token, the mean of minus the log-probabilities of the alternatives asked for; or None.
@@ -133,7 +133,7 @@ class Completion:
     """
 
     text: str
-    finish: Literal["stop", "length", "cancelled"] = "stop"
+    finish: Literal["stop", "length", "halted", "cancelled"] = "stop"
     usage: Usage = field(default_factory=Usage)
     reasoning: str = ""
     logprobs: tuple[float, ...] | None = None

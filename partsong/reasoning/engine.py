@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 from partsong.errors import PartsongError
@@ -10,8 +10,19 @@ from partsong.reasoning.call import Completion, Request
 
 __all__ = ["Engine", "EngineError", "Progress"]
 
-#: Told while a call runs: new text, and tokens written so far.
-Progress = Callable[[str, int], None]
+
+class Progress(Protocol):
+    """Told while a call runs."""
+
+    def __call__(self, text: str, tokens: int, confidence: Sequence[float] = ()) -> None:
+        """Takes a report.
+
+        Args:
+            text: new since the last one.
+            tokens: written so far.
+            confidence: of the new tokens, as in `Completion`; empty where nobody asked for it.
+        """
+        ...
 
 
 class EngineError(PartsongError, RuntimeError):

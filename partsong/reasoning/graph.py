@@ -21,17 +21,19 @@ class Node:
         request: what was asked.
         reads: calls whose text is in its prompt.
         waits: calls it could not begin before, though none of their text is in it: a vote, a barrier.
+        written: tokens so far.
         completion: what came back; None while it runs.
         start: seconds since the run began.
         end: likewise.
         replayed: it was in the journal.
-        waste: its tokens were spent on nothing: it was cancelled.
+        waste: its tokens were spent on nothing: it was halted or cancelled.
     """
 
     name: str
     request: Request
     reads: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    written: int = 0
     completion: Completion | None = None
     start: float = 0.0
     end: float | None = None
@@ -44,8 +46,8 @@ class Node:
 
     @property
     def waste(self) -> bool:
-        """Whether it was cancelled."""
-        return self.completion is not None and self.completion.finish == "cancelled"
+        """Whether it was halted or cancelled."""
+        return self.completion is not None and self.completion.finish in ("halted", "cancelled")
 
 
 @dataclass(slots=True)
@@ -104,8 +106,9 @@ class CallGraph:
             ``calls``; ``tokens_total``, written by all calls, cancelled ones as far as they got;
             ``tokens_accepted``, the longest chain of reading that ends in the answer; ``tokens_critical``, the
             longest chain of reading and waiting: with enough workers, the time of the run in tokens;
-            ``tokens_cancelled``; ``prefill``, prompt tokens; ``prefill_cached`` of them; ``estimated``, calls whose
-            counts are not the engine's own; ``truncated``, calls that ran out of tokens; ``replayed``.
+            ``tokens_cancelled``, of calls that were halted or cancelled; ``prefill``, prompt tokens;
+            ``prefill_cached`` of them; ``estimated``, calls whose counts are not the engine's own; ``truncated``, calls
+            that ran out of tokens; ``seconds``, until the last call ended.
         """
         done = [node for node in self.nodes.values() if node.completion is not None]
         usage = [node.completion.usage for node in done if node.completion is not None]
@@ -119,5 +122,5 @@ class CallGraph:
             "prefill_cached": sum(u.cached for u in usage),
             "estimated": sum(not u.reported for u in usage),
             "truncated": sum(node.completion.finish == "length" for node in done if node.completion is not None),
-            "replayed": sum(node.replayed for node in done),
+            "seconds": max((node.end for node in done if node.end is not None), default=0.0),
         }

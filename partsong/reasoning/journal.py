@@ -2,8 +2,8 @@
 
 SQLite in WAL mode: a completed call is durable before anybody sees its result, and several processes may share a file.
 The order in which the calls of a run ended is kept with them. A strategy that stops early decides by that order, so a
-replay hands the calls out in it and decides the same. What a cancelled call had cost is kept for the replay's report; a
-run that goes on makes it anew.
+replay hands the calls out in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
+replay's report; a run that goes on makes them anew.
 """
 
 from __future__ import annotations
@@ -11,23 +11,65 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from partsong.errors import ArgumentError, OutputError
-from partsong.reasoning.call import Completion, Request
+from partsong.reasoning.call import Completion, Request, Usage
 
-__all__ = ["Journal"]
+__all__ = ["Entry", "Journal", "Past", "State"]
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS calls (
-    run TEXT NOT NULL, key TEXT NOT NULL, place INTEGER NOT NULL, cancelled INTEGER NOT NULL,
-    request TEXT NOT NULL, completion TEXT NOT NULL, PRIMARY KEY (run, key)
+    run TEXT NOT NULL, key TEXT NOT NULL, place INTEGER NOT NULL, state TEXT NOT NULL, start REAL NOT NULL,
+    end REAL NOT NULL, request TEXT NOT NULL, completion TEXT NOT NULL, PRIMARY KEY (run, key)
 ) STRICT;
 """
+
+
+#: How a call ended: by itself; cancelled by whoever had asked; by the budget, or not begun for it.
+State = Literal["complete", "cancelled", "budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The end of a call.
+
+    Attributes:
+        place: in the order of endings.
+        state: see there.
+        start: seconds since the run began.
+        end: likewise.
+        completion: what came back; of one that the budget ended, the text says what was spent.
+    """
+
+    place: int
+    state: State
+    start: float
+    end: float
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a run has done so far.
+
+    Attributes:
+        places: of its completed calls, in order.
+        next: the first free place.
+        seconds: it took.
+        usage: of all its calls that were begun.
+    """
+
+    places: Sequence[int] = ()
+    next: int = 0
+    seconds: float = 0.0
+    usage: Sequence[Usage] = ()
 
 
 class Journal:
@@ -81,26 +123,34 @@ class Journal:
         """Closes the file."""
         self._db.close()
 
-    def find(self, run: str, request: Request) -> tuple[int, Completion] | None:
-        """The completion of a call of a run and its place in the order of endings, if it has been made."""
-        row = self._one(
-            "SELECT place, completion FROM calls WHERE run = ? AND key = ? AND NOT cancelled", run, request.key
-        )
-        return None if row is None else (row[0], Completion.from_json(json.loads(row[1])))
-
-    def find_cancelled(self, run: str, request: Request) -> Completion | None:
-        """How far a call had come when it was cancelled."""
-        row = self._one("SELECT completion FROM calls WHERE run = ? AND key = ? AND cancelled", run, request.key)
-        return None if row is None else Completion.from_json(json.loads(row[0]))
-
-    def places(self, run: str) -> list[int]:
-        """The places of a run's completed calls, in order."""
+    def find(self, run: str, request: Request) -> Entry | None:
+        """What is known of a call of a run."""
         with self._lock:
-            found = self._db.execute("SELECT place FROM calls WHERE run = ? AND NOT cancelled ORDER BY place", (run,))
-            return [place for (place,) in found.fetchall()]
+            row = self._db.execute(
+                "SELECT place, state, start, end, completion FROM calls WHERE run = ? AND key = ?", (run, request.key)
+            ).fetchone()
+        if row is None:
+            return None
+        place, state, start, end, completion = row
+        return Entry(place, state, start, end, Completion.from_json(json.loads(completion)))
 
-    def write(self, run: str, request: Request, place: int, completion: Completion) -> None:
-        """Makes a completion durable, in the place of a cancelled one of the same call.
+    def past(self, run: str) -> Past:
+        """What a run has done so far."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT place, state, end, json_extract(completion, '$.usage') FROM calls WHERE run = ? ORDER BY place",
+                (run,),
+            ).fetchall()
+        spent = [(state, Usage(**json.loads(usage))) for _, state, _, usage in found]
+        return Past(
+            places=[place for place, state, *_ in found if state == "complete"],
+            next=max((place for place, *_ in found), default=-1) + 1,
+            seconds=max((end for _, _, end, _ in found), default=0.0),
+            usage=[used for state, used in spent if state == "complete" or used.completion],
+        )
+
+    def write(self, run: str, request: Request, entry: Entry) -> None:
+        """Makes the end of a call durable, in the place of an earlier one that was cancelled.
 
         Raises:
             OutputError: it cannot be written, such as on a full disk.
@@ -108,23 +158,21 @@ class Journal:
         if self.replay:
             return
         said = json.dumps({"path": request.path, "sample": request.sample, "chat": _chat(request)}, ensure_ascii=False)
-        line = json.dumps(completion.as_json(), ensure_ascii=False)
-        row = (run, request.key, place, int(completion.finish == "cancelled"), said, line)
+        line = json.dumps(entry.completion.as_json(), ensure_ascii=False)
+        row = (run, request.key, entry.place, entry.state, entry.start, entry.end, said, line)
         try:
             with self._lock:
-                self._db.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)", row)
+                self._db.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         except sqlite3.Error as error:
             raise OutputError(
                 f"{self.path}: a completed call cannot be written: {error}; make room, run again"
             ) from error
 
-    def _one(self, query: str, *values: object) -> Any:
+    @property
+    def completed(self) -> int:
+        """Calls that have ended by themselves, of all runs."""
         with self._lock:
-            return self._db.execute(query, values).fetchone()
-
-    def __len__(self) -> int:
-        with self._lock:
-            return int(self._db.execute("SELECT COUNT(*) FROM calls").fetchone()[0])
+            return int(self._db.execute("SELECT COUNT(*) FROM calls WHERE state = 'complete'").fetchone()[0])
 
 
 def _chat(request: Request) -> list[Any]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.budget import Budget, BudgetError, Price
+from partsong.reasoning.budget import Budget, BudgetError, Spending
 from partsong.reasoning.call import Completion, Message, Parameters, Request, Usage
 from partsong.reasoning.engine import Engine
 from partsong.reasoning.graph import CallGraph, Node
-from partsong.reasoning.journal import Journal
+from partsong.reasoning.journal import Entry, Journal, Past, State
+from partsong.reasoning.turns import Turns
+from partsong.reasoning.under_way import Partial, UnderWay
 from partsong.seeds import check_seed, derive
 
-__all__ = ["Run"]
+__all__ = ["Observer", "Run"]
+
+#: Told of every call, with the text that is new: when it begins, while it runs, and when it has ended.
+Observer = Callable[[Node, str], None]
 
 
 class Run:
@@ -31,8 +36,12 @@ class Run:
         seed: of all random streams.
         name: tells the runs of a journal apart.
         journal: where completed calls are kept; None keeps none.
-        budget: what may be spent; None is no limit.
+        budget: what may be spent, by all parts of a run that was resumed; None is no limit.
         concurrency: most calls under way.
+        observer: told of every call, such as to draw it.
+
+    Attributes:
+        graph: the calls.
 
     Raises:
         ArgumentError: a limit that is none.
@@ -47,23 +56,18 @@ class Run:
         journal: Journal | None = None,
         budget: Budget | None = None,
         concurrency: int = 64,
+        observer: Observer | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise ArgumentError(f"concurrency={concurrency!r}; use a positive integer")
-        self.engine, self.seed, self.journal = engine, check_seed(seed), journal
-        self.budget = budget or Budget()
-        self.budget.validate()
+        self.engine, self.seed, self.journal, self.observer = engine, check_seed(seed), journal, observer
         self.name = f"{engine.name}/{name}"
         self.graph = CallGraph()
+        past = Past() if journal is None else journal.past(self.name)
+        self.spending = Spending(budget or Budget(), past.usage, past.seconds)
+        self._next, self._turns = past.next, Turns(past.places)
         self._gate = asyncio.Semaphore(concurrency)
-        self._begin = time.monotonic()
-        self._progress: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Completion]] = set()
-        self._made = 0
-        self._exceeded: str | None = None
-        self._left = [] if journal is None else journal.places(self.name)
-        self._next = max(self._left, default=-1) + 1
-        self._turn = asyncio.Condition()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -75,6 +79,7 @@ class Run:
         sample: int = 0,
         parameters: Parameters | None = None,
         waits: Sequence[str] = (),
+        halt: Callable[[Partial], bool] | None = None,
     ) -> Completion:
         """Makes one call, or takes it from the journal.
 
@@ -84,6 +89,8 @@ class Run:
             sample: which of several samples of the branch.
             parameters: of the draw.
             waits: calls that had to end before this one could begin, though it does not read them.
+            halt: asked at every report of the engine whether enough was read; the call then ends as "halted". It must
+                judge by what it is shown alone.
 
         Returns:
             The completion; its `source` is the call's name.
@@ -103,136 +110,101 @@ class Run:
         )
         name = f"{'/'.join(labels)}#{sample}"
         node = self.graph.add(Node(name=name, request=request, reads=request.sources, waits=tuple(waits)))
-        node.start = self._now()
+        node.start = self.spending.seconds
+        self._tell(node, "")
         try:
-            completion = await self._answer(node)
+            found = None if self.journal is None else self.journal.find(self.name, request)
+            replay = self.journal if self.journal is not None and self.journal.replay else None
+            if found is not None and (replay is not None or found.state == "complete"):
+                return await self._replayed(node, found)
+            if replay is not None:
+                raise ArgumentError(
+                    f"{replay.path} does not hold call {name} of run {self.name}, so it cannot be replayed"
+                )
+            return await self._made(node, halt)
+        finally:
+            self._tell(node, "")
+
+    async def _made(self, node: Node, halt: Callable[[Partial], bool] | None) -> Completion:
+        """A call of the engine."""
+        try:
+            async with self._gate:
+                if self.spending.check(before_a_call=True) is not None:
+                    self._over_budget(node)
+                self.spending.calls += 1
+                return self._end(node, "complete", await self._asked(UnderWay(node, self.progress, halt)))
         except asyncio.CancelledError:
-            self._cancelled(node)
+            self._end(node, "cancelled", _cut(node))
+            raise
+
+    async def _asked(self, call: UnderWay) -> Completion:
+        """What the engine says, unless it is halted or the budget ends first."""
+        node = call.node
+        call.task = task = asyncio.ensure_future(self.engine.generate(node.request, call))
+        self._tasks.add(task)
+        try:
+            return await self._within_time(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            # The engine ends its side before this call counts as ended.
+            await asyncio.gather(task, return_exceptions=True)
+            if call.halted:
+                return call.seen.as_completion()
+            if self.spending.exceeded is not None:
+                self._over_budget(node)
             raise
         finally:
-            node.end = self._now()
-            self._progress.pop(name, None)
-        return completion
+            self._tasks.discard(task)
 
-    async def _answer(self, node: Node) -> Completion:
-        found = None if self.journal is None else self.journal.find(self.name, node.request)
-        if found is not None:
-            return await self._replayed(node, *found)
-        if self.journal is not None and self.journal.replay:
-            await self._missing(node)
-        async with self._gate:
-            self._check()
-            self._made += 1
-            task = asyncio.ensure_future(self.engine.generate(node.request, self._watch(node.name)))
-            self._tasks.add(task)
-            try:
-                made = await self._within_time(task)
-            except asyncio.CancelledError:
-                task.cancel()
-                # The engine ends its side before this call counts as ended.
-                await asyncio.gather(task, return_exceptions=True)
-                if self._exceeded is not None:
-                    self._cancelled(node)
-                    raise BudgetError(f"the budget is spent: {self._exceeded}") from None
-                raise
-            finally:
-                self._tasks.discard(task)
-        return self._complete(node, made)
+    async def _within_time(self, task: asyncio.Task[Completion]) -> Completion:
+        limit = self.spending.budget.seconds
+        left = None if limit is None else max(limit - self.spending.seconds, 0.0)
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), left)
+        except TimeoutError:
+            self.spending.out_of_time()
+            raise asyncio.CancelledError from None
 
-    def _complete(self, node: Node, made: Completion) -> Completion:
-        """Keeps a completion; nobody has seen it before it is durable."""
-        node.completion = _named(made, node.name)
+    def _over_budget(self, node: Node) -> NoReturn:
+        reason = f"the budget is spent: {self.spending.exceeded}"
+        self._end(node, "budget", replace(_cut(node), text=reason))
+        raise BudgetError(reason)
+
+    def _end(self, node: Node, state: State, completion: Completion) -> Completion:
+        """Keeps what came of a call; nobody has seen a completion before it is durable."""
+        node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
+        self.spending.done(node.name, completion.usage)
         if self.journal is not None:
-            self.journal.write(self.name, node.request, self._next, node.completion)
+            entry = Entry(self._next, state, node.start, node.end, node.completion)
+            self.journal.write(self.name, node.request, entry)
         self._next += 1
         return node.completion
 
-    def _cancelled(self, node: Node) -> None:
-        if node.completion is not None:
-            return
-        kept = None if self.journal is None else self.journal.find_cancelled(self.name, node.request)
-        if kept is not None and self.journal is not None and self.journal.replay:
-            node.completion = kept
-            return
-        usage = Usage(completion=self._progress.get(node.name, 0), reported=False)
-        node.completion = Completion(text="", finish="cancelled", usage=usage, source=node.name)
-        if self.journal is not None:
-            self.journal.write(self.name, node.request, self._next, node.completion)
-
-    # --- what the journal held ----------------------------------------------------------------------------------------
-
-    async def _replayed(self, node: Node, place: int, completion: Completion) -> Completion:
-        """Hands a kept completion out when its turn has come: calls end in the order in which they did."""
-        async with self._turn:
-            await self._turn.wait_for(lambda: not self._left or self._left[0] >= place)
-            if self._left and self._left[0] == place:
-                self._left.pop(0)
-            node.completion, node.replayed = _named(completion, node.name), True
-            self._turn.notify_all()
-        return node.completion
-
-    async def _missing(self, node: Node) -> None:
-        """In a replay: waits to be cancelled, as the call was; one that nobody cancels is an error."""
-        assert self.journal is not None
-        if self.journal.find_cancelled(self.name, node.request) is None:
-            raise ArgumentError(
-                f"{self.journal.path} does not hold call {node.name} of run {self.name}, so it cannot be replayed"
-            )
-        await asyncio.Event().wait()
-
-    # --- budget -------------------------------------------------------------------------------------------------------
-
-    def _now(self) -> float:
-        return time.monotonic() - self._begin
-
-    def _check(self) -> None:
-        spent = self._exceeded or self.budget.spent(
-            tokens=self.tokens, calls=self._made, seconds=self._now(), money=self.money
-        )
-        if spent is not None:
-            self._exceeded = spent
-            raise BudgetError(f"the budget is spent: {spent}")
-
-    async def _within_time(self, task: asyncio.Task[Completion]) -> Completion:
-        limit = self.budget.seconds
+    async def _replayed(self, node: Node, kept: Entry) -> Completion:
+        """Hands out what is kept when its turn has come: calls end in the order in which they did."""
         try:
-            return await asyncio.wait_for(
-                asyncio.shield(task), None if limit is None else max(limit - self._now(), 0.0)
-            )
-        except TimeoutError:
-            self._exceeded = f"{self._now():.6g} of {limit:.6g} seconds"
-            task.cancel()
-            raise asyncio.CancelledError from None
+            if kept.state == "cancelled":
+                await asyncio.Event().wait()  # until it is cancelled, as it was
+            await self._turns.wait(kept.place)
+        finally:
+            node.completion, node.replayed = kept.completion, True
+            node.start, node.end = kept.start, kept.end
+        if kept.state == "budget":
+            self.spending.exceeded = kept.completion.text.removeprefix("the budget is spent: ")
+            raise BudgetError(kept.completion.text)
+        return kept.completion
 
-    def _watch(self, name: str) -> Any:
-        def progressed(text: str, tokens: int) -> None:
-            self._progress[name] = tokens
-            if self._exceeded is None and (self.budget.tokens is not None or self.budget.money is not None):
-                spent = self.budget.spent(tokens=self.tokens, calls=0, seconds=0.0, money=self.money)
-                if spent is not None:
-                    self._exceeded = spent
-                    for task in self._tasks:
-                        task.cancel()
+    def _tell(self, node: Node, text: str) -> None:
+        if self.observer is not None:
+            self.observer(node, text)
 
-        return progressed
-
-    @property
-    def tokens(self) -> int:
-        """Written by all calls so far, those under way included; a journal's do not count again."""
-        done = sum(node.tokens for node in self.graph.nodes.values() if not node.replayed)
-        return done + sum(self._progress.values())
-
-    @property
-    def money(self) -> float:
-        """Spent so far, at the budget's price."""
-        price = self.budget.price or Price()
-        done = [n.completion.usage for n in self.graph.nodes.values() if n.completion is not None and not n.replayed]
-        under_way = sum(self._progress.values()) * price.completion
-        paid = sum(
-            (u.prompt - u.cached) * price.prompt + u.cached * price.cached + u.completion * price.completion
-            for u in done
-        )
-        return (paid + under_way) / 1e6
+    def progress(self, node: Node, text: str, tokens: int) -> None:
+        """Notes how far a call is; ends all calls when that uses up the budget."""
+        node.written = tokens
+        self._tell(node, text)
+        if self.spending.progress(node.name, tokens):
+            for task in self._tasks:
+                task.cancel()
 
     # --- many calls ---------------------------------------------------------------------------------------------------
 
@@ -245,6 +217,7 @@ class Run:
         path: Sequence[str],
         parameters: Parameters | None = None,
         waits: Sequence[str] = (),
+        halt: Callable[[Partial], bool] | None = None,
     ) -> AsyncIterator[AsyncGenerator[tuple[int, Completion], None]]:
         """Several samples of one prompt, as they end; leaving the block cancels those that have not.
 
@@ -254,39 +227,48 @@ class Run:
             path: the branch.
             parameters: of the draws.
             waits: as in `call`.
+            halt: likewise.
 
         Yields:
             An iterator over (number, completion) in the order of ending. It stops early where the budget ends.
         """
-        names = [
+        tasks = [
             asyncio.ensure_future(
-                self.call(messages, path=path, sample=number, parameters=parameters, waits=waits), loop=None
+                self.call(messages, path=path, sample=number, parameters=parameters, waits=waits, halt=halt)
             )
             for number in range(num)
         ]
         try:
-            yield self._as_they_end(names)
+            yield self._as_they_end(tasks)
         finally:
-            for task in names:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*names, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _as_they_end(self, tasks: list[asyncio.Task[Completion]]) -> AsyncGenerator[tuple[int, Completion], None]:
         ended: asyncio.Queue[asyncio.Task[Completion]] = asyncio.Queue()
+        numbers = {task: number for number, task in enumerate(tasks)}
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
         for _ in tasks:
             task = await ended.get()
             with contextlib.suppress(BudgetError):
-                yield tasks.index(task), task.result()
+                yield numbers[task], task.result()
+
+    @property
+    def replayed(self) -> int:
+        """Calls that came out of the journal."""
+        return sum(node.replayed for node in self.graph.nodes.values())
 
     def summary(self, accepted: Collection[str]) -> dict[str, Any]:
-        """What the run cost, `CallGraph.summary` and ``seconds``; every call that ended counts as awaited."""
+        """What the run cost: `CallGraph.summary`, and ``stopped``, what of the budget was used up, or None.
+
+        Every call that ended by itself counts as awaited.
+        """
         awaited = [n.name for n in self.graph.nodes.values() if n.completion is not None and not n.waste]
-        return {**self.graph.summary(accepted, awaited), "seconds": self._now(), "stopped": self._exceeded}
+        return {**self.graph.summary(accepted, awaited), "stopped": self.spending.exceeded}
 
 
-def _named(completion: Completion, name: str) -> Completion:
-    from dataclasses import replace
-
-    return completion if completion.source == name else replace(completion, source=name)
+def _cut(node: Node) -> Completion:
+    """What is left of a call that did not end by itself."""
+    return Completion(text="", finish="cancelled", usage=Usage(completion=node.written, reported=False))

@@ -80,7 +80,7 @@ class ScriptedEngine:
             if self.seconds_per_token:
                 await asyncio.sleep(now * self.seconds_per_token)
             if progress is not None:
-                progress("", written + now)
+                progress(*self._report(line, request, written, now))
         if line.error is not None:
             raise line.error
         cut = tokens < wanted
@@ -91,6 +91,13 @@ class ScriptedEngine:
             reasoning=line.reasoning,
             confidence=line.confidence if request.parameters.logprobs else None,
         )
+
+    def _report(self, line: Line, request: Request, written: int, now: int) -> tuple[str, int, tuple[float, ...]]:
+        """What is new after some more tokens: the words of the text, one by token."""
+        words = line.text.split()[written : written + now]
+        text = " ".join(words) if written == 0 or not words else " " + " ".join(words)
+        confidence = (line.confidence or ()) if request.parameters.logprobs else ()
+        return text, written + now, confidence[written : written + now]
 
     async def close(self) -> None:
         """Nothing to give back."""

@@ -51,6 +51,7 @@ def test_a_summary_by_hand() -> None:
     ]:
         node = graph.add(Node(name=name, request=Request(messages=()), reads=reads, waits=waits))
         node.completion = Completion(text="", finish=finish, usage=Usage(prompt=100, cached=40, completion=tokens))
+        node.end = 9.0 if name == "b" else 1.0
     assert graph.summary(["end"], ["a", "b", "end"]) == {
         "calls": 4,
         "tokens_total": 52,
@@ -61,7 +62,7 @@ def test_a_summary_by_hand() -> None:
         "prefill_cached": 160,
         "estimated": 0,
         "truncated": 0,
-        "replayed": 0,
+        "seconds": 9.0,
     }
     assert graph.ancestors(["end"]) == {"a", "end"}
 

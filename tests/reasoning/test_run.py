@@ -31,6 +31,7 @@ from partsong.reasoning import (
     pdr,
     self_consistency,
 )
+from partsong.reasoning.graph import Node
 from partsong.reasoning.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
@@ -99,7 +100,65 @@ def test_budgets_end_calls_under_way() -> None:
     assert (answer.stopped, answer.details["votes"]) == ("budget", 5)
     (answer, _), _ = run_virtual(spent(Budget(money=150e-6, price=Price(completion=1.0))))
     assert answer.stopped == "budget" and answer.summary["tokens_total"] < 170
-    assert run.tokens >= 200
+    assert run.spending.tokens >= 150
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=150), Budget(calls=5), Budget(seconds=0.5)], ids=str)
+def test_a_run_its_budget_ended_is_replayed_as_it_was(tmp_path: Path, budget: Budget) -> None:
+    async def vote(journal: Journal, budget: Budget | None = None) -> tuple[Answer, int]:
+        run = Run(engine(chunk=1), budget=budget, journal=journal, concurrency=4)
+        return await self_consistency(run, "q", extract=final_number, num=12, early_stop=False), run.replayed
+
+    with Journal(tmp_path / "j.db") as journal:
+        (first, _), _ = run_virtual(vote(journal, budget))
+    assert first.stopped == "budget"
+    with Journal(tmp_path / "j.db", replay=True) as journal:
+        (again, _), _ = run_virtual(vote(journal))
+    assert again == first
+    # With the same budget it stays where it is; with more it goes on.
+    with Journal(tmp_path / "j.db") as journal:
+        kept = journal.completed
+        (same, replayed), _ = run_virtual(vote(journal, budget))
+        assert (same.details, same.answer, replayed) == (first.details, first.answer, kept)
+        (whole, replayed), _ = run_virtual(vote(journal))
+        assert (whole.stopped, whole.details["votes"], replayed) == ("done", 12, kept)
+
+
+def test_a_call_can_be_halted_when_enough_was_read(tmp_path: Path) -> None:
+    line = Line(text="a b c d e f", confidence=(3.0, 3.0, 1.0, 0.5, 3.0, 3.0))
+    scripted = ScriptedEngine(lambda request, draw: line, chunk=1, seconds_per_token=1.0)
+
+    async def halted(journal: Journal) -> tuple[Any, Any]:
+        run = Run(scripted, journal=journal)
+        parameters = Parameters(logprobs=5)
+        made = await run.call(
+            ASK, path=("a",), parameters=parameters, halt=lambda so_far: sum(so_far.confidence[-2:]) < 2.0
+        )
+        return made, run.summary([])
+
+    with Journal(tmp_path / "j.db") as journal:
+        (made, summary), seconds = run_virtual(halted(journal))
+        assert (made.text, made.finish, made.confidence) == ("a b c d", "halted", (3.0, 3.0, 1.0, 0.5))
+        assert (summary["tokens_total"], summary["tokens_cancelled"], seconds) == (4, 4, 4.0)
+        # It is as complete as any other: not made again.
+        assert run_virtual(halted(journal))[0] == (made, summary)
+    assert len(scripted.asked) == 1
+
+
+def test_an_observer_sees_calls_grow() -> None:
+    seen: list[tuple[str, int, str, bool]] = []
+
+    def watch(node: Node, text: str) -> None:
+        seen.append((node.name, node.written, text, node.end is not None))
+
+    scripted = ScriptedEngine(lambda request, draw: Line(text="so it is 7"), chunk=2)
+    run_virtual(Run(scripted, observer=watch).call(ASK, path=("a",)))
+    assert seen == [
+        ("a#0", 0, "", False),
+        ("a#0", 2, "so it", False),
+        ("a#0", 4, " is 7", False),
+        ("a#0", 4, "", True),
+    ]
 
 
 def test_a_budget_that_is_spent_says_so() -> None:
@@ -128,7 +187,7 @@ def test_an_error_of_the_engine_is_the_callers_and_nothing_else_is_lost(tmp_path
     with Journal(tmp_path / "j.db") as journal:
         with pytest.raises(ValueError, match="away"):
             asyncio.run(both(journal))
-        assert len(journal) == 1
+        assert journal.completed == 1
 
 
 async def drafted(right: float, journal: Journal | None, scripted: ScriptedEngine | None = None) -> Answer:
@@ -146,8 +205,8 @@ def test_a_replay_is_the_run(tmp_path: Path, strategy: str) -> None:
         else:
             run = Run(scripted, seed=4, journal=journal)
             answer, _ = run_virtual(self_consistency(run, "q", extract=final_number, num=16))
-        kept = {name: value for name, value in answer.summary.items() if name not in ("seconds", "replayed")}
-        return {"answer": answer.answer, "text": answer.text, "calls": answer.calls, "stopped": answer.stopped, **kept}
+        said = {"answer": answer.answer, "text": answer.text, "calls": answer.calls, "stopped": answer.stopped}
+        return {**said, **answer.summary}
 
     with Journal(tmp_path / "j.db") as journal:
         first = made(journal, engine())
@@ -186,7 +245,7 @@ async def main():
         run = Run(engine, seed=3, journal=journal)
         print("begun", flush=True)
         answer = await pdr(run, "what is it", extract=final_number, schedule=(6, 3, 1))
-        print(len(engine.asked), answer.summary["replayed"], answer.answer, answer.summary["tokens_total"], flush=True)
+        print(len(engine.asked), run.replayed, answer.answer, answer.summary["tokens_total"], flush=True)
 
 asyncio.run(main())
 """
@@ -208,7 +267,7 @@ def test_killed_runs_go_on_and_repeat_nothing(tmp_path: Path) -> None:
                 child.wait()
                 rounds += 1
                 with Journal(path) as journal:
-                    kept = len(journal)
+                    kept = journal.completed
                 continue
             again, replayed, found, spent = child.stdout.read().split()
             child.wait()
