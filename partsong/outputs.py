@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError, ArgumentTypeError, OutputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
     "save_image",
     "save_images",
     "write_json",
+    "write_text",
 ]
 
 #: What an infinite psnr is written as in JSON, which has no infinity.
@@ -110,6 +111,22 @@ def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -
             text = json.dumps(plain, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
             file.write((text + "\n").encode("utf-8", "backslashreplace"))
     return plain
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Writes a text in UTF-8, replacing the file in one step; what UTF-8 cannot hold is written as an escape.
+
+    Raises:
+        ArgumentError: the place is not writable.
+        OutputError: there is no room.
+    """
+    target = check_writable(path)
+    try:
+        with _replacing(target) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
 
 
 def psnr(a: Any, b: Any) -> float:

@@ -9,8 +9,8 @@ from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
 from partsong.cli.ranks import under_torchrun
 from partsong.cli.text_models import find_text_model
-from partsong.errors import ArgumentError, OutputError
-from partsong.outputs import check_writable
+from partsong.errors import ArgumentError
+from partsong.outputs import check_writable, write_text
 
 __all__ = ["summary", "text"]
 
@@ -55,10 +55,7 @@ def text(options: Text) -> dict[str, Any]:
 
 def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
     if options.out is not None:
-        try:
-            Path(options.out).write_text(measured["text"] + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {options.out}: {error.strerror or error}") from error
+        write_text(options.out, measured["text"] + "\n")
     return {
         "command": "text",
         "nproc": 1,

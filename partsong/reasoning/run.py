@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from partsong.errors import ArgumentError
+from partsong.ledger import active
 from partsong.reasoning.budget import Budget, BudgetError, Spending
 from partsong.reasoning.call import Completion, Message, Parameters, Request, Usage
 from partsong.reasoning.engine import Engine
@@ -174,6 +175,9 @@ class Run:
         """Keeps what came of a call; nobody has seen a completion before it is durable."""
         node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
         self.spending.done(node.name, completion.usage)
+        if (ledger := active()) is not None:
+            ledger.count(tokens=completion.usage.completion, seconds_compute=node.end - node.start)
+            ledger.step(call=node.name, finish=completion.finish, **asdict(completion.usage))
         if self.journal is not None:
             entry = Entry(self._next, state, node.start, node.end, node.completion)
             self.journal.write(self.name, node.request, entry)
@@ -261,12 +265,13 @@ class Run:
         return sum(node.replayed for node in self.graph.nodes.values())
 
     def summary(self, accepted: Collection[str]) -> dict[str, Any]:
-        """What the run cost: `CallGraph.summary`, and ``stopped``, what of the budget was used up, or None.
+        """What the run cost: `CallGraph.summary`; ``money``, None without a price; ``stopped``, what was used up.
 
-        Every call that ended by itself counts as awaited.
+        ``stopped`` is None where there was enough of everything. Every call that ended by itself counts as awaited.
         """
         awaited = [n.name for n in self.graph.nodes.values() if n.completion is not None and not n.waste]
-        return {**self.graph.summary(accepted, awaited), "stopped": self.spending.exceeded}
+        money = None if self.spending.budget.price is None else self.spending.money
+        return {**self.graph.summary(accepted, awaited), "money": money, "stopped": self.spending.exceeded}
 
 
 def _cut(node: Node) -> Completion:
