@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from partsong import zoo
 from partsong.cli import main
-from partsong.cli.draw_text import Drawing, Pieces, printable, viewer
+from partsong.cli.draw_text import Drawing, Pieces, viewer
+from partsong.cli.screen import printable
 from partsong.samplers.text import Event, Step
 
 KEYS = {

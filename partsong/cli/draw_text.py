@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from partsong.cli.screen import BOLD, DIM, PALETTE, UNDERLINE, Piece, Screen, is_live, printable, wrapped
 
 if TYPE_CHECKING:
     from partsong.evals.texts import LoadedText
     from partsong.samplers.text import Step
 
-__all__ = ["Drawing", "Growing", "Pieces", "Viewer", "Whole", "printable", "viewer"]
+__all__ = ["Drawing", "Growing", "Pieces", "Viewer", "Whole", "viewer"]
 
-#: Colours of the 256 that terminals know, one per step, over and over; neighbours are easy to tell apart.
-PALETTE = (39, 214, 78, 205, 220, 51, 203, 141, 118, 209)
 #: Seconds a frame stays at least: small models are faster than the eye. Not counted as decoding.
 FRAME_SECONDS = 0.06
-_DIM, _BOLD, _UNDERLINE = "2", "1", "4"
-#: A piece of text and how to print it: parameters of the terminal's "select graphic rendition", or nothing.
-Piece = tuple[str, str]
 
 
 class Viewer(Protocol):
@@ -52,7 +47,7 @@ def viewer(loaded: LoadedText, *, show: bool, stream: TextIO | None = None) -> V
         stream: where to; None is standard output.
     """
     target: TextIO = stream or sys.stdout
-    live = target.isatty() and os.environ.get("TERM") != "dumb"
+    live = is_live(target)
     if show:
         return Drawing(loaded, target, live=live, colour=live and not os.environ.get("NO_COLOR"))
     # The beginning of a prompt with gaps belongs to the text and is not part of the stream.
@@ -143,14 +138,14 @@ class Drawing:
         self.beginning = loaded.spell(loaded.kept)
         #: By place of the answer: the step that decided it, and whether that was a revision.
         self.decided: dict[int, tuple[int, bool]] = {}
-        self.rows, self.shown_at, self.is_cut = 0, 0.0, False
+        self.screen, self.is_cut = Screen(stream, colour=colour), False
 
     def step(self, step: Step) -> None:
         """Draws a step."""
         for event in step.events:
             self.decided[event.position - self.offset] = (step.number, event.kind != "commit")
         tokens = step.tokens.get(0, [])
-        pieces = [(printable(self.beginning, self.stream), _DIM)] if self.beginning else []
+        pieces = [(printable(self.beginning, self.stream), DIM)] if self.beginning else []
         texts = self.pieces(tokens)
         if texts and not pieces:
             texts[0] = texts[0].lstrip(" ")
@@ -164,7 +159,7 @@ class Drawing:
 
     def end(self, text: str) -> None:
         """The text, unless the last frame shows all of it."""
-        if not self.live or self.is_cut or not self.rows:
+        if not self.live or self.is_cut or not self.screen.rows:
             Whole(self.stream).end(text)
 
     def _changes(self, step: Step) -> str:
@@ -177,34 +172,25 @@ class Drawing:
     def _styled(self, at: int, token: int | None, text: str, now: int) -> Piece:
         text = printable(text, self.stream)
         if token is None:
-            return text, _DIM
+            return text, DIM
         if at not in self.decided:  # given, not decided
             return text, ""
         number, is_revised = self.decided[at]
         if not self.colour:
             return _marked(text) if is_revised else text, ""
         styles = [f"38;5;{PALETTE[number % len(PALETTE)]}"]
-        styles += [_BOLD] * (number == now) + [_UNDERLINE] * is_revised
+        styles += [BOLD] * (number == now) + [UNDERLINE] * is_revised
         return text, ";".join(styles)
 
     def _redraw(self, title: str, pieces: list[Piece]) -> None:
         """Over what was drawn before; the end of a text that is longer than the terminal is high."""
-        size = shutil.get_terminal_size()
-        lines = _wrapped(pieces, max(size.columns - 1, 8))
-        room = max(size.lines - 2, 1)
+        columns, room = self.screen.size
+        lines = wrapped(pieces, columns)
         self.is_cut = len(lines) > room
-        lines = [[(title, _DIM)], *lines[-room:]]
-        wait = self.shown_at + self.frame_seconds - time.monotonic()
-        if self.rows and wait > 0:
+        wait = self.screen.drawn_at + self.frame_seconds - time.monotonic()
+        if self.screen.rows and wait > 0:
             time.sleep(wait)
-        back = f"\x1b[{self.rows}F\x1b[0J" if self.rows else ""
-        self.stream.write(back + "".join("".join(map(self._print, line)) + "\n" for line in lines))
-        self.stream.flush()
-        self.rows, self.shown_at = len(lines), time.monotonic()
-
-    def _print(self, piece: Piece) -> str:
-        text, style = piece
-        return f"\x1b[{style}m{text}\x1b[0m" if style and self.colour else text
+        self.screen.draw([[(title, DIM)], *lines[-room:]])
 
 
 class Pieces:
@@ -266,54 +252,12 @@ class Pieces:
         return pieces
 
 
-def printable(text: str, stream: TextIO) -> str:
-    r"""A text that is safe to print: nothing in it steers the terminal, and its characters exist where it goes.
-
-    >>> import io
-    >>> printable("red \x1b[2J alert", io.StringIO())
-    'red �[2J alert'
-    """
-    safe = "".join(_safe(character) for character in text.expandtabs(4))
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return safe.encode(encoding, "replace").decode(encoding)
-
-
 def block(stream: TextIO) -> str:
     """What stands for an undecided place: a shaded block, or ``_`` where there is none."""
     return "░" if printable("░", stream) == "░" else "_"
-
-
-def _safe(character: str) -> str:
-    # Controls, and the marks that turn the writing direction around.
-    hidden = unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e"
-    return "\N{REPLACEMENT CHARACTER}" if hidden and character != "\n" else character
 
 
 def _marked(text: str) -> str:
     """A piece with a mark before its first visible character."""
     bare = text.lstrip()
     return f"{text[: len(text) - len(bare)]}~{bare}" if bare else text
-
-
-def _wrapped(pieces: list[Piece], width: int) -> list[list[Piece]]:
-    """Pieces cut into lines of at most `width` columns."""
-    lines: list[list[Piece]] = [[]]
-    used = 0
-    for text, style in pieces:
-        part = ""
-        for character in text:
-            columns = _columns(character)
-            if character == "\n" or used + columns > width:
-                lines[-1].append((part, style))
-                lines.append([])
-                part, used = "", 0
-            if character != "\n":
-                part, used = part + character, used + columns
-        lines[-1].append((part, style))
-    return lines
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

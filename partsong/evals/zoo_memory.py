@@ -22,7 +22,9 @@ __all__ = ["study"]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def study(model: str, strategy: Strategy, *, nproc: int, frames: int, prompt: str, seed: int = 0) -> dict[str, Any]:
+def study(
+    model: str, strategy: Strategy, *, nproc: int, frames: int, prompt: str, steps: int | None = None, seed: int = 0
+) -> dict[str, Any]:
     """Streams one video and keeps an eye on it.
 
     Args:
@@ -31,17 +33,18 @@ def study(model: str, strategy: Strategy, *, nproc: int, frames: int, prompt: st
         nproc: ranks, one thread each.
         frames: of the video.
         prompt: a caption of the model's task.
+        steps: of denoising; None takes the model's own number.
         seed: of the noise.
 
     Returns:
-        ``case model nproc frames seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb facts_read
+        ``case model nproc frames steps seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb facts_read
         identity_kept trend_colour trend_size``; megabytes per rank: the most in the whole run, and the mean resident
         memory over the second quarter and over the last one.
     """
-    return launch(_on_rank, nproc, model, strategy, frames, prompt, seed)
+    return launch(_on_rank, nproc, model, strategy, frames, prompt, steps, seed)
 
 
-def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, seed: int) -> dict[str, Any]:
+def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: int | None, seed: int) -> dict[str, Any]:
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
@@ -51,6 +54,7 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, seed: int
     degrees: dict[str, Any] = mesh_for((strategy,), int(os.environ["WORLD_SIZE"]))
     with Mesh(**degrees, timeout=1800.0) as mesh, parallelize(pipe, strategy, mesh=mesh) as plan:
         call = {**row.defaults, "prompt": prompt, "num_frames": frames, "output_type": "np"}
+        call["num_inference_steps"] = call["num_inference_steps"] if steps is None else steps
         seen = _watch(plan, {**call, "generator": torch.Generator().manual_seed(seed)})
         gc.collect()
         fourth = max(1, len(seen.resident) // 4)
@@ -65,6 +69,7 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, seed: int
             "model": model,
             "nproc": mesh.world_size,
             "frames": len(video),
+            "steps": call["num_inference_steps"],
             "seconds": seen.seconds,
             "frames_per_second": len(video) / seen.seconds,
             "first_frame_seconds": seen.first,

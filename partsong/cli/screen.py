@@ -1,0 +1,99 @@
+"""A piece of the terminal that is drawn anew in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import unicodedata
+from typing import TextIO
+
+__all__ = ["BOLD", "DIM", "PALETTE", "UNDERLINE", "Piece", "Screen", "columns", "is_live", "printable", "wrapped"]
+
+#: Colours of the 256 that terminals know; neighbours are easy to tell apart.
+PALETTE = (39, 214, 78, 205, 220, 51, 203, 141, 118, 209)
+DIM, BOLD, UNDERLINE = "2", "1", "4"
+#: A piece of text and how to print it: parameters of the terminal's "select graphic rendition", or nothing.
+Piece = tuple[str, str]
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether what was written can be written over."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Screen:
+    """The last lines of a terminal.
+
+    Args:
+        stream: the terminal.
+        colour: use colours and styles.
+
+    Attributes:
+        rows: lines of the last drawing.
+        drawn_at: when it was drawn.
+    """
+
+    def __init__(self, stream: TextIO, *, colour: bool) -> None:
+        self.stream, self.colour = stream, colour
+        self.rows, self.drawn_at = 0, 0.0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns that can be used, and lines below a title."""
+        found = shutil.get_terminal_size()
+        return max(found.columns - 1, 8), max(found.lines - 2, 1)
+
+    def draw(self, lines: list[list[Piece]]) -> None:
+        """Writes lines over what was drawn before."""
+        back = f"\x1b[{self.rows}F\x1b[0J" if self.rows else ""
+        self.stream.write(back + "".join("".join(map(self._print, line)) + "\n" for line in lines))
+        self.stream.flush()
+        self.rows, self.drawn_at = len(lines), time.monotonic()
+
+    def _print(self, piece: Piece) -> str:
+        text, style = piece
+        return f"\x1b[{style}m{text}\x1b[0m" if style and self.colour else text
+
+
+def printable(text: str, stream: TextIO) -> str:
+    r"""A text that is safe to print: nothing in it steers the terminal, and its characters exist where it goes.
+
+    >>> import io
+    >>> printable("red \x1b[2J alert", io.StringIO())
+    'red �[2J alert'
+    """
+    safe = "".join(_safe(character) for character in text.expandtabs(4))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return safe.encode(encoding, "replace").decode(encoding)
+
+
+def _safe(character: str) -> str:
+    # Controls, and the marks that turn the writing direction around.
+    hidden = unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e"
+    return "\N{REPLACEMENT CHARACTER}" if hidden and character != "\n" else character
+
+
+def wrapped(pieces: list[Piece], width: int) -> list[list[Piece]]:
+    """Pieces cut into lines of at most `width` columns."""
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for text, style in pieces:
+        part = ""
+        for character in text:
+            wide = columns(character)
+            if character == "\n" or used + wide > width:
+                lines[-1].append((part, style))
+                lines.append([])
+                part, used = "", 0
+            if character != "\n":
+                part, used = part + character, used + wide
+        lines[-1].append((part, style))
+    return lines
+
+
+def columns(character: str) -> int:
+    """Cells of the terminal that a character takes."""
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
