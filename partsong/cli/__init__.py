@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from partsong.cli.options import Bench, Command, Demo, Env, Eval, Image, List, Text, Video
+from partsong.cli.options import Asking, Bench, Command, Demo, Env, Eval, Image, List, Text, Think, Video
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.outputs import check_writable, write_json
@@ -42,7 +42,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             raise
         _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        kept = options.journal if isinstance(options, Asking) else None
+        _fail(
+            f"interrupted; what was complete is in {kept}, and the same command goes on" if kept else "interrupted", 130
+        )
     except BrokenPipeError:  # whoever reads the output has left, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes there
         sys.exit(1)
@@ -59,6 +62,8 @@ def _run(options: Any) -> dict[str, Any]:
             return _video(options)
         case Text():
             return _text(options)
+        case Think():
+            return _think(options)
         case Eval():
             return _eval(options)
         case Bench():
@@ -94,6 +99,14 @@ def _text(options: Text) -> dict[str, Any]:
     from partsong.cli.text import summary, text
 
     result = text(options)
+    print(summary(result))
+    return result
+
+
+def _think(options: Think) -> dict[str, Any]:
+    from partsong.cli.think import summary, think
+
+    result = think(options)
     print(summary(result))
     return result
 

@@ -41,13 +41,14 @@ def env() -> dict[str, Any]:
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """The models, strategies, supported pairs, rules, caches or suites there are, as flat rows."""
+    """The models, strategies, supported pairs, rules, caches, ways to think or suites there are, as flat rows."""
     made = {
         "models": _models,
         "strategies": _strategies,
         "support": _support,
         "rules": _rules,
         "caches": _caches,
+        "thinking": _thinking,
         "suites": _suites,
     }
     return made[options.what]()
@@ -116,6 +117,15 @@ def _caches() -> list[dict[str, Any]]:
     ]
 
 
+def _thinking() -> list[dict[str, Any]]:
+    from partsong.reasoning.strategies import STRATEGIES, knobs_of
+
+    return [
+        {"name": name, "options": _options(knobs_of(name)), "description": _first_line(strategy)}
+        for name, strategy in STRATEGIES.items()
+    ]
+
+
 def _suites() -> list[dict[str, Any]]:
     from partsong.cli.eval import SUITES
 
@@ -131,6 +141,10 @@ def _options(kind: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    if isinstance(value, str):
+        return value.replace("\n", "\\n")
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

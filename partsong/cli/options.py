@@ -7,7 +7,21 @@ from typing import Annotated, Literal
 
 import tyro
 
-__all__ = ["Bench", "Command", "Decoding", "Demo", "Env", "Eval", "Image", "List", "Sampling", "Text", "Video"]
+__all__ = [
+    "Asking",
+    "Bench",
+    "Command",
+    "Decoding",
+    "Demo",
+    "Env",
+    "Eval",
+    "Image",
+    "List",
+    "Sampling",
+    "Text",
+    "Think",
+    "Video",
+]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
@@ -146,6 +160,74 @@ class Text(Decoding):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asking(_Common):
+    """What commands that ask a language model many times have in common."""
+
+    model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
+    """A zoo name, a local transformers folder, a hub id, or what the --server calls it; if not given,
+    smollm2-135m where it is installed, else the zoo's sums."""
+    server: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """Ask a server that speaks the OpenAI API, such as http://127.0.0.1:8000/v1; its key is read from the
+    environment's OPENAI_API_KEY."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """Of the server."""
+    max_tokens: Annotated[int, tyro.conf.arg(metavar="N")] = 512
+    """Most tokens of one answer."""
+    temperature: float = 1.0
+    """Of the draws; 0 takes the most likely tokens."""
+    top_p: float = 1.0
+    """Nucleus of the draws."""
+    concurrency: Annotated[int, tyro.conf.arg(metavar="N")] = 64
+    """Most calls under way."""
+    journal: Path = None
+    """Keep completed calls in this file: the same command goes on after an interruption and repeats none."""
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Seed of the draws."""
+    threads: Count = None
+    """Threads; 1 for a zoo model, else what torch chooses."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    """Type of weights and arithmetic; float32 on a CPU and the checkpoint's own on a GPU if not given."""
+    device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Where to compute, such as cpu or cuda:1; the first GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Think(Asking):
+    """Ask a language model along many threads, and say what the answer cost."""
+
+    question: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION")]
+    """What to answer."""
+    strategy: Annotated[str, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = "self-consistency"
+    """How to think (see `partsong list thinking`), such as pdr:schedule=8-4-1."""
+    extract: Literal["number", "choice", "expression", "math", "code", "text"] = "number"
+    """What an answer is, so that answers that mean the same count as one."""
+    logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Alternatives to ask the model's confidence of at every token, where a strategy does not ask by itself."""
+    budget_tokens: Count = None
+    """Tokens of all answers together; what exceeds them is cancelled."""
+    budget_calls: Count = None
+    """Calls."""
+    budget_seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """Time."""
+    budget_money: Annotated[float | None, tyro.conf.arg(metavar="AMOUNT")] = None
+    """Money, at --price."""
+    price: Annotated[str | None, tyro.conf.arg(metavar="PROMPT,ANSWER")] = None
+    """Of a million tokens, or PROMPT,CACHED,ANSWER."""
+    name: Annotated[str, tyro.conf.arg(metavar="NAME")] = "think"
+    """Tells the runs of a journal apart."""
+    replay: bool = False
+    """Answer from the journal alone, as it was; the model is not asked."""
+    show: bool = False
+    """Draw the threads while they are written; lines where that is no terminal."""
+    trace: Path = None
+    """Write all calls to this file: .jsonl, .json (for Perfetto) or .html (a page)."""
+    out: Path = None
+    """Write the text of the answer to this file."""
+    ledger: Path = None
+    """Append one JSON line per call to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Eval(Decoding):
     """Measure decoding rules: how often the texts are valid, at how many tokens per forward."""
 
@@ -190,7 +272,9 @@ class Env(_Common):
 class List(_Common):
     """List what there is to choose from."""
 
-    what: Annotated[Literal["models", "strategies", "support", "rules", "caches", "suites"], tyro.conf.Positional]
+    what: Annotated[
+        Literal["models", "strategies", "support", "rules", "caches", "thinking", "suites"], tyro.conf.Positional
+    ]
     """What to list."""
 
 
@@ -216,6 +300,7 @@ Command = (
     Annotated[Image, tyro.conf.subcommand("image")]
     | Annotated[Video, tyro.conf.subcommand("video")]
     | Annotated[Text, tyro.conf.subcommand("text")]
+    | Annotated[Think, tyro.conf.subcommand("think")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Env, tyro.conf.subcommand("env")]

@@ -37,7 +37,8 @@ class ClipParallel(Strategy):
         window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.
             Frames are those the model sees: of a video autoencoder's latent, not of the video.
         stride: of all other frames the middle one of every `stride` is attended to, in the others' place; 1 is every
-            frame, None leaves out what lies outside the window.
+            frame, None leaves out what lies outside the window. None is the default because a model with positions
+            along time has seen no distances longer than its training videos.
         local_emphasis: added to the logits of near frames below the timestep `emphasis_from`; the paper adds 10.
         global_emphasis: added to the logits of the sampled frames from that timestep on; the paper adds 10.
         emphasis_from: that timestep, on the scale the model is called with (0 to 1000 as a rule).
@@ -54,7 +55,7 @@ class ClipParallel(Strategy):
 
     degree: int | None = None
     window: int | None = 8
-    stride: int | None = 4
+    stride: int | None = None
     local_emphasis: float = 0.0
     global_emphasis: float = 0.0
     emphasis_from: float = 800.0

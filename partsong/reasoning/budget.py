@@ -121,10 +121,10 @@ class Spending:
         """Notes the end of a call."""
         running = self._under_way.pop(name, 0)
         self._running -= running
-        self.tokens += usage.completion - running
+        self.tokens += usage.completion + usage.wasted - running
         price = self._price
         self._paid += (usage.prompt - usage.cached) * price.prompt + usage.cached * price.cached
-        self._paid += usage.completion * price.completion
+        self._paid += (usage.completion + usage.wasted) * price.completion
 
     def out_of_time(self) -> None:
         """Notes that an alarm for the last second has rung, whatever rounding makes of the clock."""

@@ -108,12 +108,14 @@ class Usage:
         prompt: tokens of the prompt.
         cached: of those, tokens whose keys were there already.
         completion: tokens of the answer, hidden reasoning among them.
+        wasted: tokens that attempts which failed had written before this one.
         reported: by the engine; False is our own estimate.
     """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    wasted: int = 0
     reported: bool = True
 
 

@@ -14,13 +14,14 @@ __all__ = ["Engine", "EngineError", "Progress"]
 class Progress(Protocol):
     """Told while a call runs."""
 
-    def __call__(self, text: str, tokens: int, confidence: Sequence[float] = ()) -> None:
+    def __call__(self, text: str, tokens: int, confidence: Sequence[float] = (), *, restart: bool = False) -> None:
         """Takes a report.
 
         Args:
             text: new since the last one.
             tokens: written so far.
             confidence: of the new tokens, as in `Completion`; empty where nobody asked for it.
+            restart: the engine begins anew, and what it has told is void, though its tokens were spent.
         """
         ...
 

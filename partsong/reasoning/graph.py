@@ -106,7 +106,8 @@ class CallGraph:
             ``calls``; ``tokens_total``, written by all calls, cancelled ones as far as they got;
             ``tokens_accepted``, the longest chain of reading that ends in the answer; ``tokens_critical``, the
             longest chain of reading and waiting: with enough workers, the time of the run in tokens;
-            ``tokens_cancelled``, of calls that were halted or cancelled; ``prefill``, prompt tokens;
+            ``tokens_cancelled``, of calls that were halted or cancelled; ``tokens_wasted``, of failed attempts, which
+            are in no other number; ``prefill``, prompt tokens;
             ``prefill_cached`` of them; ``estimated``, calls whose counts are not the engine's own; ``truncated``, calls
             that ran out of tokens; ``seconds``, until the last call ended.
         """
@@ -118,6 +119,7 @@ class CallGraph:
             "tokens_accepted": self.longest(accepted, waits=False),
             "tokens_critical": self.longest({*accepted, *awaited}, waits=True),
             "tokens_cancelled": sum(node.tokens for node in done if node.waste),
+            "tokens_wasted": sum(u.wasted for u in usage),
             "prefill": sum(u.prompt for u in usage),
             "prefill_cached": sum(u.cached for u in usage),
             "estimated": sum(not u.reported for u in usage),

@@ -8,6 +8,7 @@ replay's report; a run that goes on makes them anew.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import threading
@@ -87,12 +88,17 @@ class Journal:
     def __init__(self, path: str | Path, *, replay: bool = False) -> None:
         self.path, self.replay = Path(path), replay
         self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[tuple[Any, ...], asyncio.Future[None]]]] = {}
         if replay and not self.path.is_file():
             raise ArgumentError(f"{self.path} is not there, so there is nothing to replay")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
@@ -149,24 +155,49 @@ class Journal:
             usage=[used for state, used in spent if state == "complete" or used.completion],
         )
 
-    def write(self, run: str, request: Request, entry: Entry) -> None:
-        """Makes the end of a call durable, in the place of an earlier one that was cancelled.
+    async def write(self, run: str, request: Request, entry: Entry) -> None:
+        """Makes the end of a call durable, in the place of an earlier one that was cancelled; then returns.
+
+        Calls that end in the same turn of the event loop share one transaction: a disk takes as long for one as for
+        many.
 
         Raises:
             OutputError: it cannot be written, such as on a full disk.
         """
         if self.replay:
             return
-        said = json.dumps({"path": request.path, "sample": request.sample, "chat": _chat(request)}, ensure_ascii=False)
-        line = json.dumps(entry.completion.as_json(), ensure_ascii=False)
-        row = (run, request.key, entry.place, entry.state, entry.start, entry.end, said, line)
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(loop, [])
+        waiting.append((_row(run, request, entry), written))
+        if len(waiting) == 1:
+            loop.call_soon(self._flush, loop)
+        await written
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One transaction with all that waits in a loop."""
+        waiting = self._waiting.pop(loop)
+        error = None
         try:
             with self._lock:
-                self._db.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        except sqlite3.Error as error:
-            raise OutputError(
-                f"{self.path}: a completed call cannot be written: {error}; make room, run again"
-            ) from error
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    rows = [row for row, _ in waiting]
+                    self._db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+                    self._db.execute("COMMIT")
+                except sqlite3.Error:
+                    if self._db.in_transaction:  # some failures have ended it already
+                        self._db.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as problem:
+            error = OutputError(f"{self.path}: a completed call cannot be written: {problem}; make room, run again")
+        for _, written in waiting:
+            if written.cancelled():
+                continue
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
 
     @property
     def completed(self) -> int:
@@ -175,5 +206,8 @@ class Journal:
             return int(self._db.execute("SELECT COUNT(*) FROM calls WHERE state = 'complete'").fetchone()[0])
 
 
-def _chat(request: Request) -> list[Any]:
-    return [(message.role, message.text) for message in request.messages]
+def _row(run: str, request: Request, entry: Entry) -> tuple[Any, ...]:
+    chat = [(message.role, message.text) for message in request.messages]
+    said = json.dumps({"path": request.path, "sample": request.sample, "chat": chat}, ensure_ascii=False)
+    line = json.dumps(entry.completion.as_json(), ensure_ascii=False)
+    return (run, request.key, entry.place, entry.state, entry.start, entry.end, said, line)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -66,9 +68,22 @@ class Run:
         self.graph = CallGraph()
         past = Past() if journal is None else journal.past(self.name)
         self.spending = Spending(budget or Budget(), past.usage, past.seconds)
-        self._next, self._turns = past.next, Turns(past.places)
+        self._places, self._turns = itertools.count(past.next), Turns(past.places)
         self._gate = asyncio.Semaphore(concurrency)
         self._tasks: set[asyncio.Task[Completion]] = set()
+        self._path: tuple[str, ...] = ()
+        self._waits: tuple[str, ...] = ()
+
+    def branch(self, label: str, waits: Sequence[str] = ()) -> Run:
+        """The same run for a strategy inside another one.
+
+        Args:
+            label: put before the path of each of its calls.
+            waits: calls that had to end before any of its calls could begin.
+        """
+        inner = copy.copy(self)
+        inner._path, inner._waits = (*self._path, label), (*self._waits, *waits)
+        return inner
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -91,7 +106,7 @@ class Run:
             parameters: of the draw.
             waits: calls that had to end before this one could begin, though it does not read them.
             halt: asked at every report of the engine whether enough was read; the call then ends as "halted". It must
-                judge by what it is shown alone.
+                judge by what it is shown alone, or by calls that ended before.
 
         Returns:
             The completion; its `source` is the call's name.
@@ -101,7 +116,7 @@ class Run:
             EngineError: the engine gave no answer.
             ArgumentError: a call of that name was made, or it is missing in a replay.
         """
-        labels = tuple(map(str, path))
+        labels = (*self._path, *map(str, path))
         request = Request(
             messages=tuple(messages),
             parameters=parameters or Parameters(),
@@ -110,7 +125,8 @@ class Run:
             seed=derive(self.seed, "call", *labels, sample),
         )
         name = f"{'/'.join(labels)}#{sample}"
-        node = self.graph.add(Node(name=name, request=request, reads=request.sources, waits=tuple(waits)))
+        waits = tuple(dict.fromkeys((*self._waits, *waits)))
+        node = self.graph.add(Node(name=name, request=request, reads=request.sources, waits=waits))
         node.start = self.spending.seconds
         self._tell(node, "")
         try:
@@ -131,11 +147,12 @@ class Run:
         try:
             async with self._gate:
                 if self.spending.check(before_a_call=True) is not None:
-                    self._over_budget(node)
+                    await self._over_budget(node)
                 self.spending.calls += 1
-                return self._end(node, "complete", await self._asked(UnderWay(node, self.progress, halt)))
+                return await self._end(node, "complete", await self._asked(UnderWay(node, self.progress, halt)))
         except asyncio.CancelledError:
-            self._end(node, "cancelled", _cut(node))
+            if node.completion is None:  # else it is complete, and was cancelled while it was written down
+                await self._end(node, "cancelled", _cut(node))
             raise
 
     async def _asked(self, call: UnderWay) -> Completion:
@@ -152,7 +169,7 @@ class Run:
             if call.halted:
                 return call.seen.as_completion()
             if self.spending.exceeded is not None:
-                self._over_budget(node)
+                await self._over_budget(node)
             raise
         finally:
             self._tasks.discard(task)
@@ -166,12 +183,12 @@ class Run:
             self.spending.out_of_time()
             raise asyncio.CancelledError from None
 
-    def _over_budget(self, node: Node) -> NoReturn:
+    async def _over_budget(self, node: Node) -> NoReturn:
         reason = f"the budget is spent: {self.spending.exceeded}"
-        self._end(node, "budget", replace(_cut(node), text=reason))
+        await self._end(node, "budget", replace(_cut(node), text=reason))
         raise BudgetError(reason)
 
-    def _end(self, node: Node, state: State, completion: Completion) -> Completion:
+    async def _end(self, node: Node, state: State, completion: Completion) -> Completion:
         """Keeps what came of a call; nobody has seen a completion before it is durable."""
         node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
         self.spending.done(node.name, completion.usage)
@@ -179,9 +196,8 @@ class Run:
             ledger.count(tokens=completion.usage.completion, seconds_compute=node.end - node.start)
             ledger.step(call=node.name, finish=completion.finish, **asdict(completion.usage))
         if self.journal is not None:
-            entry = Entry(self._next, state, node.start, node.end, node.completion)
-            self.journal.write(self.name, node.request, entry)
-        self._next += 1
+            entry = Entry(next(self._places), state, node.start, node.end, node.completion)
+            await self.journal.write(self.name, node.request, entry)
         return node.completion
 
     async def _replayed(self, node: Node, kept: Entry) -> Completion:
@@ -269,7 +285,8 @@ class Run:
 
         ``stopped`` is None where there was enough of everything. Every call that ended by itself counts as awaited.
         """
-        awaited = [n.name for n in self.graph.nodes.values() if n.completion is not None and not n.waste]
+        ended = [n for n in self.graph.nodes.values() if n.completion is not None]
+        awaited = [n.name for n in ended if n.completion is not None and n.completion.finish != "cancelled"]
         money = None if self.spending.budget.price is None else self.spending.money
         return {**self.graph.summary(accepted, awaited), "money": money, "stopped": self.spending.exceeded}
 

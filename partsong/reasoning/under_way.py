@@ -53,11 +53,13 @@ class UnderWay:
     seen: Partial = field(default_factory=Partial)
     halted: bool = False
 
-    def __call__(self, text: str, tokens: int, confidence: Sequence[float] = ()) -> None:
+    def __call__(self, text: str, tokens: int, confidence: Sequence[float] = (), *, restart: bool = False) -> None:
         """A report; see `Progress`."""
         self.note(self.node, text, tokens)
         if self.halt is None or self.halted:
             return
+        if restart:
+            self.seen = Partial()
         self.seen.text, self.seen.tokens = self.seen.text + text, tokens
         self.seen.confidence += confidence
         if self.halt(self.seen):

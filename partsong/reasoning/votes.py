@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from partsong.errors import ArgumentError
 
-__all__ = ["Ballot", "adaptive_confidence", "cannot_be_overtaken", "voting_hint"]
+__all__ = ["Ballot", "RiskBound", "adaptive_confidence", "cannot_be_overtaken", "evidence", "voting_hint"]
 
 
 @dataclass(slots=True)
@@ -46,11 +46,7 @@ class Ballot:
     @property
     def leader(self) -> str | None:
         """The answer that leads; None without votes."""
-        ranked = self._ranked()
-        return ranked[0] if ranked else None
-
-    def _ranked(self) -> list[str]:
-        return sorted(self.weights, key=lambda a: (-self.weights[a], self.first[a]))
+        return min(self.weights, key=lambda a: (-self.weights[a], self.first[a]), default=None)
 
     def decided(self, missing: frozenset[int] | set[int], most: float = 1.0) -> bool:
         """Whether no votes that are still missing can change the leader: the lossless stop.
@@ -61,10 +57,9 @@ class Ballot:
         """
         if not missing:
             return True
-        ranked = self._ranked()
-        if not ranked:
-            return False
-        return cannot_be_overtaken(self, ranked[0], ranked[1:], missing, most)
+        # Asked after every vote, and mostly in vain: while an answer nobody has named could win, nothing is decided.
+        leader = None if most * len(missing) > max(self.weights.values(), default=0.0) else self.leader
+        return leader is not None and cannot_be_overtaken(self, leader, missing, most)
 
     def shares(self) -> Mapping[str, float]:
         """Each answer's share of the weight."""
@@ -72,9 +67,7 @@ class Ballot:
         return {answer: weight / whole for answer, weight in self.weights.items()}
 
 
-def cannot_be_overtaken(
-    ballot: Ballot, leader: str, others: list[str], missing: frozenset[int] | set[int], most: float
-) -> bool:
+def cannot_be_overtaken(ballot: Ballot, leader: str, missing: frozenset[int] | set[int], most: float) -> bool:
     """Whether `leader` wins even if all missing votes, of weight `most`, go to the best placed other answer.
 
     A tie is won by the answer with the lowest first vote. A missing vote of a lower number may still give another
@@ -84,10 +77,11 @@ def cannot_be_overtaken(
     room = most * len(missing)
     lead, first = ballot.weights[leader], ballot.first[leader]
     lowest = min(missing)
-    for other in others:
-        reach = ballot.weights[other] + room
-        earliest = min(ballot.first[other], lowest)
-        if reach > lead or (reach == lead and earliest < first):
+    for other, weight in ballot.weights.items():
+        reach = weight + room
+        if other == leader or reach < lead:
+            continue
+        if reach > lead or min(ballot.first[other], lowest) < first:
             return False
     # An answer nobody has named: all missing votes, the first of them the lowest.
     return room < lead or (room == lead and first < lowest)
@@ -122,3 +116,70 @@ def voting_hint(ballot: Ballot) -> str | None:
     if votes >= 4 and len(ballot.weights) > 0.8 * votes:
         return f"{votes} samples named {len(ballot.weights)} different answers: a majority of so few means little"
     return None
+
+
+def evidence(won: int, lost: int) -> float:
+    """How strongly a record of fair bets speaks against fairness: 1 is nothing, and it is rarely large by chance.
+
+    The wealth of a gambler who began with 1 and staked every share between none and all of it alike: the mean of
+    (1 + s)^won (1 - s)^lost over s from 0 to 1, in closed form: sum over i <= won of C(n + 1, i) times
+    won! lost! / (n + 1)!, with n = won + lost. If each bet is fair or worse, the chance that it ever reaches w is 1 / w
+    at most (Ville's inequality).
+
+    >>> evidence(0, 0), evidence(3, 0)
+    (1.0, 3.75)
+    """
+    n = won + lost
+    whole = sum(math.comb(n + 1, i) for i in range(won + 1))
+    return whole / (math.comb(n, won) * (n + 1))
+
+
+@dataclass(slots=True)
+class RiskBound:
+    """Stops a vote when its end is all but certain.
+
+    Count votes in the order of their numbers: the rule needs them exchangeable, and the order of ending is not, for
+    short answers come first. Then the chance that it ever stops with another answer than the vote over all numbers
+    gives is at most `delta`, however many answers there are and however long the vote would last.
+
+    Why: take an answer A and one B that is to have at least as many votes as A in the end. While A has no fewer votes
+    than B, the next vote for either is for B with a chance of one half or more, so that betting on A is fair or worse.
+    `evidence` of those bets reaches 2^i / delta with a chance of delta / 2^i at most, for the i-th answer to appear;
+    these add up to delta. The rule stops with A when its bets have reached that against every other answer, named or
+    not.
+
+    Attributes:
+        delta: largest chance of another winner.
+    """
+
+    delta: float
+    counts: dict[str, int] = field(default_factory=dict)
+    _bets: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+    def add(self, vote: str | None) -> str | None:
+        """Counts the next vote; None is spoilt.
+
+        Returns:
+            The answer the vote stops with; None if it goes on.
+        """
+        if vote is None:
+            return None
+        new = vote not in self.counts
+        for other, held in self.counts.items():
+            if other == vote:
+                continue
+            if new:  # so far it was among the unnamed, and lost every bet against these
+                self._bets[other, vote], self._bets[vote, other] = [held - 1, 0], [0, 0]
+            if held >= self.counts.get(vote, 0):
+                self._bets[other, vote][1] += 1
+            if not new and self.counts[vote] >= held:
+                self._bets[vote, other][0] += 1
+        self.counts[vote] = self.counts.get(vote, 0) + 1
+        return vote if self._certain(vote) else None
+
+    def _certain(self, answer: str) -> bool:
+        needed = 2.0 ** (1 + list(self.counts).index(answer)) / self.delta
+        if evidence(self.counts[answer] - 1, 0) < needed:
+            return False
+        rivals = (self._bets[answer, other] for other in self.counts if other != answer)
+        return all(evidence(won, lost) >= needed for won, lost in rivals)

@@ -58,6 +58,7 @@ def test_a_summary_by_hand() -> None:
         "tokens_accepted": 17,
         "tokens_critical": 37,
         "tokens_cancelled": 5,
+        "tokens_wasted": 0,
         "prefill": 400,
         "prefill_cached": 160,
         "estimated": 0,

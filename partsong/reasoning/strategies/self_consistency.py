@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from typing import Annotated
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.answer import Answer, Extract, vote_of
+from partsong.reasoning.answer import Answer, Extract
 from partsong.reasoning.call import Completion, Message, Parameters
 from partsong.reasoning.run import Run
-from partsong.reasoning.votes import Ballot, voting_hint
+from partsong.reasoning.strategies.knobs import AboveZero, Count, Number, checked
+from partsong.reasoning.strategies.parts import Poll, in_order
+from partsong.reasoning.votes import RiskBound
 
 __all__ = ["self_consistency"]
 
 
+@checked
 async def self_consistency(
     run: Run,
     question: str,
     *,
     extract: Extract,
-    num: int = 8,
+    num: Count = 8,
     early_stop: bool = True,
+    risk: Annotated[float, Number(0.0, 0.5)] = 0.0,
     weight: Callable[[Completion], float] | None = None,
-    most_weight: float = 1.0,
+    most_weight: AboveZero = 1.0,
     parameters: Parameters | None = None,
 ) -> Answer:
     """Asks `num` times and takes the answer with the most votes; a tie goes to the sample of the lowest number.
@@ -36,6 +41,8 @@ async def self_consistency(
         extract: finds the answer in a text.
         num: samples.
         early_stop: whether to stop when the vote is decided.
+        risk: largest chance that an even earlier stop gives another answer than all `num` samples would; 0 allows
+            none. Votes then count in the order of their numbers (see `RiskBound`).
         weight: of a vote; None is 1 for each.
         most_weight: largest value of `weight`, for the early stop.
         parameters: of the draws.
@@ -45,59 +52,35 @@ async def self_consistency(
         voting cannot help.
 
     Raises:
-        ArgumentError: `num` is no positive integer, or a weight lies outside 0 to `most_weight`.
+        ArgumentError: a knob out of range, a weight outside 0 to `most_weight`, or weights together with a risk or
+            with no early stop.
 
     Source: Self-Consistency, arXiv 2203.11171.
     """
-    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-        raise ArgumentError(f"num={num!r}; use a positive integer")
-    poll = _Poll(Ballot(num), extract, weight, most_weight, set(range(num)))
-    decided = False
-    async with run.samples([Message("user", (question,))], num, path=("sample",), parameters=parameters) as samples:
+    if risk and (weight is not None or not early_stop):
+        raise ArgumentError(f"risk={risk} is for votes of equal weight that may stop early; leave one of them out")
+    chat, poll = [Message("user", (question,))], Poll(num, extract)
+    if risk:
+        return await _within_risk(run, chat, poll, risk, parameters)
+    stopped = "budget"
+    async with run.samples(chat, num, path=("sample",), parameters=parameters) as samples:
         async for number, completion in samples:
-            poll.count(number, completion)
-            decided = bool(poll.missing) and poll.ballot.decided(poll.missing, most_weight)
-            if early_stop and decided:
+            worth = 1.0 if weight is None else weight(completion)
+            if worth > most_weight:
+                raise ArgumentError(f"vote {number} weighs {worth}, more than most_weight={most_weight}")
+            poll.count(number, completion, worth)
+            if early_stop and poll.decided(most_weight):
+                stopped = "decided"
                 break
-    return poll.answer(run, "done" if not poll.missing else "decided" if early_stop and decided else "budget")
+    return poll.answer(run, "done" if not poll.missing else stopped)
 
 
-@dataclass(slots=True)
-class _Poll:
-    """Votes and the completions they come from."""
-
-    ballot: Ballot
-    extract: Extract
-    weight: Callable[[Completion], float] | None
-    most_weight: float
-    missing: set[int]
-    seen: dict[int, tuple[str | None, Completion]] = field(default_factory=dict)
-
-    def count(self, number: int, completion: Completion) -> None:
-        vote = vote_of(completion, self.extract)
-        worth = 1.0 if self.weight is None else self.weight(completion)
-        if worth > self.most_weight:
-            raise ArgumentError(f"vote {number} weighs {worth}, more than most_weight={self.most_weight}")
-        self.seen[number] = (vote, completion)
-        self.ballot.add(number, vote, worth)
-        self.missing.discard(number)
-
-    def answer(self, run: Run, stopped: str) -> Answer:
-        """The leader, with the text of the first sample that named it."""
-        leader, ballot = self.ballot.leader, self.ballot
-        chosen = [self.seen[n][1] for n in sorted(self.seen) if leader is not None and self.seen[n][0] == leader][:1]
-        accepted = tuple(completion.source for completion in chosen)
-        details = {
-            "shares": dict(ballot.shares()),
-            "votes": ballot.counted,
-            "spoilt": ballot.spoilt,
-            "hint": voting_hint(ballot),
-        }
-        return Answer(
-            answer=leader,
-            text=chosen[0].text if chosen else "",
-            calls=accepted,
-            stopped=stopped,
-            summary=run.summary(accepted),
-            details=details,
-        )
+async def _within_risk(run: Run, chat: list[Message], poll: Poll, risk: float, parameters: Parameters | None) -> Answer:
+    bound, stopped, num = RiskBound(risk), "budget", poll.total
+    async with aclosing(in_order(run, chat, num, width=num, path=("sample",), parameters=parameters)) as samples:
+        async for number, completion in samples:
+            certain = bound.add(poll.count(number, completion))
+            if certain is not None or poll.decided():
+                stopped = "decided" if poll.decided() else "confident"
+                break
+    return poll.answer(run, "done" if not poll.missing else stopped)

@@ -1,0 +1,91 @@
+"""Shows the calls of a run in the terminal while they are written: a line per thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from partsong.cli.screen import BOLD, DIM, PALETTE, Piece, Screen, columns, is_live, printable
+
+if TYPE_CHECKING:
+    from partsong.reasoning.graph import Node
+
+__all__ = ["Threads"]
+
+#: Seconds between two drawings.
+FRAME_SECONDS = 0.1
+
+
+class Threads:
+    """Draws the calls: those under way with the end of their text, those that ended with what became of them.
+
+    On a terminal the drawing is renewed in place; elsewhere a line is written when a call begins and when it ends.
+
+    Args:
+        stream: where to; None is standard error, so that standard output holds the answer alone.
+        live: renew in place; None asks the stream.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.live = is_live(self.stream) if live is None else live
+        self.screen = Screen(self.stream, colour=self.live and not os.environ.get("NO_COLOR"))
+        self.nodes: dict[str, Node] = {}
+        self.texts: dict[str, str] = {}
+
+    def __call__(self, node: Node, text: str) -> None:
+        """A report of a run; see `partsong.reasoning.run.Observer`."""
+        is_new = node.name not in self.nodes
+        self.nodes[node.name] = node
+        # Only the end is ever shown.
+        self.texts[node.name] = (self.texts.get(node.name, "") + text)[-400:]
+        if self.live:
+            if time.monotonic() - self.screen.drawn_at >= FRAME_SECONDS:
+                self.draw()
+        elif is_new or node.end is not None:
+            self.stream.write("".join(text for text, _ in self._line(node, 100)).rstrip() + "\n")
+
+    def draw(self) -> None:
+        """One drawing: as many lines as fit, calls under way before those that have ended."""
+        if not self.live:
+            return
+        width, room = self.screen.size
+        nodes = list(self.nodes.values())
+        running = [node for node in nodes if node.end is None]
+        shown = {node.name for node in (running + [n for n in reversed(nodes) if n.end is not None])[:room]}
+        title = f"{len(running)} under way, {len(nodes) - len(running)} ended, {sum(map(_tokens, nodes))} tokens"
+        lines = [self._line(node, width) for node in nodes if node.name in shown]
+        self.screen.draw([[(title, DIM)], *lines])
+
+    def _line(self, node: Node, width: int) -> list[Piece]:
+        name, state = f"{node.name:24.24} ", _state(node)
+        made = node.completion
+        text = self.texts[node.name] if made is None or not made.text else made.text
+        text = printable(" ".join(text.split()), self.stream)
+        colour = f"38;5;{PALETTE[sum(map(ord, '/'.join(node.request.path))) % len(PALETTE)]}"
+        style = colour if node.end is None else "" if made is not None and made.finish == "stop" else DIM
+        head = f"{_tokens(node):5} {state:10} "
+        return [(name, f"{colour};{BOLD}"), (head, DIM), (_tail(text, width - len(name) - len(head)), style)]
+
+
+def _tokens(node: Node) -> int:
+    return node.written if node.completion is None else node.tokens
+
+
+def _state(node: Node) -> str:
+    if node.end is None:
+        return "..."
+    if node.completion is None:
+        return "failed"
+    kept = "kept" if node.replayed else "done"
+    return {"stop": kept, "length": "cut off"}.get(node.completion.finish, node.completion.finish)
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, as much as fits."""
+    left, first = width, len(text)
+    while first > 0 and (left := left - columns(text[first - 1])) >= 0:
+        first -= 1
+    return text[first:]

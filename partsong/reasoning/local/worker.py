@@ -1,0 +1,127 @@
+"""The thread in which an engine computes, so that the loop of its callers stays free."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+
+import torch
+
+from partsong.errors import PartsongError
+from partsong.reasoning.engine import EngineError
+from partsong.reasoning.local.scheduler import News, Scheduler
+from partsong.reasoning.local.ticket import Ticket
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """Runs a scheduler in a thread of its own as long as there are calls.
+
+    Args:
+        scheduler: used by that thread alone.
+        name: of the thread.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self._scheduler = scheduler
+        self._wake = threading.Condition()
+        self._arrived: list[Ticket] = []
+        self._closing = False
+        # Calls whose end has not been told: whatever breaks, these are told.
+        self._live: set[Ticket] = set()
+        # Threads count their cores anew; the caller's setting is to hold here too.
+        self._threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Hands a call in.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        with self._wake:
+            if self._closing:
+                raise EngineError("the engine is closed: make a new one")
+            self._arrived.append(ticket)
+            self._wake.notify()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for the call any more; its row leaves before the next step."""
+        with self._wake:
+            ticket.cancelled = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Ends the thread after the step it is in; calls under way get an `EngineError`."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+
+    def join(self) -> None:
+        """Waits for the thread's end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            while self._wait():
+                try:
+                    news = self._scheduler.turn()
+                except Exception as error:  # noqa: BLE001 - whatever a model raises, nobody may be left waiting
+                    self._fail(error)
+                else:
+                    self._live.difference_update(each.ticket for each in news if each.ended)
+                    _report(news)
+        self._fail(EngineError("the engine was closed while this call was under way"))
+
+    def _wait(self) -> bool:
+        """Takes in what has arrived; False is the end."""
+        with self._wake:
+            while not (self._closing or self._arrived or self._scheduler.tickets):
+                self._wake.wait()
+            self._scheduler.waiting.extend(self._arrived)
+            self._live.update(self._arrived)
+            self._arrived.clear()
+            return not self._closing
+
+    def _fail(self, error: Exception) -> None:
+        tickets = list(self._live)
+        self._live.clear()
+        self._scheduler.reset()
+        found: Exception = error
+        if not isinstance(error, PartsongError):
+            found = EngineError(f"the model could not go on, so all calls under way ended: {error!r}")
+            found.__cause__ = error
+        for ticket in tickets:
+            _in_loop(ticket.loop, ticket.deliver, found)
+
+
+def _report(news: list[News]) -> None:
+    """Wakes each loop once, with all that concerns it."""
+    loops: defaultdict[asyncio.AbstractEventLoop, list[News]] = defaultdict(list)
+    for each in news:
+        if each.ended or each.ticket.progress is not None:
+            loops[each.ticket.loop].append(each)
+    for loop, told in loops.items():
+        _in_loop(loop, _tell, told)
+
+
+def _tell(news: list[News]) -> None:
+    for each in news:
+        if each.completion is not None or not each.ended:
+            each.ticket.tell(each.text, each.tokens, each.confidence)
+        if each.ended:
+            each.ticket.deliver(each.completion or EngineError("the call was cancelled"))
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, function: object, argument: object) -> None:
+    assert callable(function)
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        # The loop is closed, so nobody waits there.
+        if not loop.is_closed():
+            raise

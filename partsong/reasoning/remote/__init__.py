@@ -1,0 +1,34 @@
+"""Servers that speak the OpenAI API. Importing this loads no client; asking does."""
+
+from partsong.reasoning.remote.engine import OpenAIEngine, Traffic
+from partsong.reasoning.remote.errors import (
+    DroppedError,
+    GarbledError,
+    KeyRefusedError,
+    ModelNotServedError,
+    RateLimitError,
+    RemoteError,
+    RequestRefusedError,
+    ServerFailedError,
+    StalledError,
+    UnreachableError,
+    WithheldError,
+)
+from partsong.reasoning.remote.patience import Patience
+
+__all__ = [
+    "DroppedError",
+    "GarbledError",
+    "KeyRefusedError",
+    "ModelNotServedError",
+    "OpenAIEngine",
+    "Patience",
+    "RateLimitError",
+    "RemoteError",
+    "RequestRefusedError",
+    "ServerFailedError",
+    "StalledError",
+    "Traffic",
+    "UnreachableError",
+    "WithheldError",
+]

@@ -1,0 +1,206 @@
+"""Puts an answer together from what a server sends, piece by piece or at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from partsong.reasoning.call import Completion, Request, Usage
+from partsong.reasoning.remote.alternatives import Drawn, drawn_tokens
+from partsong.reasoning.remote.errors import (
+    DroppedError,
+    GarbledError,
+    RequestRefusedError,
+    ServerFailedError,
+    WithheldError,
+)
+from partsong.reasoning.remote.tagged import without_thoughts
+
+__all__ = ["News", "Reply", "estimated_tokens"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Why servers say they ended.
+_STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed"}
+_CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens"}
+_BROKEN = {"error", "abort", "cancelled"}
+
+
+def estimated_tokens(text: str) -> int:
+    """Tokens of a text where nobody counted: one for every four bytes.
+
+    >>> estimated_tokens("twelve bytes"), estimated_tokens("")
+    (3, 0)
+    """
+    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one event brought.
+
+    Attributes:
+        text: new text of the answer.
+        tokens: of the answer so far; 0 where the event brought none.
+        confidence: of the new tokens, as in `Completion`.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    confidence: tuple[float, ...] = ()
+
+
+class Reply:
+    """What came back so far.
+
+    Args:
+        request: what was asked.
+        think_tags: around hidden reasoning in the text; None takes the text as it is.
+
+    Attributes:
+        tokens: written so far, as far as that can be told before the server counts.
+    """
+
+    def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
+        self.request, self.think_tags = request, think_tags
+        self.tokens = 0
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._drawn: list[Drawn] = []
+        self._reason: str | None = None
+        self._usage: Mapping[str, Any] | None = None
+
+    def add(self, event: Any) -> News:
+        """Takes one event of a stream, or a whole answer.
+
+        Raises:
+            GarbledError: it makes no sense, or answers more than was asked.
+            ServerFailedError: it is the server's word that it failed.
+        """
+        if not isinstance(event, Mapping):
+            raise GarbledError(f"the server sent {_short(event)} where an object was due")
+        if event.get("error"):
+            raise ServerFailedError(f"the server failed in the middle of an answer: {_short(event['error'])}")
+        if isinstance(event.get("usage"), Mapping):
+            self._usage = event["usage"]
+        choices = event.get("choices")
+        if choices is None:
+            choices = []
+        if not isinstance(choices, list) or not all(isinstance(choice, Mapping) for choice in choices):
+            raise GarbledError(f"the server sent choices={_short(choices)} where a list of objects was due")
+        if len(choices) > 1 or any(choice.get("index") not in (0, None) for choice in choices):
+            error = GarbledError(f"one answer was asked for and the server sent others: {_short(choices)}")
+            error.retry = False
+            raise error
+        return self._choice(choices[0]) if choices else News()
+
+    def _choice(self, choice: Mapping[str, Any]) -> News:
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        if not isinstance(said, Mapping):
+            raise GarbledError(f"the server sent {_short(said)} where a message was due")
+        text, thought = _parts(said.get("content"))
+        hidden = [said.get(name) for name in ("reasoning_content", "reasoning")]
+        thought += next((part for part in hidden if isinstance(part, str)), "")  # some send both, alike
+        drawn = drawn_tokens(choice.get("logprobs"))
+        self._texts.append(text)
+        self._thoughts.append(thought)
+        self._drawn += drawn
+        new = len(drawn) or (1 if text or thought else 0)
+        self.tokens += new
+        if choice.get("finish_reason") is not None:
+            self._reason = str(choice["finish_reason"])
+        return News(text, self.tokens, self._confidence(drawn)) if new else News()
+
+    def completion(self) -> Completion:
+        """The answer, once all has been added.
+
+        Raises:
+            DroppedError: the server never said that it had ended.
+            WithheldError: it kept the answer to itself.
+            GarbledError: it ended for a reason that is none.
+            RequestRefusedError: log-probabilities were asked for and did not come.
+        """
+        text, hidden = without_thoughts("".join(self._texts), self.think_tags)
+        thoughts = "".join(self._thoughts) or hidden
+        usage, reasoned = self._counted()
+        finish = self._finish()
+        if not text.strip() and (thoughts or 0 < usage.completion <= reasoned):
+            finish = "length"  # all tokens went into hidden reasoning, whatever the server calls it
+        if usage.reported and usage.completion > self.request.parameters.max_tokens:
+            _LOG.warning("the server wrote %d tokens of %d", usage.completion, self.request.parameters.max_tokens)
+            finish = "length"
+        logprobs, confidence = self._probabilities(usage)
+        return Completion(
+            text=text, finish=finish, usage=usage, reasoning=thoughts, logprobs=logprobs, confidence=confidence
+        )
+
+    def _finish(self) -> Literal["stop", "length"]:
+        if self._reason is None:
+            raise DroppedError(f"the answer broke off after {self.tokens} tokens, before the server said it had ended")
+        if self._reason in _STOPPED:
+            return "stop"
+        if self._reason in _CUT:
+            return "length"
+        if self._reason in _BROKEN:
+            raise ServerFailedError(f"the server ended the answer itself: finish_reason={self._reason!r}")
+        if self._reason == "content_filter":
+            raise WithheldError("the server's content filter withheld the answer; ask in other words")
+        error = GarbledError(f"the server ended with finish_reason={_short(self._reason)}, which is none of text")
+        error.retry = False
+        raise error
+
+    def _counted(self) -> tuple[Usage, int]:
+        """Tokens as the server counts them, and of those its hidden reasoning; estimates where it does not count."""
+        said = self._usage or {}
+        prompt, completion = _count(said.get("prompt_tokens")), _count(said.get("completion_tokens"))
+        if prompt is None or completion is None or (self.tokens and not completion):
+            chat = sum(estimated_tokens(message.text) + 4 for message in self.request.messages)
+            whole = estimated_tokens("".join((*self._texts, *self._thoughts)))
+            # A server that sends every token by itself lets us count; one that sends them in lumps does not.
+            return Usage(prompt=chat, completion=max(self.tokens, whole if not self._drawn else 0), reported=False), 0
+        cached = _count(_inner(said, "prompt_tokens_details").get("cached_tokens")) or 0
+        reasoned = _count(_inner(said, "completion_tokens_details").get("reasoning_tokens")) or 0
+        return Usage(prompt=prompt, cached=min(cached, prompt), completion=completion), reasoned
+
+    def _probabilities(self, usage: Usage) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        wanted = self.request.parameters.logprobs
+        if not wanted:
+            return None, None
+        if not self._drawn and usage.completion > 1:  # an answer of nothing but its end has none to report
+            raise RequestRefusedError(
+                f"logprobs={wanted} were asked for and the server sent none; it cannot serve strategies that need them"
+            )
+        confidence = self._confidence(self._drawn)
+        return tuple(own for own, _ in self._drawn), confidence if len(confidence) == len(self._drawn) else None
+
+    def _confidence(self, drawn: list[Drawn]) -> tuple[float, ...]:
+        """By token, of the alternatives asked for; servers may send the drawn token on top of them."""
+        wanted = self.request.parameters.logprobs
+        return tuple(-sum(top[:wanted]) / len(top[:wanted]) for _, top in drawn if top and wanted)
+
+
+def _parts(content: Any) -> tuple[str, str]:
+    """Text and thoughts of a message's content, which some servers send as a list of typed parts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+        raise GarbledError(f"the server sent content={_short(content)} where text was due")
+    text = "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    nested = [_parts(part["thinking"])[0] for part in content if part.get("thinking") is not None]
+    return text, "".join(nested)
+
+
+def _inner(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = said.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 200 else said[:197] + "..."

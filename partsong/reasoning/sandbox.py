@@ -1,0 +1,169 @@
+"""Running programs a model wrote: what a runner is, and one that runs them in a fenced-in process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from partsong.errors import ArgumentError, UnsupportedError
+
+__all__ = ["Outcome", "Runner", "Sandbox"]
+
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+_MB = 1 << 20
+#: Exit code of the child where it cannot isolate.
+_REFUSED = 125
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        passed: it ended by itself, with exit code 0.
+        output: what it wrote, both streams in order; the middle is left out where it is long.
+        reason: "exit", or "timeout" where it was ended.
+        code: exit code; None after a timeout.
+    """
+
+    passed: bool
+    output: str
+    reason: str = "exit"
+    code: int | None = 0
+
+    @property
+    def report(self) -> str:
+        """For a model to read."""
+        if self.reason == "timeout":
+            return f"It did not end in time.\n{self.output}".rstrip()
+        return f"Exit code {self.code}.\n{self.output}".rstrip()
+
+
+class Runner(Protocol):
+    """Runs a program; strategies that need one have none unless it is given to them."""
+
+    async def run(self, program: str) -> Outcome:
+        """Runs a program from beginning to end.
+
+        The same program should give the same outcome: its output becomes part of prompts, and a prompt that differs
+        is another call.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sandbox:
+    r"""Runs Python programs, each in a process group and a temporary folder of its own, on Linux.
+
+    With `isolate`, a program has no network, cannot signal other processes, leaves no child behind, and writes files
+    below its folder only. It still reads what the user can read, and shares the kernel: for programs by people who
+    mean harm, use a virtual machine.
+
+    Attributes:
+        seconds: of wall time; then the whole group is killed.
+        cpu_seconds: of CPU time, whole.
+        memory_mb: of address space of each process.
+        file_mb: of each file, the output among them.
+        processes: and threads at most; does not bind the superuser.
+        output_chars: of output that are kept.
+        isolate: namespaces and Landlock as above; a machine that does not allow them is refused. False does without.
+        python: interpreter; None is this one.
+
+    >>> asyncio.run(Sandbox(isolate=False).run("print(6 * 7)")).output
+    '42\n'
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_mb: int = 512
+    file_mb: int = 16
+    processes: int = 64
+    output_chars: int = 4000
+    isolate: bool = True
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "cpu_seconds", "memory_mb", "file_mb", "processes", "output_chars"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not value > 0 or (name != "seconds" and not isinstance(value, int)):
+                raise ArgumentError(f"sandbox {name}={value!r}; use a positive number, whole but for seconds")
+        if not sys.platform.startswith("linux"):
+            raise UnsupportedError(f"the sandbox needs Linux, this is {sys.platform}; give a runner of your own")
+
+    async def check(self) -> None:
+        """Tries whether this machine allows what `isolate` asks for.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        with tempfile.TemporaryDirectory(prefix="partsong-") as folder:
+            code, said = await self._spawn(Path(folder), [])
+        if code != 0:
+            raise UnsupportedError(
+                f"this machine does not allow programs to be isolated ({said.strip()}); allow user namespaces and "
+                "Landlock, run inside a container with Sandbox(isolate=False), or give a runner of your own"
+            )
+
+    async def run(self, program: str) -> Outcome:
+        """Runs a Python program; see `Runner`.
+
+        Raises:
+            UnsupportedError: it cannot be isolated here.
+        """
+        with tempfile.TemporaryDirectory(prefix="partsong-") as folder:
+            work = Path(folder) / "work"
+            work.mkdir()
+            (work / "program.py").write_text(program, encoding="utf-8")
+            command = [self.python or sys.executable, "-s", "-P", "-B", "program.py"]
+            code, said = await self._spawn(Path(folder), command)
+            # Paths differ from run to run, and prompts must not.
+            said = self._kept(said.replace(f"{work}{os.sep}", ""))
+        if self.isolate and code == _REFUSED:  # a program may end with this code too
+            await self.check()
+        if code is None:
+            return Outcome(passed=False, output=said, reason="timeout", code=None)
+        return Outcome(passed=code == 0, output=said, code=code)
+
+    async def _spawn(self, folder: Path, command: list[str]) -> tuple[int | None, str]:
+        """Exit code, None after a timeout, and output; nothing it started is left."""
+        work = folder / "work"
+        work.mkdir(exist_ok=True)
+        limits = [int(self.isolate), self.cpu_seconds, self.memory_mb * _MB, self.file_mb * _MB, self.processes]
+        arguments = [sys.executable, "-I", "-S", str(_CHILD), *map(str, limits), str(work), *command]
+        # A seed for hashes, so that sets come out alike each time.
+        known = {"PATH": os.defpath, "HOME": str(work), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+        with (folder / "output").open("wb") as output:
+            child = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=work,
+                env=known,
+                start_new_session=True,
+            )
+            code: int | None = None
+            try:
+                code = await asyncio.wait_for(child.wait(), self.seconds)
+            except TimeoutError:
+                pass
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                await child.wait()
+        with (folder / "output").open("rb") as written:
+            said = written.read(8 * self.output_chars + _MB)
+        return code, said.decode("utf-8", "replace")
+
+    def _kept(self, text: str) -> str:
+        if len(text) <= self.output_chars:
+            return text
+        half = self.output_chars // 2
+        return f"{text[:half]}\n[...]\n{text[-half:]}"

@@ -1,0 +1,64 @@
+"""Adaptive consistency: samples until the leader is probably the most frequent answer."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Annotated
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Message, Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, Number, checked
+from partsong.reasoning.strategies.parts import Poll, in_order
+from partsong.reasoning.votes import adaptive_confidence
+
+__all__ = ["adaptive_consistency"]
+
+
+@checked
+async def adaptive_consistency(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    num: Count = 40,
+    confidence: Annotated[float, Number(0.5, 1.0)] = 0.95,
+    width: Count = 1,
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Samples one after the other until the two most frequent answers are far enough apart.
+
+    It stops when, under a flat prior, the leader is more likely than the runner-up with a probability of at least
+    `confidence`, a closed form of the two counts; or when no missing vote can change the winner. Votes count in the
+    order of their numbers, so `width` changes cost and time, and never the answer.
+
+    Args:
+        run: makes the calls.
+        question: the prompt.
+        extract: finds the answer in a text.
+        num: most samples.
+        confidence: of the stop; 1.0 stops only where the vote is decided.
+        width: samples under way at a time: 1 wastes no token, more wait less.
+        parameters: of the draws.
+
+    Returns:
+        The answer; ``details`` as of `self_consistency`, and ``confidence`` reached.
+
+    Raises:
+        ArgumentError: a knob out of range.
+
+    Source: Adaptive-Consistency, arXiv 2305.11860.
+    """
+    chat, poll, stopped, reached = [Message("user", (question,))], Poll(num, extract), "budget", 0.0
+    async with aclosing(in_order(run, chat, num, width=width, path=("sample",), parameters=parameters)) as samples:
+        async for number, completion in samples:
+            poll.count(number, completion)
+            if poll.decided():
+                stopped = "decided"
+                break
+            first, second = [*sorted(map(int, poll.ballot.weights.values()), reverse=True), 0, 0][:2]
+            reached = adaptive_confidence(first, second)
+            if poll.missing and confidence < 1.0 and reached >= confidence:
+                stopped = "confident"
+                break
+    return poll.answer(run, "done" if not poll.missing else stopped, confidence=reached)

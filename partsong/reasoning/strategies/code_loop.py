@@ -1,0 +1,147 @@
+"""One trajectory of edits and tests: a program and a test, run together, one of them mended by what the run says."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from partsong.reasoning.answer import Extract
+from partsong.reasoning.call import Completion, Parameters, Piece
+from partsong.reasoning.run import Run
+from partsong.reasoning.sandbox import Outcome, Runner
+from partsong.reasoning.strategies.parts import together
+from partsong.reasoning.strategies.prompts import Prompts, ask
+
+__all__ = ["CodeLoop", "CodePrompts", "tried"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodePrompts(Prompts):
+    """What edit loops say: a program, a test, mending, a test that tells programs apart, and the choice."""
+
+    code: str = (
+        "Write a Python program for the task below, complete in one fenced code block. It is to define what the task "
+        "asks for, and must not read input or run anything by itself.\n\nTask:\n{question}"
+    )
+    test: str = (
+        "Somebody writes a Python program for the task below. Write a test of it: assert statements that use what the "
+        "task says the program defines. The test is put behind the program, so do not define or import it. Reply with "
+        "one fenced code block.\n\nTask:\n{question}"
+    )
+    mend: str = (
+        "A program for a task was run together with a test, and this failed. One of the two is wrong. Reply with the "
+        "word CODE or TEST, for the one you mend, and with the whole of it in one fenced code block."
+        "\n\nTask:\n{question}\n\nProgram:\n{code}\n\nTest:\n{test}\n\nWhat the run said:\n{outcome}"
+    )
+    duel: str = (
+        "Below are a task and several programs for it that behave differently somewhere. Write one test, as assert "
+        "statements in one fenced code block, that a right program passes and a wrong one among these does not."
+        "\n\nTask:\n{question}{programs}"
+    )
+    choose: str = (
+        "Below are a task, several programs for it, and how they did in tests, which may be wrong themselves. Which "
+        "program is right? Reply with its number.\n\nTask:\n{question}{programs}\n\nTests:\n{results}"
+    )
+    program: str = "\n\nProgram {number}:\n{text}"
+
+
+async def tried(runner: Runner, code: str, test: str) -> Outcome:
+    """Runs a program with a test behind it; it has passed only if the end of the test was reached."""
+    whole = f"{code.rstrip()}\n\n{test.rstrip()}\n"
+    # A word no program can know: one that exits with 0 before the test must not count.
+    word = f"reached {hashlib.blake2b(whole.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+    outcome = await runner.run(f"{whole}print({word!r})\n")
+    reached = word in outcome.output
+    said = outcome.output.replace(word, "").rstrip()
+    if outcome.passed and not reached:
+        said = f"{said}\nThe program ended before the test did.".lstrip()
+    return replace(outcome, passed=outcome.passed and reached, output=said)
+
+
+@dataclass(slots=True)
+class CodeLoop:
+    """A program and a test on their way.
+
+    Attributes:
+        run: makes the calls.
+        question: the task.
+        extract: finds code in a text.
+        runner: runs it.
+        iterations: runs at most.
+        prompts: texts.
+        parameters: of the draws.
+        number: of the trajectory.
+        code: newest program; None before there is one.
+        test: newest test.
+        passed: whether the newest of both pass.
+        runs: made so far.
+        last: the call that ended last.
+    """
+
+    run: Run
+    question: str
+    extract: Extract
+    runner: Runner
+    iterations: int
+    prompts: CodePrompts
+    parameters: Parameters | None
+    number: int
+    code: Piece | None = None
+    test: Piece | None = None
+    passed: bool = False
+    runs: int = 0
+    last: tuple[str, ...] = field(default=())
+
+    async def follow(self) -> bool:
+        """Goes on until the test passes or the runs are over; returns whether the test passes.
+
+        Raises:
+            BudgetError: the budget ended it; what there is by then is kept.
+        """
+        chats = {what: ask(getattr(self.prompts, what), question=self.question) for what in ("code", "test")}
+        path = (f"trajectory {self.number}",)
+        made = await together(
+            self.run.call(chat, path=(*path, what), parameters=self.parameters) for what, chat in chats.items()
+        )
+        self.last = tuple(completion.source for completion in made if completion is not None)
+        self.code, self.test = (self._found(completion) for completion in made)
+        while self.runs < self.iterations:
+            outcome = await self._run()
+            if self.passed or self.runs == self.iterations:
+                break
+            await self._mend(outcome, (*path, f"mend {self.runs}"))
+        return self.passed
+
+    async def _run(self) -> Outcome:
+        self.runs += 1
+        if self.code is None or self.test is None:
+            missing = "program" if self.code is None else "test"
+            return Outcome(passed=False, output=f"There is no {missing} yet.", code=1)
+        outcome = await tried(self.runner, self.code.text, self.test.text)
+        self.passed = outcome.passed
+        return outcome
+
+    async def _mend(self, outcome: Outcome, path: tuple[str, ...]) -> None:
+        chat = ask(
+            self.prompts.mend,
+            question=self.question,
+            code=self.code or "",
+            test=self.test or "",
+            outcome=outcome.report,
+        )
+        made = await self.run.call(chat, path=path, parameters=self.parameters, waits=self.last)
+        self.last = (made.source,)
+        found = self._found(made)
+        if found is None:
+            return
+        if made.text.lstrip("*#` \n").upper().startswith("TEST"):
+            self.test = found
+        else:
+            self.code = found
+
+    def _found(self, completion: Completion | None) -> Piece | None:
+        """The code in a completion; none where it ran out of tokens."""
+        if completion is None or completion.finish != "stop":
+            return None
+        text = self.extract(completion.text)
+        return None if text is None else Piece(text, completion.source)

@@ -1,0 +1,65 @@
+"""Edit, test, select: programs with tests of their own, run and mended in a loop, and a choice among the survivors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.sandbox import Runner
+from partsong.reasoning.strategies.code_loop import CodeLoop, CodePrompts
+from partsong.reasoning.strategies.code_selection import select
+from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.parts import together
+
+__all__ = ["edit_test_select"]
+
+_PROMPTS = CodePrompts()
+
+
+@checked
+async def edit_test_select(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    runner: Runner,
+    trajectories: Count = 4,
+    iterations: Count = 4,
+    finalists: Annotated[int, Whole(1)] = 3,
+    duels: Annotated[int, Whole(0)] = 1,
+    prompts: CodePrompts = _PROMPTS,
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Writes programs with tests in parallel, mends each by what its runs say, and selects by running all tests.
+
+    A trajectory writes a program and a test, runs them together, and mends one or the other by the output, until the
+    test passes or `iterations` runs are over. Then every test runs on every program. The `finalists` that pass most
+    go on; the model writes `duels` more tests to tell them apart, sees how they did, and chooses.
+
+    A program and its test run as one text, the test last, in the `runner`; nothing runs unless one is given.
+
+    Args:
+        run: makes the calls.
+        question: what the program is to do.
+        extract: finds a program or a test in a text, such as `final_code`.
+        runner: runs programs, such as `Sandbox()`.
+        trajectories: programs worked on at the same time.
+        iterations: runs of a trajectory at most.
+        finalists: programs the choice is made from.
+        duels: tests written to tell finalists apart.
+        prompts: texts of its own.
+        parameters: of the draws.
+
+    Returns:
+        The program; ``details``: ``passed``, tests passed by each different program; ``runs``, of each trajectory.
+
+    Raises:
+        ArgumentError: a knob out of range.
+
+    Source: CodeMonkeys, arXiv 2501.14723.
+    """
+    loops = [CodeLoop(run, question, extract, runner, iterations, prompts, parameters, i) for i in range(trajectories)]
+    ended = await together(loop.follow() for loop in loops)
+    return await select(loops, finalists, duels, spent=None in ended)

@@ -1,0 +1,58 @@
+"""Particle filtering: texts that grow step by step and are resampled by how promising they are."""
+
+from __future__ import annotations
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.particles import Swarm
+from partsong.reasoning.strategies.steps import Finished, Stepper, StepScorer, looks_finished
+
+__all__ = ["particle_filtering"]
+
+
+@checked
+async def particle_filtering(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    particles: Count = 8,
+    max_steps: Count = 32,
+    step_tokens: Count = 256,
+    scorer: StepScorer | None = None,
+    finished: Finished = looks_finished,
+    separator: str = "\n\n",
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Grows `particles` texts step by step; after each step, promising ones are continued more often.
+
+    Texts are drawn for the next step in proportion to the odds of their newest score, by systematic resampling. Ended
+    ones take part as they are. In the end the one with the highest score is the answer.
+
+    Args:
+        run: makes the calls, on an engine that continues an assistant message.
+        question: the prompt.
+        extract: finds the answer in a text.
+        particles: texts.
+        max_steps: most steps of a text.
+        step_tokens: most tokens of a step.
+        scorer: chance that a text is on the right way, of (question, trace), between 0 and 1; None is the confidence
+            of the newest step, see `Stepper`.
+        finished: whether a text has ended.
+        separator: ends a step.
+        parameters: of the draws.
+
+    Returns:
+        The answer; its ``calls`` are the steps of its text. ``details``: ``scores`` of all texts and ``steps`` made.
+
+    Raises:
+        ArgumentError: a knob out of range, or a score outside 0 to 1.
+
+    Source: particle-based inference scaling, arXiv 2502.01618.
+    """
+    stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
+    swarm = Swarm(stepper, particles, max_steps)
+    spent = await swarm.fly("", None)
+    return swarm.answer(extract, spent, 1)

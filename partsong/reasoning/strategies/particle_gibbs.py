@@ -1,0 +1,65 @@
+"""Particle Gibbs: particle filtering again and again, each time with one text of the last time held fixed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.particles import Swarm
+from partsong.reasoning.strategies.steps import Finished, Stepper, StepScorer, Trace, looks_finished
+
+__all__ = ["particle_gibbs"]
+
+
+@checked
+async def particle_gibbs(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    particles: Annotated[int, Whole(2)] = 4,
+    iterations: Count = 2,
+    max_steps: Count = 32,
+    step_tokens: Count = 256,
+    scorer: StepScorer | None = None,
+    finished: Finished = looks_finished,
+    separator: str = "\n\n",
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Particle filtering again and again, each time with one text of the last time held fixed.
+
+    After each pass a text is drawn in proportion to its odds. It is a particle of the next pass and survives every
+    resampling; its steps are not asked for again.
+
+    Args:
+        run: makes the calls, on an engine that continues an assistant message.
+        question: the prompt.
+        extract: finds the answer in a text.
+        particles: texts of a pass, the one that is held among them.
+        iterations: passes.
+        max_steps: most steps of a text.
+        step_tokens: most tokens of a step.
+        scorer: as of `particle_filtering`.
+        finished: whether a text has ended.
+        separator: ends a step.
+        parameters: of the draws.
+
+    Returns:
+        The answer with the highest score of the last pass; ``details``: ``scores``, ``steps``, ``passes``.
+
+    Raises:
+        ArgumentError: a knob out of range, or a score outside 0 to 1.
+
+    Source: particle Gibbs in arXiv 2502.01618; Andrieu, Doucet and Holenstein, 2010.
+    """
+    stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
+    swarm, passes, spent = Swarm(stepper, particles, max_steps), 0, False
+    held: Trace | None = None
+    while passes < iterations and not spent:
+        spent = await swarm.fly(f"pass {passes}", held)
+        passes += 1
+        held = held if spent else swarm.drawn(f"pass {passes}")
+    return swarm.answer(extract, spent, passes)

@@ -1,0 +1,150 @@
+"""Plan search: observations about a problem, combinations of them, and a solution from each."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Completion, Parameters, Piece
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.parts import Poll, Scorer, answered, now, together
+from partsong.reasoning.strategies.prompts import Prompts, ask, listed
+from partsong.seeds import derive
+
+__all__ = ["PlanPrompts", "plan_search"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanPrompts(Prompts):
+    """What `plan_search` says, step by step."""
+
+    observe: str = (
+        "List up to {num} different observations about the problem below that could help to solve it: properties, "
+        "reformulations, tricks, special cases. One per line, each beginning with a dash, without any solution."
+        "\n\nProblem:\n{question}"
+    )
+    derive: str = (
+        "Below are a problem and some observations about it. List up to {num} new observations that follow from these "
+        "or combine them. One per line, each beginning with a dash, without any solution.\n\nProblem:\n{question}"
+        "\n\nObservations:\n{observations}"
+    )
+    plan: str = (
+        "Below are a problem and observations about it. Use them for a plan of a solution, in plain words, step by "
+        "step and without code.\n\nProblem:\n{question}\n\nObservations:\n{observations}\n{derived}"
+    )
+    criticise: str = (
+        "The plan below for solving a problem is said to be wrong. Say where it fails, and write a plan that does "
+        "not.\n\nProblem:\n{question}\n\nPlan:\n{plan}"
+    )
+    outline: str = (
+        "Write out the plan below as pseudocode or a numbered calculation.\n\nProblem:\n{question}\n\nPlan:\n{plan}"
+    )
+    solve: str = (
+        "Solve the problem below by carrying out the outline, and end with the final answer.\n\nProblem:\n{question}"
+        "\n\nOutline:\n{outline}"
+    )
+
+
+_PROMPTS = PlanPrompts()
+
+
+@checked
+async def plan_search(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    observations: Count = 4,
+    combine: Count = 2,
+    num: Count = 8,
+    critique: bool = True,
+    scorer: Scorer | None = None,
+    prompts: PlanPrompts = _PROMPTS,
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Searches among plans instead of solutions: what differs between samples is the idea, not the wording.
+
+    One call lists observations. Each subset of 1 to `combine` of them, at most `num`, leads to further observations,
+    a plan, an outline and a solution; with `critique`, to a second plan that mends the first, with an outline and a
+    solution of its own. The chains do not wait for each other.
+
+    Args:
+        run: makes the calls.
+        question: the problem.
+        extract: finds the answer in a solution.
+        observations: asked for at a time, and used at most.
+        combine: observations of a subset at most.
+        num: subsets used; of more, the seed draws so many.
+        critique: whether each plan is also mended.
+        scorer: of a solution, higher is better, such as tests it passes; None lets the solutions vote.
+        prompts: texts of its own.
+        parameters: of all draws.
+
+    Returns:
+        The answer; ``details`` as of `self_consistency`, and ``observations`` and ``plans``, how many chains ended.
+
+    Raises:
+        ArgumentError: a knob out of range.
+
+    Source: PlanSearch, arXiv 2409.03733.
+    """
+    chains = _Chains(run, question, str(observations), prompts, parameters)
+    chat = ask(prompts.observe, question=question, num=str(observations))
+    (first,) = await together([run.call(chat, path=("observe",), parameters=parameters)])
+    if first is None:
+        return answered(run, None, extract, "budget", observations=[], plans=0)
+    seen = [Piece(text, first.source) for text in listed(first.text)[:observations]]
+    sizes = range(1, min(combine, len(seen)) + 1)
+    subsets = [subset for size in sizes for subset in itertools.combinations(seen, size)]
+    if len(subsets) > num:
+        drawn = random.Random(derive(run.seed, "plans")).sample(range(len(subsets)), num)
+        subsets = [subsets[i] for i in sorted(drawn)]
+    ends = await together(chains.follow(i, subset, critique) for i, subset in enumerate(subsets))
+    found = [solution for end in ends if end is not None for solution in end]
+    poll = Poll(len(subsets) * (1 + critique), extract)
+    for number, solution in enumerate(found):
+        poll.count(number, solution)
+    stopped = "done" if len(found) == poll.total else "budget"
+    names = {"observations": [piece.text for piece in seen], "plans": len(found)}
+    if scorer is None:
+        return poll.answer(run, stopped, **names)
+    valid = [made for made in found if made.finish == "stop" and extract(made.text) is not None]
+    scores = [await now(scorer(made)) for made in valid]
+    best = max(range(len(valid)), key=lambda i: (scores[i], -i), default=None)
+    return answered(run, None if best is None else valid[best], extract, stopped, scores=scores, **names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chains:
+    """From a subset of observations to solutions."""
+
+    run: Run
+    question: str
+    num: str
+    prompts: PlanPrompts
+    parameters: Parameters | None
+
+    async def follow(self, number: int, subset: Sequence[Piece], critique: bool) -> list[Completion]:
+        """The solutions of one subset, as many as the budget allows."""
+        lines = [piece for seen in subset for piece in ("- ", seen, "\n")]
+        derived = await self._say("derive", number, num=self.num, observations=lines)
+        plan = await self._say("plan", number, observations=lines, derived=derived.piece)
+        branches = [self._solved(number, plan, ""), *([self._mended(number, plan)] if critique else [])]
+        return [made for made in await together(branches) if made is not None]
+
+    async def _mended(self, number: int, plan: Completion) -> Completion:
+        return await self._solved(number, await self._say("criticise", number, plan=plan.piece), "mended ")
+
+    async def _solved(self, number: int, plan: Completion, label: str) -> Completion:
+        outline = await self._say("outline", number, label, plan=plan.piece)
+        return await self._say("solve", number, label, outline=outline.piece)
+
+    async def _say(
+        self, what: str, number: int, label: str = "", **gaps: str | Piece | Sequence[str | Piece]
+    ) -> Completion:
+        chat = ask(getattr(self.prompts, what), question=self.question, **gaps)
+        return await self.run.call(chat, path=(f"{label}{what}",), sample=number, parameters=self.parameters)

@@ -1,0 +1,144 @@
+"""Strategies by name, and the text form of one: ``NAME:key=value,...``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, make_dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from partsong.errors import ArgumentError
+from partsong.knobs import parse_knobs
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
+from partsong.reasoning.strategies.beam_search import beam_search
+from partsong.reasoning.strategies.best_of_n import best_of_n
+from partsong.reasoning.strategies.compute_optimal import compute_optimal
+from partsong.reasoning.strategies.decompose import decompose
+from partsong.reasoning.strategies.deepconf import deepconf
+from partsong.reasoning.strategies.deepprune import deepprune
+from partsong.reasoning.strategies.dvts import dvts
+from partsong.reasoning.strategies.edit_test_select import edit_test_select
+from partsong.reasoning.strategies.knobs import check_knobs, hints_of
+from partsong.reasoning.strategies.particle_filtering import particle_filtering
+from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
+from partsong.reasoning.strategies.pdr import pdr
+from partsong.reasoning.strategies.plan_search import plan_search
+from partsong.reasoning.strategies.rsa import rsa
+from partsong.reasoning.strategies.self_consistency import self_consistency
+from partsong.reasoning.strategies.sequential_refinement import sequential_refinement
+from partsong.reasoning.strategies.short_m import short_m
+from partsong.reasoning.strategies.single import single
+from partsong.reasoning.strategies.skeleton_of_thought import skeleton_of_thought
+
+__all__ = ["STRATEGIES", "Thinking", "knobs_of", "parse_thinking"]
+
+Strategy = Callable[..., Coroutine[Any, Any, Answer]]
+
+#: All strategies by the names command lines use.
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        strategy.__name__.replace("_", "-"): strategy
+        for strategy in (
+            single,
+            self_consistency,
+            adaptive_consistency,
+            best_of_n,
+            short_m,
+            deepconf,
+            deepprune,
+            sequential_refinement,
+            pdr,
+            rsa,
+            particle_filtering,
+            particle_gibbs,
+            beam_search,
+            dvts,
+            compute_optimal,
+            plan_search,
+            edit_test_select,
+            decompose,
+            skeleton_of_thought,
+        )
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thinking:
+    """A strategy with some of its knobs set; calling it runs it.
+
+    Attributes:
+        name: of the strategy.
+        knobs: that were set.
+        needs: arguments besides `extract` that it cannot do without and that no text can give, such as a runner.
+    """
+
+    name: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+    async def __call__(self, run: Run, question: str, *, extract: Extract, **more: Any) -> Answer:
+        """Runs the strategy.
+
+        Args:
+            run: makes the calls.
+            question: the problem.
+            extract: finds the answer in a text.
+            **more: further arguments of the strategy, such as `parameters` or a scorer.
+
+        Raises:
+            ArgumentError: an argument the strategy does not have, or one it needs and has not got.
+        """
+        known = inspect.signature(STRATEGIES[self.name]).parameters
+        if unknown := [name for name in more if name not in known]:
+            raise ArgumentError(f"strategy {self.name} takes no {', '.join(unknown)}; it takes {', '.join(known)}")
+        if missing := [name for name in self.needs if name not in more]:
+            raise ArgumentError(f"strategy {self.name} needs {', '.join(missing)}, given as an argument")
+        return await STRATEGIES[self.name](run, question, extract=extract, **{**self.knobs, **more})
+
+
+def parse_thinking(text: str) -> Thinking:
+    """Reads ``NAME[:key=value,...]``; the keys are knobs of the strategy that are numbers, words or ``8-4-1``.
+
+    Raises:
+        ArgumentError: an unknown strategy or knob, or a value that cannot be; names the legal ones.
+
+    >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
+    (4, 2, 1)
+    """
+    name = text.partition(":")[0]
+    made = parse_knobs(text, {known: knobs_of(known) for known in STRATEGIES}, "strategy strategies")
+    chosen = asdict(made)
+    known = inspect.signature(STRATEGIES[name]).parameters
+    needs = [k for k, p in known.items() if p.default is p.empty and k not in ("run", "question", "extract")]
+    return Thinking(name=name, knobs={k: v for k, v in chosen.items() if v != known[k].default}, needs=tuple(needs))
+
+
+@functools.cache
+def knobs_of(name: str) -> type:
+    """The knobs of a strategy that text can set, as a frozen dataclass that checks itself."""
+    strategy = STRATEGIES[name]
+    found: list[tuple[str, Any, Any]] = []
+    for knob, parameter in inspect.signature(strategy).parameters.items():
+        kind = _spoken(hints_of(strategy)[knob])
+        if kind is not None and knob != "question":
+            default = MISSING if parameter.default is parameter.empty else parameter.default
+            found.append((knob, kind, field() if default is MISSING else field(default=default)))
+
+    def validate(self: Any) -> None:
+        check_knobs(strategy, asdict(self))
+
+    return make_dataclass(name, found, frozen=True, kw_only=True, namespace={"validate": validate})
+
+
+def _spoken(hint: Any) -> Any:
+    """The type a knob's text is read as; None where no text gives one."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is Sequence:
+        return tuple[int, ...] if get_args(hint) == (int,) else None
+    return hint if hint in (int, float, bool, str) or get_origin(hint) is Literal else None

@@ -1,0 +1,142 @@
+"""Recursive self-aggregation: a population of solutions, each generation written from random few of the last."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.answer import Answer, Extract, vote_of
+from partsong.reasoning.call import Completion, Message, Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.parts import Poll, as_they_end, cancelled, together
+from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
+from partsong.seeds import derive
+
+__all__ = ["RsaPrompts", "rsa"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RsaPrompts(Prompts):
+    """What `rsa` says: a first solution, one made of several, and a candidate within."""
+
+    first: str = FIRST
+    combine: str = (
+        "Below are a problem and some solutions to it, of which any may be wrong. Take from each what you can verify, "
+        "weigh them where they differ, and write one better solution; if all of them fail, find a way of your own. "
+        "End with the final answer.\n\nProblem:\n{question}{candidates}"
+    )
+    candidate: str = "\n\nSolution {number}:\n{text}"
+
+
+_PROMPTS = RsaPrompts()
+
+
+@checked
+async def rsa(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    population: Count = 16,
+    aggregate: Count = 4,
+    generations: Count = 10,
+    early_stop: bool = True,
+    prompts: RsaPrompts = _PROMPTS,
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Draws a population, rewrites it `generations` - 1 times, and lets the last one vote.
+
+    Each solution of a generation is written from `aggregate` random ones of the generation before. Which, the seed
+    says, so a solution begins as soon as those it reads have ended: no generation waits for its slowest member.
+
+    Args:
+        run: makes the calls.
+        question: the problem.
+        extract: finds the answer in a text.
+        population: N, solutions of a generation.
+        aggregate: K, solutions each new one reads; 1 refines them one by one.
+        generations: T, the first population counted.
+        early_stop: whether to cancel the rest when the last vote is decided, those whose only readers are cancelled
+            among them.
+        prompts: texts of its own.
+        parameters: of the solutions.
+
+    Returns:
+        The answer; where the budget ended it, that of the newest solution in each place. ``details`` as of
+        `self_consistency`, and ``generations`` that every place reached.
+
+    Raises:
+        ArgumentError: a knob out of range, or `aggregate` above `population`.
+
+    Source: Recursive Self-Aggregation, arXiv 2509.26626.
+    """
+    if aggregate > population:
+        raise ArgumentError(f"aggregate={aggregate} of a population={population}; read no more than there are")
+    plan = _Plan(run, question, prompts, parameters, population, aggregate)
+    poll, tasks = Poll(population, extract), plan.tasks(generations)
+    try:
+        async for place, made in as_they_end(tasks[-1]):
+            if made is not None:
+                poll.count(place, made)
+            if early_stop and poll.decided():
+                break
+    finally:
+        await cancelled(task for row in tasks for task in row)
+    reached = min(sum(place in row for row in plan.made) for place in range(population))
+    if not poll.missing or (early_stop and poll.decided()):
+        return poll.answer(run, "done" if not poll.missing else "decided", generations=reached)
+    newest = Poll(population, extract)
+    for place in range(population):
+        kept = [row[place] for row in plan.made if place in row and vote_of(row[place], extract) is not None]
+        if kept:
+            newest.count(place, kept[-1])
+    return newest.answer(run, "budget", generations=reached)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """All solutions as tasks that wait for those they read."""
+
+    run: Run
+    question: str
+    prompts: RsaPrompts
+    parameters: Parameters | None
+    population: int
+    aggregate: int
+    made: list[dict[int, Completion]] = field(default_factory=list)
+
+    def tasks(self, generations: int) -> list[list[asyncio.Task[Completion | None]]]:
+        """A task for each place of each generation; None is what comes of it where the budget ends."""
+        rows: list[list[asyncio.Task[Completion | None]]] = []
+        for number in range(generations):
+            self.made.append({})
+            before = rows[-1] if rows else []
+            rows.append(
+                [asyncio.ensure_future(self._solution(number, place, before)) for place in range(self.population)]
+            )
+        return rows
+
+    async def _solution(
+        self, number: int, place: int, before: list[asyncio.Task[Completion | None]]
+    ) -> Completion | None:
+        draw = random.Random(derive(self.run.seed, "rsa", number, place))
+        read = [before[i] for i in draw.sample(range(len(before)), self.aggregate)] if before else []
+        # Shielded: one reader that is cancelled must not take the solution from the others.
+        parents = [await asyncio.shield(task) for task in read]
+        kept = [parent for parent in parents if parent is not None]
+        if len(kept) < len(parents):
+            return None
+        chat, path = self._chat(kept), (f"generation {number}",)
+        (made,) = await together([self.run.call(chat, path=path, sample=place, parameters=self.parameters)])
+        if made is not None:
+            self.made[number][place] = made
+        return made
+
+    def _chat(self, kept: list[Completion]) -> list[Message]:
+        if not kept:
+            return ask(self.prompts.first, question=self.question)
+        candidates = numbered(self.prompts.candidate, kept)
+        return ask(self.prompts.combine, question=self.question, candidates=candidates)

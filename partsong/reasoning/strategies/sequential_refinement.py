@@ -1,0 +1,84 @@
+"""Sequential refinement: one draft after the other, each written over the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from partsong.reasoning.answer import Answer, Extract, vote_of
+from partsong.reasoning.call import Completion, Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask
+
+__all__ = ["RefinementPrompts", "sequential_refinement"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefinementPrompts(Prompts):
+    """What `sequential_refinement` says: the first draft, and each that follows."""
+
+    first: str = FIRST
+    again: str = (
+        "Below are a problem and a solution somebody wrote. Go through it step by step, mend what is wrong, and write "
+        "out the whole solution anew. If it is beyond repair, solve the problem in another way. End with the final "
+        "answer.\n\nProblem:\n{question}\n\nSolution:\n{draft}"
+    )
+
+
+_PROMPTS = RefinementPrompts()
+
+
+@checked
+async def sequential_refinement(
+    run: Run,
+    question: str,
+    *,
+    extract: Extract,
+    rounds: Count = 4,
+    stable: Annotated[int, Whole(0)] = 0,
+    prompts: RefinementPrompts = _PROMPTS,
+    parameters: Parameters | None = None,
+) -> Answer:
+    """Drafts, then rewrites the draft `rounds` - 1 times; the last draft is the answer.
+
+    A draft that ran out of tokens is left out: the next rewrites the one before it again.
+
+    Args:
+        run: makes the calls.
+        question: the problem.
+        extract: finds the answer in a text.
+        rounds: drafts in all.
+        stable: stop when this many drafts in a row named the same answer; 0 writes all.
+        prompts: texts of its own.
+        parameters: of the drafts.
+
+    Returns:
+        The answer of the last draft that names one; ``details["rounds"]``: the answer of each.
+
+    Raises:
+        ArgumentError: a knob out of range.
+
+    Source: the sequential form of arXiv 2510.01123, where each round has one draft.
+    """
+    draft: Completion | None = None
+    best: Completion | None = None
+    last: tuple[str, ...] = ()
+    votes: list[str | None] = []
+    stopped = "done"
+    for number in range(rounds):
+        text = prompts.first if draft is None else prompts.again
+        chat = ask(text, question=question, draft="" if draft is None else draft.piece)
+        (made,) = await together([run.call(chat, path=(f"round {number}",), parameters=parameters, waits=last)])
+        if made is None:
+            stopped = "budget"
+            break
+        last, vote = (made.source,), vote_of(made, extract)
+        votes.append(vote)
+        draft = made if made.finish == "stop" else draft
+        best = made if vote is not None else best
+        if stable and len(votes) >= stable and vote is not None and set(votes[-stable:]) == {vote}:
+            stopped = "done" if number == rounds - 1 else "confident"
+            break
+    return answered(run, best, extract, stopped, rounds=votes)

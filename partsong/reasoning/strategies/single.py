@@ -1,0 +1,29 @@
+"""One call: what every other way is compared with."""
+
+from __future__ import annotations
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.call import Message, Parameters
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.knobs import checked
+from partsong.reasoning.strategies.parts import answered, together
+
+__all__ = ["single"]
+
+
+@checked
+async def single(run: Run, question: str, *, extract: Extract, parameters: Parameters | None = None) -> Answer:
+    """Asks once. It is sample 0 of every strategy that draws samples of the plain question.
+
+    Args:
+        run: makes the call.
+        question: the prompt.
+        extract: finds the answer in a text.
+        parameters: of the draw; a temperature of 0 is greedy decoding.
+
+    Returns:
+        The answer; None where the sample ran out of tokens.
+    """
+    chat = [Message("user", (question,))]
+    (made,) = await together([run.call(chat, path=("sample",), parameters=parameters)])
+    return answered(run, made, extract, "budget" if made is None else "done")

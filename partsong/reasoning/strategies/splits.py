@@ -1,0 +1,53 @@
+"""Requests in parts: one template over many pieces of data, and reading a model's proposal of one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Split", "read_split"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """A request in parts.
+
+    Attributes:
+        template: the request for one part, with ``[DATA]`` where its data go.
+        data: of each part.
+        context: what every part needs to know.
+    """
+
+    template: str
+    data: tuple[str, ...]
+    context: str = ""
+
+
+def read_split(text: str, most: int) -> Split | None:
+    """Reads a model's proposal; None where it proposes none, or none that can be used.
+
+    Args:
+        text: holds a JSON object, which is parsed and never evaluated.
+        most: largest number of parts.
+
+    >>> read_split('{"template": "Translate: [DATA]", "data": ["one", "two"]}', 8).data
+    ('one', 'two')
+    """
+    try:
+        said: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or said.get("serial") or not isinstance(said.get("template"), str):
+        return None
+    data, count, context = said.get("data"), said.get("n"), said.get("context") or ""
+    if (data is None) == (count is None) or not isinstance(context, str):
+        return None
+    if isinstance(count, int) and not isinstance(count, bool):
+        pieces = [str(i + 1) for i in range(min(max(count, 0), most + 1))]
+    elif isinstance(data, list) and all(isinstance(piece, str | int | float) for piece in data):
+        pieces = [str(piece) for piece in data]
+    else:
+        return None
+    usable = 2 <= len(pieces) <= most and (data is None or "[DATA]" in said["template"])
+    return Split(template=said["template"], data=tuple(pieces), context=context) if usable else None

@@ -1,0 +1,86 @@
+"""A search tree of texts that grow step by step, and the choice among what trees found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.strategies.parts import together
+from partsong.reasoning.strategies.steps import Aggregate, Stepper, Trace
+from partsong.reasoning.votes import Ballot
+
+__all__ = ["Tree", "best_of_trees"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One search.
+
+    Attributes:
+        stepper: extends and scores texts.
+        label: of its calls.
+        beams: texts kept.
+        width: continuations of each.
+        max_steps: most steps of a text.
+        aggregate: score of a text.
+        distinct: whether texts that read alike are kept once.
+    """
+
+    stepper: Stepper
+    label: Sequence[str]
+    beams: int
+    width: int
+    max_steps: int
+    aggregate: Aggregate
+    distinct: bool = False
+
+    async def grow(self) -> tuple[list[Trace], bool]:
+        """The texts kept at the end, best first, and whether the budget ended the search."""
+        kept = [Trace(separator=self.stepper.separator)] * self.beams
+        waits: tuple[str, ...] = ()
+        for step in range(self.max_steps):
+            ended = [trace for trace in kept if trace.finished]
+            parents = [trace for trace in kept if not trace.finished for _ in range(self.width)]
+            path = (*self.label, f"step {step}")
+            moved = await together(
+                self.stepper.extend(trace, path=path, sample=i, waits=waits) for i, trace in enumerate(parents)
+            )
+            made = [trace for trace in moved if trace is not None]
+            candidates = [*ended, *made]
+            if len(made) < len(moved):
+                return self._best(candidates or (kept if step else [])), True
+            waits = tuple(trace.names[-1] for trace in made) or waits
+            kept = self._best(candidates)
+            if all(trace.finished for trace in kept):
+                break
+        return kept, False
+
+    def _best(self, traces: list[Trace]) -> list[Trace]:
+        """The best few; of ended texts that read alike one, for each empty continuation ends its parent once more."""
+        kept: list[Trace] = []
+        for trace in sorted(traces, key=lambda trace: -trace.score(self.aggregate)):
+            alike = any(trace.text == other.text and trace.finished == other.finished for other in kept)
+            if not (alike and (self.distinct or trace.finished)):
+                kept.append(trace)
+        return kept[: self.beams]
+
+
+def best_of_trees(
+    stepper: Stepper,
+    extract: Extract,
+    found: Sequence[tuple[list[Trace], bool]],
+    aggregate: Aggregate,
+    selection: str,
+) -> Answer:
+    """The answer of the kept texts of searches: ended ones first, then by score; or a vote weighted by score."""
+    kept = [trace for traces, _ in found for trace in traces]
+    ranked = sorted(kept, key=lambda t: (t.spoilt, not t.finished, -t.score(aggregate)))
+    if selection == "weighted":
+        ballot, named = Ballot(len(ranked)), [None if t.spoilt else extract(t.text) for t in ranked]
+        for place, (trace, vote) in enumerate(zip(ranked, named, strict=True)):
+            ballot.add(place, vote, trace.score(aggregate))
+        ranked = [t for t, vote in zip(ranked, named, strict=True) if vote is not None and vote == ballot.leader]
+    stopped = "budget" if any(spent for _, spent in found) else "done"
+    scores = [trace.score(aggregate) for trace in kept]
+    return stepper.answer(ranked[0] if ranked else None, extract, stopped, scores=scores)

@@ -1,0 +1,84 @@
+"""A tiny random Llama in float64 with one token per letter, and its answers worked out in the plainest way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from partsong.reasoning import Completion, Message, Parameters, Request
+from partsong.reasoning.local import LocalEngine
+from partsong.reasoning.local.sampling import Draw, draw
+
+EOS = 1
+LETTERS = "abcdefghijklmnopqrstuvwxyz .:"
+CONTEXT = 96
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "<eos>", *LETTERS]
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+
+
+def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": len(LETTERS) + 2,
+        "max_position_embeddings": CONTEXT,
+        # Wide weights: logits differ by much more than rounding, and the context matters.
+        "initializer_range": 0.4,
+        "pad_token_id": 0,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **more})).double().eval()
+
+
+def engine(model: LlamaForCausalLM | None = None, **more: Any) -> LocalEngine:
+    return LocalEngine(llama() if model is None else model, tokenizer=tokenizer(), **more)
+
+
+def request(text: str, seed: int = 0, **asked: Any) -> Request:
+    parameters = Parameters(**{"max_tokens": 12, **asked})
+    return Request(messages=(Message("user", (text,)),), parameters=parameters, seed=seed)
+
+
+@torch.no_grad()
+def reference(model: LlamaForCausalLM, asked: Request) -> tuple[list[int], list[torch.Tensor]]:
+    """Tokens and the logits they were drawn from, one full forward of the stock model per token, no cache."""
+    ids: list[int] = tokenizer()(asked.messages[0].text).input_ids
+    begin, logits = len(ids), list[torch.Tensor]()
+    how = asked.parameters
+    while len(ids) - begin < how.max_tokens and len(ids) < CONTEXT and EOS not in ids[begin:]:
+        logits.append(model(torch.tensor([ids])).logits[0, -1])
+        place = len(ids) - begin
+        ids.append(draw(logits[-1][None], [Draw(how.temperature, how.top_p, asked.seed, place)])[0])
+    return ids[begin:], logits
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(LETTERS[index - 2] for index in ids if index > 1)
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(main)
+
+
+async def all_of(local: LocalEngine, requests: Sequence[Request]) -> list[Completion]:
+    """Answers asked for at once; the engine is closed behind them."""
+    try:
+        return list(await asyncio.gather(*map(local.generate, requests)))
+    finally:
+        await local.close()

