@@ -37,9 +37,9 @@ def study(
         seed: of the noise.
 
     Returns:
-        ``case model nproc frames steps seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb facts_read
-        identity_kept trend_colour trend_size``; megabytes per rank: the most in the whole run, and the mean resident
-        memory over the second quarter and over the last one.
+        ``case model nproc frames steps seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb
+        facts_read identity_kept trend_colour trend_size``; megabytes per rank: the most in the whole run, and the mean
+        resident memory over the second quarter and over the last one.
     """
     return launch(_on_rank, nproc, model, strategy, frames, prompt, steps, seed)
 

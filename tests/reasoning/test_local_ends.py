@@ -26,7 +26,7 @@ def test_a_cancelled_call_leaves_at_the_next_step_and_the_others_go_on_as_before
         written: dict[int, int] = {}
         tasks: list[asyncio.Task[Completion]] = []
 
-        def progressed(text: str, tokens: int, confidence: Sequence[float] = ()) -> None:
+        def progressed(text: str, tokens: int, confidence: Sequence[float] = (), **more: bool) -> None:
             written[0] = tokens
             if tokens == 5:
                 tasks[0].cancel()
@@ -125,7 +125,7 @@ def test_closing_ends_calls_under_way_and_refuses_new_ones() -> None:
         local = engine(end_tokens=())
         begun = asyncio.Event()
         task = asyncio.ensure_future(
-            local.generate(request(PROMPT, max_tokens=60), lambda text, tokens, confidence=(): begun.set())
+            local.generate(request(PROMPT, max_tokens=60), lambda text, tokens, confidence=(), **more: begun.set())
         )
         await begun.wait()
         await local.close()

@@ -70,7 +70,9 @@ def test_calls_that_come_one_by_one_while_others_run_change_nothing() -> None:
         local, tasks = engine(), list[asyncio.Task[Completion]]()
         begun = asyncio.Event()
         for each in requests:
-            tasks.append(asyncio.ensure_future(local.generate(each, lambda text, tokens, confidence=(): begun.set())))
+            tasks.append(
+                asyncio.ensure_future(local.generate(each, lambda text, tokens, confidence=(), **more: begun.set()))
+            )
             # The next one comes once this one has written something.
             await begun.wait()
             begun.clear()
@@ -169,9 +171,9 @@ def test_progress_tells_the_confidence_of_new_tokens() -> None:
     async def main() -> tuple[Completion, Completion]:
         local = engine()
         asked = request(PROMPT, seed=3, logprobs=2)
-        first = await local.generate(asked, lambda text, tokens, confidence=(): told.extend(confidence))
+        first = await local.generate(asked, lambda text, tokens, confidence=(), **more: told.extend(confidence))
         silent = request(PROMPT, seed=3)
-        second = await local.generate(silent, lambda text, tokens, confidence=(): told.extend(confidence))
+        second = await local.generate(silent, lambda text, tokens, confidence=(), **more: told.extend(confidence))
         await local.close()
         return first, second
 
@@ -188,7 +190,7 @@ def test_stop_strings_end_an_answer_and_progress_tells_it_as_it_grows() -> None:
     async def main() -> Completion:
         local = engine()
         asked = request(PROMPT, seed=seed, max_tokens=30, stop=(stop, "never there"))
-        found = await local.generate(asked, lambda text, tokens, confidence=(): told.append((text, tokens)))
+        found = await local.generate(asked, lambda text, tokens, confidence=(), **more: told.append((text, tokens)))
         await local.close()
         return found
 
