@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.samplers.dual_parallel import dual_parallel
+from partsong.samplers.host_memory import trimmed
 from partsong.samplers.patch_pipeline import patch_pipeline
 from partsong.samplers.structure_guidance import structure_guidance
 from partsong.samplers.timestep_pipeline import timestep_pipeline
@@ -99,7 +100,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or DualParallel to stream")
     parts = STREAMS[plan.loop](plan, everywhere=False, journal=_path(journal), **arguments)
-    return watched(parts, pipe, arguments.get("num_frames"), _frames_dim(arguments))
+    return watched(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:

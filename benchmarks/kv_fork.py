@@ -1,0 +1,210 @@
+"""Times branches of one prompt, all sides in turn: ``python benchmarks/kv_fork.py --out benchmarks/NAME``.
+
+Writes NAME.json with all timings and NAME.md with the table. Every round has a prompt of its own, so nobody profits
+from the round before; every answer has exactly as many tokens as asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from filing import file_result, markdown_table
+from transformers import AutoModelForCausalLM
+
+from partsong.reasoning import Message, Parameters, Request
+from partsong.reasoning.local import LocalEngine, smollm2
+from partsong.reasoning.local.prompt import prompt_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What to time."""
+
+    out: Path
+    """Result files without suffix."""
+    branches: int = 8
+    """Answers to the prompt."""
+    prompt_tokens: int = 256
+    """Of the prompt."""
+    new_tokens: int = 64
+    """Of each answer."""
+    rounds: int = 5
+    """The median counts."""
+    threads: int = 1
+    """Of torch, for all sides alike."""
+    dtype: str = "float32"
+    """Of the weights, for all sides alike."""
+    vllm: Path | None = None
+    """The python of an environment that has vLLM; it joins the table."""
+
+
+#: Gives the seconds that all branches of a prompt take; the number is the round's.
+Side = Callable[[list[int], tuple[Message, ...], int], float]
+
+
+def main(config: Config) -> None:
+    """Times and writes the files."""
+    torch.set_num_threads(config.threads)
+    dtype = getattr(torch, config.dtype)
+    folder = smollm2.folder()
+    engines = {
+        "LocalEngine": LocalEngine(folder, dtype=dtype, cache_mb=0, end_tokens=()),
+        "LocalEngine, plain weights": LocalEngine(folder, dtype=dtype, cache_mb=0, end_tokens=(), pack=False),
+    }
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    sides: dict[str, Side] = {
+        "generate, one after the other": lambda ids, chat, turn: _one_by_one(model, ids, config, turn),
+        "generate, num_return_sequences": lambda ids, chat, turn: _generated(model, ids, config, config.branches, turn),
+        **{name: _branches(engine, config) for name, engine in engines.items()},
+    }
+    peer = None if config.vllm is None else _Vllm(config, folder)
+    if peer is not None:
+        sides["vLLM"] = peer
+    tokenizer = engines["LocalEngine"].tokenizer
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    worked: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(config.rounds + 1):
+        chat = _chat(tokenizer, config.prompt_tokens, turn)
+        ids = prompt_ids(tokenizer, chat)
+        for name, side in sides.items():
+            busy = time.process_time()
+            taken = side(ids, chat, turn)
+            # The first round warms up.
+            if turn:
+                seconds[name].append(taken)
+                worked[name].append(time.process_time() - busy)
+    for engine in engines.values():
+        asyncio.run(engine.close())
+    if peer is not None:
+        peer.close()
+        worked["vLLM"] = []
+    _file(config, seconds, worked)
+
+
+def _chat(tokenizer: Any, length: int, turn: int) -> tuple[Message, ...]:
+    """A prompt of exactly so many tokens, like that of no other round."""
+    for words in range(length):
+        for more in range(8):
+            text = f"Round {turn}." + "".join(f" Item {n} costs {3 * n + turn}." for n in range(words)) + " a" * more
+            chat = (Message("user", (text,)),)
+            if len(prompt_ids(tokenizer, chat)) == length:
+                return chat
+    raise SystemExit(f"no prompt of {length} tokens can be made")
+
+
+def _generated(model: Any, ids: list[int], config: Config, num: int, seed: int) -> float:
+    torch.manual_seed(seed)
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=num,
+            max_new_tokens=config.new_tokens,
+            min_new_tokens=config.new_tokens,
+        )
+    assert found.shape == (num, len(ids) + config.new_tokens)
+    return time.perf_counter() - begin
+
+
+def _one_by_one(model: Any, ids: list[int], config: Config, turn: int) -> float:
+    return sum(_generated(model, ids, config, 1, 100 * turn + branch) for branch in range(config.branches))
+
+
+def _branches(engine: LocalEngine, config: Config) -> Side:
+    parameters = Parameters(max_tokens=config.new_tokens)
+
+    async def ask(chat: tuple[Message, ...], turn: int) -> int:
+        requests = [
+            Request(messages=chat, parameters=parameters, seed=100 * turn + branch) for branch in range(config.branches)
+        ]
+        found = await asyncio.gather(*map(engine.generate, requests))
+        return sum(each.usage.completion for each in found)
+
+    def run(ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
+        begin = time.perf_counter()
+        assert asyncio.run(ask(chat, turn)) == config.branches * config.new_tokens
+        return time.perf_counter() - begin
+
+    return run
+
+
+class _Vllm:
+    """vLLM in a process of its own, asked line by line."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        script = Path(__file__).with_name("kv_fork_vllm.py")
+        said = [str(folder), config.dtype, str(config.branches), str(config.new_tokens), str(config.threads)]
+        self._process = subprocess.Popen(
+            [str(config.vllm), str(script), *said], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([ids, turn]) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("seconds "):
+                return float(line.split()[1])
+        raise SystemExit(f"vLLM ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _file(config: Config, seconds: dict[str, list[float]], worked: dict[str, list[float]]) -> None:
+    tokens = config.branches * config.new_tokens
+    middle = {name: statistics.median(taken) for name, taken in seconds.items()}
+    single, batched = (middle[name] for name in list(middle)[:2])
+    rows = [
+        {
+            "name": name,
+            "seconds_median": middle[name],
+            "tokens_per_second": tokens / middle[name],
+            "ratio_to_sequential": single / middle[name],
+            "ratio_to_batched": batched / middle[name],
+            "seconds": seconds[name],
+            "cpu_seconds": worked[name],
+        }
+        for name in seconds
+    ]
+    note = (
+        f"SmolLM2-135M-Instruct, {config.dtype}, {config.threads} thread(s): {config.branches} sampled answers of "
+        f"{config.new_tokens} tokens to one prompt of {config.prompt_tokens} tokens, {config.rounds} rounds, all sides "
+        f"in turn in one process (vLLM in its own), medians. `generate` is transformers' own, with its cache. CPU "
+        f"seconds are the process's, which other work on the machine does not stretch as it does the clock. "
+        f"Load average at the end: {os.getloadavg()[0]:.1f}."
+    )
+    columns = ("side", "s", "CPU s", "tokens/s", "to one after the other", "to num_return_sequences")
+    lines = [
+        (
+            row["name"],
+            f"{row['seconds_median']:.2f}",
+            f"{statistics.median(row['cpu_seconds']):.2f}" if row["cpu_seconds"] else "",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['ratio_to_sequential']:.2f}x",
+            f"{row['ratio_to_batched']:.2f}x",
+        )
+        for row in rows
+    ]
+    table = markdown_table(columns, lines)
+    file_result(config.out, "benchmarks/kv_fork.py", rows, "Branches of one prompt", note, table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,42 @@
+"""Gives memory of the host back between the parts of a stream, so that its length does not show in it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Generator
+from typing import Any
+
+__all__ = ["give_back", "trimmed"]
+
+
+def trimmed(parts: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """The same parts; after each, memory that nothing uses any more goes back to the system.
+
+    glibc keeps freed memory for later and finds ever fewer places for large tensors among small ones: over hours a
+    stream that holds nothing would still seem to grow. Costs far less than a millisecond, once something was returned.
+
+    >>> list(trimmed(part for part in "ab"))
+    ['a', 'b']
+    """
+    with contextlib.closing(parts):
+        for part in parts:
+            give_back()
+            yield part
+
+
+def give_back() -> bool:
+    """Returns free memory of the C library to the system, where there is a way; whether there was any."""
+    trim = _trim()
+    return trim is not None and bool(trim(0))
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        found = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # another C library
+        return None
+    found.argtypes, found.restype = [ctypes.c_size_t], ctypes.c_int
+    return found
