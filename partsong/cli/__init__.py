@@ -15,7 +15,20 @@ from typing import Any, NoReturn
 
 import tyro
 
-from partsong.cli.options import Asking, Bench, Command, Demo, Env, Eval, Image, List, Text, Think, Video
+from partsong.cli.options import (
+    Bench,
+    Command,
+    Demo,
+    Env,
+    Eval,
+    EvalSuite,
+    Image,
+    List,
+    Reasoning,
+    Text,
+    Think,
+    Video,
+)
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.outputs import check_writable, write_json
@@ -42,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             raise
         _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:
-        kept = options.journal if isinstance(options, Asking) else None
+        kept = options.journal if isinstance(options, Think) else None
         _fail(
             f"interrupted; what was complete is in {kept}, and the same command goes on" if kept else "interrupted", 130
         )
@@ -66,6 +79,8 @@ def _run(options: Any) -> dict[str, Any]:
             return _think(options)
         case Eval():
             return _eval(options)
+        case Reasoning():
+            return _reasoning(options)
         case Bench():
             return _bench(options)
         case Demo():
@@ -108,6 +123,14 @@ def _think(options: Think) -> dict[str, Any]:
 
     result = think(options)
     print(summary(result))
+    return result
+
+
+def _reasoning(options: Reasoning) -> dict[str, Any]:
+    from partsong.cli.eval_reasoning import evaluate_reasoning, reasoning_summary
+
+    result = evaluate_reasoning(options)
+    print(reasoning_summary(result))
     return result
 
 
@@ -167,13 +190,14 @@ def parse(args: Sequence[str]) -> Any:
     complaints = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaints):
-            return tyro.cli(
+            made = tyro.cli(
                 Command,  # type: ignore[arg-type]
                 prog="partsong",
                 description="Sample generative models with many workers at once, and measure what that changes.",
                 args=list(args),
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
             )
+        return made.suite if isinstance(made, EvalSuite) else made
     except SystemExit as error:
         if error.code in (0, None):
             raise

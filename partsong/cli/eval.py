@@ -25,6 +25,10 @@ SUITES = {
     "parallelbench": (
         "a model on list operations, sums and puzzles, after ParallelBench: valid answers and answer tokens per forward"
     ),
+    "reasoning": (
+        "ways to think on tasks and benchmarks whose answers can be checked: accuracy with intervals, paired "
+        "differences, tokens in all and one after another"
+    ),
 }
 #: Options that only a suite with a model of its own has.
 _OF_MODELS = (

@@ -15,8 +15,12 @@ __all__ = [
     "Demo",
     "Env",
     "Eval",
+    "EvalSuite",
     "Image",
     "List",
+    "Oracle",
+    "ParallelBench",
+    "Reasoning",
     "Sampling",
     "Text",
     "Think",
@@ -179,8 +183,6 @@ class Asking(_Common):
     """Nucleus of the draws."""
     concurrency: Annotated[int, tyro.conf.arg(metavar="N")] = 64
     """Most calls under way."""
-    journal: Path = None
-    """Keep completed calls in this file: the same command goes on after an interruption and repeats none."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Seed of the draws."""
     threads: Count = None
@@ -213,6 +215,8 @@ class Think(Asking):
     """Money, at --price."""
     price: Annotated[str | None, tyro.conf.arg(metavar="PROMPT,ANSWER")] = None
     """Of a million tokens, or PROMPT,CACHED,ANSWER."""
+    journal: Path = None
+    """Keep completed calls in this file: the same command goes on after an interruption and repeats none."""
     name: Annotated[str, tyro.conf.arg(metavar="NAME")] = "think"
     """Tells the runs of a journal apart."""
     replay: bool = False
@@ -231,8 +235,7 @@ class Think(Asking):
 class Eval(Decoding):
     """Measure decoding rules: how often the texts are valid, at how many tokens per forward."""
 
-    suite: Annotated[Literal["oracle", "parallelbench"], tyro.conf.Positional]
-    """What to measure them on (see `partsong list suites`)."""
+    suite: tyro.conf.Suppress[str] = ""
     rules: Words = ()
     """Rules, NAME[:KEY=VALUE,...] each; if not given, all that the suite compares (oracle) or the default rule."""
     tasks: Words = ()
@@ -243,6 +246,54 @@ class Eval(Decoding):
     """Of the draws; if not given, 1 for oracle, 0 (the most likely tokens) for parallelbench."""
     batch_size: Count = None
     """parallelbench: problems decoded together; 32 if not given. Answers do not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle(Eval):
+    """Decoding rules on tasks whose exact conditionals are known."""
+
+    suite: tyro.conf.Suppress[str] = "oracle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelBench(Eval):
+    """Decoding rules and a model on list operations, sums and puzzles, after ParallelBench."""
+
+    suite: tyro.conf.Suppress[str] = "parallelbench"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasoning(Asking):
+    """Ways to think and a model on problems with answers that can be checked; intervals and token counts."""
+
+    tasks: Words = ("countdown", "word-problems")
+    """Tasks drawn from a seed (countdown, list-operations, multiplication, sudoku, word-problems), benchmarks
+    (gsm8k, math500, svamp ..., out of an installed package), or JSONL files."""
+    strategies: Words = ("greedy", "single", "self-consistency:num=8", "pdr:schedule=4-1")
+    """Ways to think, NAME[:KEY=VALUE,...] each (see `partsong list thinking`), and greedy; the first is what the others
+    are compared with."""
+    num: Annotated[int, tyro.conf.arg(metavar="N")] = 50
+    """Problems of each task."""
+    samples: Count = None
+    """Draw so many samples of each problem once; strategies that need nothing else then cost nothing."""
+    budget_tokens: Count = None
+    """Most tokens of one problem under one strategy."""
+    work: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Keep samples, calls and finished problems here: the same command goes on after an interruption."""
+    plot: Path = None
+    """Draw accuracy against tokens to this SVG file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSuite:
+    """Measure: decoding rules, or ways to think."""
+
+    suite: (
+        Annotated[Oracle, tyro.conf.subcommand("oracle")]
+        | Annotated[ParallelBench, tyro.conf.subcommand("parallelbench")]
+        | Annotated[Reasoning, tyro.conf.subcommand("reasoning")]
+    )
+    """What to measure on (see `partsong list suites`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +352,7 @@ Command = (
     | Annotated[Video, tyro.conf.subcommand("video")]
     | Annotated[Text, tyro.conf.subcommand("text")]
     | Annotated[Think, tyro.conf.subcommand("think")]
-    | Annotated[Eval, tyro.conf.subcommand("eval")]
+    | Annotated[EvalSuite, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]

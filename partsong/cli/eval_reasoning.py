@@ -1,0 +1,105 @@
+"""``partsong eval reasoning``: ways to think on problems, a row for each task and way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from partsong.cli.engines import make_engine
+from partsong.cli.info import table
+from partsong.cli.options import Reasoning
+from partsong.cli.ranks import under_torchrun
+from partsong.errors import ArgumentError
+from partsong.outputs import check_writable, write_text
+from partsong.progress import progress
+
+__all__ = ["evaluate_reasoning", "reasoning_summary"]
+
+
+def evaluate_reasoning(options: Reasoning) -> dict[str, Any]:
+    """Runs the suite and returns its rows and differences."""
+    from partsong.evals.reasoning.job import ReasoningJob, read_problems, run_reasoning
+    from partsong.evals.reasoning.pareto import pareto_svg
+    from partsong.evals.reasoning.suite import read_strategies
+    from partsong.reasoning import Budget, Parameters
+
+    _check(options)
+    read_strategies(options.strategies)
+    budget = Budget(tokens=options.budget_tokens)
+    budget.validate()
+    # A pool is drawn once for all: with what the most demanding of them reads.
+    confident = options.samples is not None and any(text.startswith("best-of-n") for text in options.strategies)
+    job = ReasoningJob(
+        problems=read_problems(options.tasks, options.num, options.seed),
+        strategies=tuple(dict.fromkeys(options.strategies)),
+        parameters=Parameters(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            logprobs=20 if confident else 0,
+        ),
+        samples=options.samples,
+        seed=options.seed,
+        budget=budget,
+        concurrency=options.concurrency,
+        work=None if options.work is None else Path(options.work),
+    )
+    engine, start = make_engine(options), time.perf_counter()
+    bar = iter(progress(range(len(job.strategies) * len(job.problems)), "problems", unit="problem"))
+
+    async def run() -> dict[str, Any]:
+        try:
+            return await run_reasoning(job, engine, lambda outcome: (next(bar, None), None)[1])
+        finally:
+            await engine.close()
+
+    found = asyncio.run(run())
+    if options.plot is not None:
+        write_text(options.plot, pareto_svg(found["rows"], title=", ".join(options.tasks)))
+    return {
+        "command": "eval",
+        "suite": "reasoning",
+        "nproc": 1,
+        "seed": options.seed,
+        "seconds": time.perf_counter() - start,
+        "engine": engine.name,
+        **found,
+    }
+
+
+def reasoning_summary(result: dict[str, Any]) -> str:
+    """The rows as a table, and how to read it."""
+    shown = [
+        {
+            "task": row["task"],
+            "strategy": row["strategy"],
+            "right": f"{row['right']} of {row['problems']}",
+            "accuracy": f"{row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
+            "tokens": f"{row['tokens_total']:.0f}",
+            "critical": f"{row['tokens_critical']:.0f}",
+            "cut off": f"{row['truncated']:.1f}",
+            "on": row["on"],
+        }
+        for row in result["rows"]
+    ]
+    header = {name: name for name in shown[0]}
+    lines = [table([header, *shown])]
+    for one in result["differences"]:
+        lines.append(
+            f"{one['task']}: {one['strategy']} against {one['than']}: {one['difference']:+.1%} "
+            f"({one['low']:+.1%} to {one['high']:+.1%})"
+        )
+    lines.append("95 % intervals (Wilson; differences: paired bootstrap); tokens and calls cut off per problem")
+    return "\n".join(lines)
+
+
+def _check(options: Reasoning) -> None:
+    if under_torchrun():
+        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
+    if options.num < 1 or (options.samples is not None and options.samples < 1):
+        raise ArgumentError("--num and --samples are 1 or more")
+    for path in (options.json, options.plot):
+        if path is not None:
+            check_writable(path)
