@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from partsong.cli import parse
-from partsong.cli.options import Demo, Image, Video
+from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import STRATEGIES, mesh_for, parse_strategy
+from partsong.reasoning.strategies import parse_thinking
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
@@ -73,5 +74,8 @@ def test_commands_parse(page: str, args: list[str]) -> None:
         strategies = [parse_strategy(text) for text in options.strategy]
         if options.nproc is not None:
             mesh_for(strategies, options.nproc)
+    elif isinstance(options, Think | Reasoning):
+        for text in options.strategies if isinstance(options, Reasoning) else [options.strategy]:
+            assert text == "greedy" or parse_thinking(text)
     else:
         assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env", "text", "eval")
