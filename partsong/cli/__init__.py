@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import tyro
@@ -37,6 +38,21 @@ __all__ = ["main", "parse"]
 
 #: Keys every JSON result has, whatever the command; null where they mean nothing.
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
+
+
+#: By options: the module that carries a command out, the function that does, and the one that puts its result in words.
+_COMMANDS: dict[type, tuple[str, str, str]] = {
+    Image: ("image", "image", "summary"),
+    Video: ("video", "video", "summary"),
+    Text: ("text", "text", "summary"),
+    Think: ("think", "think", "summary"),
+    Eval: ("eval", "evaluate", "summary"),
+    Reasoning: ("eval_reasoning", "evaluate", "summary"),
+    Bench: ("bench", "bench", "summary"),
+    Demo: ("demo", "demo", "summary"),
+    Env: ("info", "show_env", "env_summary"),
+    List: ("info", "show_list", "list_summary"),
+}
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -68,118 +84,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 def _run(options: Any) -> dict[str, Any]:
     if options.json is not None and is_main():
         check_writable(options.json)
-    match options:
-        case Image():
-            return _image(options)
-        case Video():
-            return _video(options)
-        case Text():
-            return _text(options)
-        case Think():
-            return _think(options)
-        case Eval():
-            return _eval(options)
-        case Reasoning():
-            return _reasoning(options)
-        case Bench():
-            return _bench(options)
-        case Demo():
-            return _demo(options)
-        case Env():
-            return _env()
-        case List():
-            return _list(options)
-    raise AssertionError(options)
-
-
-def _image(options: Image) -> dict[str, Any]:
-    from partsong.cli.image import image, summary
-
-    result = image(options)
-    if result:
-        print(summary(result))
+    name, call, tell = next(found for kind, found in _COMMANDS.items() if isinstance(options, kind))
+    module = import_module(f"partsong.cli.{name}")
+    result = getattr(module, call)(options)
+    if result:  # ranks other than the first have none
+        print(getattr(module, tell)(result))
     return result
-
-
-def _video(options: Video) -> dict[str, Any]:
-    from partsong.cli.video import summary, video
-
-    result = video(options)
-    if result:
-        print(summary(result))
-    return result
-
-
-def _text(options: Text) -> dict[str, Any]:
-    from partsong.cli.text import summary, text
-
-    result = text(options)
-    print(summary(result))
-    return result
-
-
-def _think(options: Think) -> dict[str, Any]:
-    from partsong.cli.think import summary, think
-
-    result = think(options)
-    print(summary(result))
-    return result
-
-
-def _reasoning(options: Reasoning) -> dict[str, Any]:
-    from partsong.cli.eval_reasoning import evaluate_reasoning, reasoning_summary
-
-    result = evaluate_reasoning(options)
-    print(reasoning_summary(result))
-    return result
-
-
-def _eval(options: Eval) -> dict[str, Any]:
-    from partsong.cli.eval import evaluate, summary
-
-    result = evaluate(options)
-    print(summary(result))
-    return result
-
-
-def _bench(options: Bench) -> dict[str, Any]:
-    from partsong.cli.bench import bench, summary
-
-    result = bench(options)
-    print(summary(result))
-    return result
-
-
-def _demo(options: Demo) -> dict[str, Any]:
-    from partsong.cli.demo import demo
-
-    result = demo(options)
-    print(f"open this page in a browser: {result['out']}")
-    return result
-
-
-def _env() -> dict[str, Any]:
-    from partsong.cli.info import env
-
-    result = env()
-    for name, value in result.items():
-        if name == "attention":
-            value = "".join(f"\n  {row['name']}: {row['reason'] or 'usable'}" for row in value)
-        elif name == "packages":
-            value = ", ".join(f"{package} {number}" for package, number in value.items() if number)
-        elif isinstance(value, list):
-            value = ", ".join(value) or "none"
-        if name != "command":
-            print(f"{name}: {value}")
-    return result
-
-
-def _list(options: List) -> dict[str, Any]:
-    from partsong.cli.info import list_rows, table
-
-    rows = list_rows(options)
-    print(table(rows) if rows else f"no {options.what} in this version")
-    return {"command": "list", "what": options.what, "rows": rows}
 
 
 def parse(args: Sequence[str]) -> Any:

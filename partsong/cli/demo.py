@@ -17,7 +17,7 @@ from partsong.seeds import check_seed
 if TYPE_CHECKING:
     from partsong.evals.demo import Method
 
-__all__ = ["demo"]
+__all__ = ["demo", "summary"]
 
 
 def demo(options: Demo) -> dict[str, Any]:
@@ -56,6 +56,11 @@ def demo(options: Demo) -> dict[str, Any]:
         "out": out,
         "rows": [_row(method) for method in methods],
     }
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Where the page is."""
+    return f"open this page in a browser: {result['out']}"
 
 
 def _row(method: Method) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from partsong.errors import ArgumentError
 from partsong.outputs import check_writable, write_text
 from partsong.progress import progress
 
-__all__ = ["evaluate_reasoning", "reasoning_summary"]
+__all__ = ["evaluate", "summary"]
 
 
-def evaluate_reasoning(options: Reasoning) -> dict[str, Any]:
+def evaluate(options: Reasoning) -> dict[str, Any]:
     """Runs the suite and returns its rows and differences."""
     from partsong.evals.reasoning.job import ReasoningJob, read_problems, run_reasoning
     from partsong.evals.reasoning.pareto import pareto_svg
@@ -69,7 +69,7 @@ def evaluate_reasoning(options: Reasoning) -> dict[str, Any]:
     }
 
 
-def reasoning_summary(result: dict[str, Any]) -> str:
+def summary(result: dict[str, Any]) -> str:
     """The rows as a table, and how to read it."""
     shown = [
         {

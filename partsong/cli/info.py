@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import partsong
-from partsong.cli.options import List
+from partsong.cli.options import Env, List
 
-__all__ = ["env", "list_rows", "table"]
+__all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list", "table"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
 
@@ -38,6 +38,36 @@ def env() -> dict[str, Any]:
             {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
         ],
     }
+
+
+def show_env(options: Env) -> dict[str, Any]:
+    """`env`, for the command."""
+    return env()
+
+
+def env_summary(result: dict[str, Any]) -> str:
+    """A line for each fact."""
+    lines = []
+    for name, value in result.items():
+        if name == "attention":
+            value = "".join(f"\n  {row['name']}: {row['reason'] or 'usable'}" for row in value)
+        elif name == "packages":
+            value = ", ".join(f"{package} {number}" for package, number in value.items() if number)
+        elif isinstance(value, list):
+            value = ", ".join(value) or "none"
+        if name != "command":
+            lines.append(f"{name}: {value}")
+    return "\n".join(lines)
+
+
+def show_list(options: List) -> dict[str, Any]:
+    """The rows of what was asked for."""
+    return {"command": "list", "what": options.what, "rows": list_rows(options)}
+
+
+def list_summary(result: dict[str, Any]) -> str:
+    """The rows as a table."""
+    return table(result["rows"]) if result["rows"] else f"no {result['what']} in this version"
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
