@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partsong.cli.options import Asking
 from partsong.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from partsong.reasoning.engine import Engine
+    from partsong.reasoning.strategies import Thinking
 
-__all__ = ["default_model", "make_engine"]
+__all__ = ["default_model", "make_engine", "own_knobs", "zoo_task"]
 
 #: The zoo's own model for thinking, where nothing better is installed.
 FALLBACK = "sums"
@@ -21,6 +22,26 @@ def default_model() -> str:
     from partsong.reasoning.local import smollm2
 
     return smollm2.NAME if smollm2.installed() else FALLBACK
+
+
+def zoo_task(options: Asking) -> Any:
+    """The task of a zoo model that was trained to think; None for all other models."""
+    from partsong import zoo
+
+    if options.server is not None:
+        return None
+    row = zoo.MODELS.get(options.model or default_model())
+    return None if row is None or not hasattr(row.task, "answer_of") else row.task
+
+
+def own_knobs(options: Asking, thinking: Thinking) -> dict[str, Any]:
+    """What such a model wants a strategy to be given, such as prompts of its language; what the user set stays."""
+    task = zoo_task(options)
+    if task is None:
+        return {}
+    from partsong.zoo.sums.prompts import KNOBS
+
+    return {name: value for name, value in KNOBS.get(thinking.name, {}).items() if name not in thinking.knobs}
 
 
 def make_engine(options: Asking) -> Engine:

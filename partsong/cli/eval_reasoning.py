@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partsong.cli.engines import make_engine
 from partsong.cli.info import table
@@ -15,37 +15,19 @@ from partsong.errors import ArgumentError
 from partsong.outputs import check_writable, write_text
 from partsong.progress import progress
 
+if TYPE_CHECKING:
+    from partsong.evals.reasoning.job import ReasoningJob
+
 __all__ = ["evaluate", "summary"]
 
 
 def evaluate(options: Reasoning) -> dict[str, Any]:
     """Runs the suite and returns its rows and differences."""
-    from partsong.evals.reasoning.job import ReasoningJob, read_problems, run_reasoning
+    from partsong.evals.reasoning.job import run_reasoning
     from partsong.evals.reasoning.pareto import pareto_svg
-    from partsong.evals.reasoning.suite import read_strategies
-    from partsong.reasoning import Budget, Parameters
 
     _check(options)
-    read_strategies(options.strategies)
-    budget = Budget(tokens=options.budget_tokens)
-    budget.validate()
-    # A pool is drawn once for all: with what the most demanding of them reads.
-    confident = options.samples is not None and any(text.startswith("best-of-n") for text in options.strategies)
-    job = ReasoningJob(
-        problems=read_problems(options.tasks, options.num, options.seed),
-        strategies=tuple(dict.fromkeys(options.strategies)),
-        parameters=Parameters(
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            logprobs=20 if confident else 0,
-        ),
-        samples=options.samples,
-        seed=options.seed,
-        budget=budget,
-        concurrency=options.concurrency,
-        work=None if options.work is None else Path(options.work),
-    )
+    job = _job(options)
     engine, start = make_engine(options), time.perf_counter()
     bar = iter(progress(range(len(job.strategies) * len(job.problems)), "problems", unit="problem"))
 
@@ -67,6 +49,34 @@ def evaluate(options: Reasoning) -> dict[str, Any]:
         "engine": engine.name,
         **found,
     }
+
+
+def _job(options: Reasoning) -> ReasoningJob:
+    """What is asked for, checked."""
+    from partsong.evals.reasoning.job import ReasoningJob, read_problems
+    from partsong.evals.reasoning.suite import read_strategies
+    from partsong.reasoning import Budget, Parameters
+
+    read_strategies(options.strategies)
+    budget = Budget(tokens=options.budget_tokens)
+    budget.validate()
+    # A pool is drawn once for all: with what the most demanding of them reads.
+    confident = options.samples is not None and any(text.startswith("best-of-n") for text in options.strategies)
+    return ReasoningJob(
+        problems=read_problems(options.tasks, options.num, options.seed),
+        strategies=tuple(dict.fromkeys(options.strategies)),
+        parameters=Parameters(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            logprobs=20 if confident else 0,
+        ),
+        samples=options.samples,
+        seed=options.seed,
+        budget=budget,
+        concurrency=options.concurrency,
+        work=None if options.work is None else Path(options.work),
+    )
 
 
 def summary(result: dict[str, Any]) -> str:

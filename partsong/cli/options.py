@@ -201,8 +201,9 @@ class Think(Asking):
     """What to answer."""
     strategy: Annotated[str, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = "self-consistency"
     """How to think (see `partsong list thinking`), such as pdr:schedule=8-4-1."""
-    extract: Literal["number", "choice", "expression", "math", "code", "text"] = "number"
-    """What an answer is, so that answers that mean the same count as one."""
+    extract: Literal["number", "choice", "expression", "math", "code", "text"] | None = None
+    """What an answer is, so that answers that mean the same count as one; if not given, what the zoo's sums is asked
+    for, and a number for other models."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Alternatives to ask the model's confidence of at every token, where a strategy does not ask by itself."""
     budget_tokens: Count = None

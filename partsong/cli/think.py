@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.draw_threads import Threads
-from partsong.cli.engines import make_engine
+from partsong.cli.engines import make_engine, own_knobs, zoo_task
 from partsong.cli.options import Think
 from partsong.cli.ranks import under_torchrun
 from partsong.errors import ArgumentError
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from partsong.reasoning.engine import Engine
     from partsong.reasoning.strategies import Thinking
 
-__all__ = ["EXTRACTS", "extract_of", "summary", "think"]
-
-#: How an answer is found in a text.
-EXTRACTS = ("number", "choice", "expression", "math", "code", "text")
+__all__ = ["extract_of", "summary", "think"]
 
 
 def think(options: Think) -> dict[str, Any]:
@@ -74,8 +71,9 @@ async def _think(
                 observer=drawing,
             )
             try:
+                own = own_knobs(options, thinking)
                 answer = await thinking(
-                    run, options.question, extract=extract_of(options.extract), parameters=parameters
+                    run, options.question, extract=extract_of(options), parameters=parameters, **own
                 )
             finally:
                 if drawing is not None:
@@ -89,13 +87,15 @@ async def _think(
         await engine.close()
 
 
-def extract_of(kind: str) -> Callable[[str], str | None]:
-    """The function that finds an answer of this kind, out of `EXTRACTS`."""
+def extract_of(options: Think) -> Callable[[str], str | None]:
+    """The function that finds an answer in a text."""
     from partsong.reasoning import extract
 
-    if kind == "text":
+    if options.extract is None and (task := zoo_task(options)) is not None:
+        return task.answer_of
+    if options.extract == "text":
         return lambda text: text.strip() or None
-    return getattr(extract, f"final_{kind}")
+    return getattr(extract, f"final_{options.extract or 'number'}")
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@
 'ant cat dog'
 """
 
-from partsong.zoo import lists, motion, shapes
+from partsong.zoo import lists, motion, shapes, sums
 from partsong.zoo.registry import MODELS, TextPair, ZooModel, load
 
-__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "shapes"]
+__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "shapes", "sums"]

@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import ArgumentError
-from partsong.zoo import lists, motion, shapes
+from partsong.zoo import lists, motion, shapes, sums
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +153,19 @@ _ROWS = (
         defaults=MappingProxyType({"canvas": 24}),
         task=lists,
         recipe="recipes/train_lists.py",
+    ),
+    ZooModel(
+        name="sums",
+        kind="text",
+        folder=WEIGHTS / "sums",
+        description=(
+            "Sums and countdowns worked out in steps, from scratch or from earlier attempts "
+            '("make 64 from 3 7 25 6"); a chat model, a causal Llama of 2 M parameters.'
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType({"canvas": 96}),
+        task=sums,
+        recipe="recipes/train_sums.py",
     ),
 )
 

@@ -17,7 +17,7 @@ from partsong.zoo.shapes.scoring import score
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {
     **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
-    **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000},
+    **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000},
 }
 
 
@@ -34,7 +34,7 @@ def files(name: str) -> list[Path]:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_folder_holds_safetensors_and_text_only(name: str) -> None:
-    assert {path.suffix for path in files(name)} <= {".safetensors", ".json", ".md", ".txt"}
+    assert {path.suffix for path in files(name)} <= {".safetensors", ".json", ".md", ".txt", ".jinja"}
     assert sum(path.stat().st_size for path in files(name)) < LIMIT_BYTES[name]
 
 

@@ -83,7 +83,9 @@ def test_a_twin_gives_what_the_strategy_gives_on_the_pool(twin: str, text: str) 
         cancelled = sum(table.tokens[row] > found.critical[row])
         # A sample that is cancelled in the very moment at which it writes a token has written it or not.
         assert abs(int(found.total[row]) - live.summary["tokens_total"]) <= cancelled
-        assert int(found.critical[row]) == live.summary["tokens_critical"]
+        # short-m halts the samples that are still written, at their next token: the run counts that one too.
+        slack = int(text.startswith("short-m"))
+        assert 0 <= live.summary["tokens_critical"] - int(found.critical[row]) <= slack
 
 
 def test_strategies_on_a_pool_are_live_ones() -> None:

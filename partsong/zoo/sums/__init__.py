@@ -1,0 +1,24 @@
+"""The task of the `sums` model: sums and countdowns, worked out in steps.
+
+`examples` draws problems that training never shows, `check` tells whether an answer is right, `answer_of` finds it in a
+text, `support` lists every right answer, `parse` tells what a question asks. `partsong.zoo.sums.prompts` holds
+the texts the model has learned for thinking with many calls.
+"""
+
+from partsong.zoo.sums.problems import FAMILIES, Family, Problem, answer_of, check, held_out, parse, support
+from partsong.zoo.sums.solutions import Example, draw, examples, solve
+
+__all__ = [
+    "FAMILIES",
+    "Example",
+    "Family",
+    "Problem",
+    "answer_of",
+    "check",
+    "draw",
+    "examples",
+    "held_out",
+    "parse",
+    "solve",
+    "support",
+]

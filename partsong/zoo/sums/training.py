@@ -1,0 +1,241 @@
+"""What the recipe trains of the `sums` model: texts, batches and the loss. Importing this module loads torch.
+
+Every token of a right solution is learned. Of work that leads nowhere only what is true is learned: the values after
+the equals signs and the verdict, not the choice of steps. So the model does its sums honestly also where they do not
+reach the target, and says so.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+
+from partsong.zoo.sums.model import EOS, MODEL, PAD, USER, encode
+from partsong.zoo.sums.problems import FAMILIES, Family, check, parse
+from partsong.zoo.sums.prompts import MOST_ATTEMPTS, MOST_LISTED, again, again_from, distil, tally
+from partsong.zoo.sums.solutions import LARGE, attempt, draw, near_miss, solve
+
+__all__ = [
+    "LESSONS",
+    "Attempts",
+    "Batch",
+    "Row",
+    "draw_batch",
+    "ending",
+    "first_row",
+    "later_row",
+    "loss_of",
+    "made_up",
+    "pack",
+]
+
+_FAILED = ": no. answer: "
+#: A value, or the verdict at the end.
+_TRUE = re.compile(r"(?<==)\d+|: no\. answer: none$")
+_END = re.compile(r"(?:: yes)?\. answer: .*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A chat of one question and one answer.
+
+    Attributes:
+        prompt: what the user says.
+        answer: what the model is to say.
+        honest: only values and the verdict are learned, not the choice of steps.
+    """
+
+    prompt: str
+    answer: str
+    honest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A problem with a right solution, and what a model made of it.
+
+    Attributes:
+        question: the problem.
+        solution: right.
+        drafts: the model's samples.
+    """
+
+    question: str
+    solution: str
+    drafts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows side by side, padding at the end.
+
+    Attributes:
+        ids: token ids, `[batch, length]`.
+        learned: which tokens are predicted, bool `[batch, length]`.
+    """
+
+    ids: Tensor
+    learned: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(self.ids.to(device), self.learned.to(device))
+
+
+def first_row(rng: random.Random, family: Family, failed: float, *, large: bool = False) -> Row:
+    """A problem that training may show, with a solution, or (odds `failed`) a countdown's work that leads nowhere."""
+    example = draw(family, rng, fresh=False, sizes=LARGE[family] if large else ())
+    if family == "sum" or rng.random() >= failed:
+        return Row(example.question, example.solution)
+    if rng.random() < 0.5:
+        return Row(*near_miss(example, rng), honest=True)
+    text = attempt(parse(example.question), rng)
+    return Row(example.question, text, honest=_FAILED in text)
+
+
+def made_up(rng: random.Random) -> Attempts:
+    """A new problem with attempts that no model has made: right solutions in other orders, steps that lead nowhere."""
+    family: Family = rng.choice(FAMILIES)
+    example = draw(family, rng, fresh=False)
+    problem = parse(example.question)
+    if family == "sum":
+        others = tuple(solve(problem, rng) for _ in range(MOST_ATTEMPTS - 1))
+    else:
+        others = tuple(attempt(problem, rng) for _ in range(MOST_LISTED - 1))
+    return Attempts(example.question, example.solution, (example.solution, *others))
+
+
+def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int) -> Row:
+    """A problem with earlier attempts at it: solve it, list what they found, or solve it from such a list.
+
+    Args:
+        rng: where the draws come from.
+        pool: problems and a model's attempts; as often the problem and the attempts are made up.
+        kind: "again", "distil" or "listed".
+        most: attempts.
+
+    Returns:
+        The row. The model is to repeat the end of the first right attempt that is shown, else to solve anew.
+    """
+    one = rng.choice(pool) if rng.random() < 0.5 else made_up(rng)
+    shown = _shown(rng, one, most)
+    if kind == "distil":
+        return Row(distil(one.question, shown), tally(one.question, shown))
+    right = [draft for draft in shown if check(one.question, draft)]
+    listed = kind == "listed"
+    prompt = again_from(one.question, tally(one.question, shown)) if listed else again(one.question, shown)
+    return Row(prompt, ending(right[0]) if right else one.solution)
+
+
+def ending(text: str) -> str:
+    """A draft from its verdict on: what is left of it in a draft that only repeats it.
+
+    >>> ending("4+5=9: yes. answer: 4+5"), ending("3+4=7. answer: 7")
+    (': yes. answer: 4+5', '. answer: 7')
+    """
+    found = _END.search(text)
+    return text if found is None else found.group()
+
+
+def _shown(rng: random.Random, one: Attempts, most: int) -> list[str]:
+    """Some attempts in any order, a few only by their ends.
+
+    A right one is among them more often than by chance, since it has the most to teach.
+    """
+    shown = rng.sample(one.drafts, rng.randint(1, min(most, len(one.drafts))))
+    right = [draft for draft in one.drafts if check(one.question, draft)]
+    if right and not set(right) & set(shown) and rng.random() < 0.5:
+        shown[rng.randrange(len(shown))] = rng.choice(right)
+    odds = rng.choice((0.0, 0.0, 0.3, 1.0))
+    return [ending(draft) if rng.random() < odds and "none" not in draft else draft for draft in shown]
+
+
+def row_ids(row: Row) -> tuple[list[int], list[bool]]:
+    """Token ids of a chat, and which are learned."""
+    prompt = [USER, *encode(row.prompt), MODEL]
+    if not row.honest:
+        answer = [*encode(row.answer), EOS]
+        return [*prompt, *answer], [False] * len(prompt) + [True] * len(answer)
+    ids, learned, place = list(prompt), [False] * len(prompt), 0
+    for match in _TRUE.finditer(row.answer):
+        skipped, true = encode(row.answer[place : match.start()]), encode(match.group())
+        # What follows a value tells that it has ended.
+        ids += skipped + true
+        learned += [bool(place)] * min(1, len(skipped)) + [False] * (len(skipped) - 1) + [True] * len(true)
+        place = match.end()
+    return [*ids, EOS], [*learned, True]
+
+
+def pack(rows: Sequence[Row]) -> Batch:
+    """Rows as a batch."""
+    made = [row_ids(row) for row in rows]
+    length = max(len(ids) for ids, _ in made)
+    ids = torch.tensor([ids + [PAD] * (length - len(ids)) for ids, _ in made])
+    return Batch(ids, torch.tensor([learned + [False] * (length - len(learned)) for _, learned in made]))
+
+
+#: How often a batch is of each kind: first solutions, solutions below attempts, below a list of results, such lists.
+KINDS = ("first", "again", "listed", "distil")
+#: The odds of the kinds by lesson: without attempts, with one attempt each, with all there is, and for the end.
+LESSONS: dict[str, tuple[float, float, float, float]] = {
+    "first": (1.0, 0.0, 0.0, 0.0),
+    "single": (0.3, 0.7, 0.0, 0.0),
+    "several": (0.35, 0.45, 0.1, 0.1),
+    "last": (0.45, 0.4, 0.05, 0.1),
+}
+
+
+def draw_batch(
+    rng: np.random.Generator,
+    num: int,
+    lesson: str = "first",
+    pool: Sequence[Attempts] = (),
+    *,
+    large: bool = False,
+    countdown: float = 0.6,
+) -> Batch:
+    """Draws a batch as training sees it.
+
+    Args:
+        rng: where the draws come from.
+        num: rows of first solutions; rows with attempts are longer, and fewer.
+        lesson: one of `LESSONS`.
+        pool: attempts, for all lessons but "first".
+        large: no problems of few steps.
+        countdown: share of that family among first solutions.
+
+    Returns:
+        The batch.
+    """
+    # One kind of row per batch: rows of like length waste no padding.
+    source = random.Random(int(rng.integers(2**62)))
+    kind = "first" if lesson == "first" else source.choices(KINDS, LESSONS[lesson])[0]
+    if kind == "first":
+        family: Family = "countdown" if source.random() < countdown else "sum"
+        return pack([first_row(source, family, failed=0.25, large=large) for _ in range(num)])
+    if lesson == "single":
+        return pack([later_row(source, pool, kind, 1) for _ in range(num)])
+    most = source.choice((1, 2, MOST_ATTEMPTS, MOST_ATTEMPTS)) if kind == "again" else MOST_LISTED
+    share = {"again": {1: 0.6, 2: 0.45}.get(most, 0.3), "listed": 0.6, "distil": 0.2}[kind]
+    return pack([later_row(source, pool, kind, most) for _ in range(max(1, int(share * num)))])
+
+
+def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """The mean negative log-likelihood of the learned tokens, in nats."""
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    wanted = batch.learned[:, 1:]
+    logits = model.lm_head(hidden[:, :-1][wanted]).float()
+    return F.cross_entropy(logits, batch.ids[:, 1:][wanted])
+
+
+def inside_matrices(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:
+    """The products inside the layers, for orthogonalised momentum."""
+    return [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
