@@ -257,13 +257,20 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _die_with_parent() -> None:
-    """Asks Linux to end this process when the one it was started from ends, however that happens.
+    """Ends this process when the launching one ends, however that happens.
 
-    That is the launching process or its fork server, which ends with it.
+    Where Linux is asked, it looks at the process this one was forked from: a fork server, which may outlive the one
+    that launched. So that one is watched as well.
     """
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(1)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        parent = multiprocessing.parent_process()
-        if parent is None or not parent.is_alive():
-            os._exit(1)
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch of the launching process", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -129,3 +130,9 @@ def disagree_everywhere(folder: str, leaves: bool) -> None:
     text = disagree(leaves)
     with open(os.path.join(folder, os.environ["RANK"]), "w") as file:
         file.write(text)
+
+
+def wait_for_ever() -> None:
+    """Tells its process and does nothing more."""
+    print(os.getpid(), flush=True)
+    threading.Event().wait()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -136,3 +139,35 @@ def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: P
         assert text.startswith("DistributedError")
         assert "ring of rank 0" in text
         assert "broadcast of rank 1" in text
+
+
+WAITING = """
+from partsong.parallel import launch
+from tests.parallel.fault_worker import wait_for_ever
+if __name__ == "__main__":
+    launch(wait_for_ever, 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_process_that_launched_them(number: int, tmp_path: Path) -> None:
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(script)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert parent.stdout is not None
+    ranks = [int(parent.stdout.readline()) for _ in range(2)]
+    os.kill(parent.pid, number)
+    # The ranks hold the other end: it closes with the last of them. The file's time limit is the test's.
+    assert parent.stdout.read() == ""
+    parent.wait()
+    assert not any(Path(f"/proc/{rank}").exists() and _runs(rank) for rank in ranks)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
