@@ -105,10 +105,6 @@ class Spending:
         """At the budget's price."""
         return (self._paid + self._running * self._price.completion) / 1e6
 
-    def written(self, name: str) -> int:
-        """Tokens of a call under way."""
-        return self._under_way.get(name, 0)
-
     def progress(self, name: str, tokens: int) -> bool:
         """Notes how far a call is; whether the budget has just been used up."""
         more = tokens - self._under_way.get(name, 0)

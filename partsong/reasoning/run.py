@@ -140,6 +140,8 @@ class Run:
                 )
             return await self._made(node, halt)
         finally:
+            if node.end is None:  # it failed
+                node.end = self.spending.seconds
             self._tell(node, "")
 
     async def _made(self, node: Node, halt: Callable[[Partial], bool] | None) -> Completion:
@@ -205,7 +207,7 @@ class Run:
         try:
             if kept.state == "cancelled":
                 await asyncio.Event().wait()  # until it is cancelled, as it was
-            await self._turns.wait(kept.place)
+            await self._turns.wait(kept.place, idle=lambda: not self._tasks)
         finally:
             node.completion, node.replayed = kept.completion, True
             node.start, node.end = kept.start, kept.end

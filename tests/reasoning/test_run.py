@@ -145,6 +145,31 @@ def test_a_call_can_be_halted_when_enough_was_read(tmp_path: Path) -> None:
     assert len(scripted.asked) == 1
 
 
+def test_a_call_nobody_asks_for_again_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """A run that goes on elsewhere than it went, as with servers that draw anew."""
+
+    async def ask(journal: Journal, *paths: str) -> tuple[int, list[str]]:
+        run = Run(engine(), journal=journal)
+        made = await asyncio.gather(*(run.call(ASK, path=(path,)) for path in paths))
+        return run.replayed, [one.source for one in made]
+
+    with Journal(tmp_path / "j.db") as journal:
+        for path in ("a", "b", "c"):
+            run_virtual(ask(journal, path))
+    with Journal(tmp_path / "j.db") as journal:
+        found, seconds = run_virtual(ask(journal, "c", "b"))
+    assert found == (2, ["c#0", "b#0"]) and seconds == 10.0
+
+
+def test_a_call_that_failed_has_ended() -> None:
+    seen: list[bool] = []
+    scripted = ScriptedEngine(lambda request, draw: Line(text="", error=ValueError("away")), seconds_to_first=1.0)
+    run = Run(scripted, observer=lambda node, text: seen.append(node.end is not None))
+    with pytest.raises(ValueError, match="away"):
+        run_virtual(run.call(ASK, path=("a",)))
+    assert seen == [False, True] and run.graph.nodes["a#0"].end == 1.0
+
+
 def test_an_observer_sees_calls_grow() -> None:
     seen: list[tuple[str, int, str, bool]] = []
 
