@@ -8,25 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from partsong.reasoning.text_tree import Part, Piece, flat_text, pieces_of, shape_of
+
 __all__ = ["Completion", "Message", "Parameters", "Piece", "Request", "Usage"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Text that came out of a call, and still knows of which.
-
-    Attributes:
-        text: the text.
-        source: id of the call.
-    """
-
-    text: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message of a chat, put together from plain text and from pieces of earlier answers.
+
+    A last message of the assistant's is gone on with, and may hold forks: text that parts into threads and comes
+    together again. `LocalEngine` then lets each token see what the forks say and computes nothing twice; an engine that
+    knows no forks reads `text`, the threads one behind the other.
 
     Attributes:
         role: "system", "user" or "assistant".
@@ -37,17 +30,17 @@ class Message:
     """
 
     role: Literal["system", "user", "assistant"]
-    pieces: tuple[str | Piece, ...]
+    pieces: tuple[Part, ...]
 
     @property
     def text(self) -> str:
-        """What the model reads."""
-        return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)
+        """The message as it reads from beginning to end."""
+        return flat_text(self.pieces)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Ids of the calls whose text is in here, each once."""
-        return tuple(dict.fromkeys(piece.source for piece in self.pieces if isinstance(piece, Piece)))
+        return tuple(dict.fromkeys(piece.source for piece in pieces_of(self.pieces) if piece.source))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +83,7 @@ class Request:
     @property
     def key(self) -> str:
         """Names this call: a function of prompt, parameters, path and sample, never of order or concurrency."""
-        chat = [(message.role, message.text) for message in self.messages]
+        chat = [(message.role, shape_of(message.pieces)) for message in self.messages]
         said = json.dumps([chat, asdict(self.parameters), self.path, self.sample, self.seed], ensure_ascii=False)
         return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -132,6 +125,7 @@ class Completion:
         logprobs: of the drawn tokens, natural; None where none were asked for.
         confidence: by token, the mean of minus the log-probabilities of the alternatives asked for; or None.
         source: id of the call.
+        tokens: ids of the tokens of the text, where the engine knows them; who goes on with the text reads these.
     """
 
     text: str
@@ -141,11 +135,12 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     confidence: tuple[float, ...] | None = None
     source: str = ""
+    tokens: tuple[int, ...] | None = None
 
     @property
     def piece(self) -> Piece:
         """The answer as a piece of another prompt."""
-        return Piece(self.text, self.source)
+        return Piece(self.text, self.source, self.tokens)
 
     def as_json(self) -> dict[str, Any]:
         """For a journal; `from_json` reads it back."""
@@ -154,9 +149,9 @@ class Completion:
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Completion:
         """What `as_json` wrote."""
-        lists = {name: _numbers(said[name]) for name in ("logprobs", "confidence")}
+        lists = {name: _tuple(said.get(name)) for name in ("logprobs", "confidence", "tokens")}
         return cls(**{**said, **lists, "usage": Usage(**said["usage"])})
 
 
-def _numbers(values: Iterable[float] | None) -> tuple[float, ...] | None:
+def _tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)

@@ -24,12 +24,14 @@ class Row:
         ticket: whose answer it writes.
         leaf: the end of what it shares with others.
         next_token: fed in the next step.
+        mark: thought embedding of what it writes.
         tail: tokens fed so far, whose keys are the row's own.
     """
 
     ticket: Ticket
     leaf: Node
     next_token: int
+    mark: int = 0
     tail: list[int] = field(default_factory=list)
 
     @property
@@ -84,11 +86,13 @@ class Batch:
         """
         tokens = [row.next_token for row in self.rows]
         positions = [row.position for row in self.rows]
+        marks = [row.mark for row in self.rows]
         keep, placed, asked = list(range(len(tokens))), list[Chunk](), list[bool]()
         for node, count in chunks:
             placed.append(Chunk(node, node.done, count, len(tokens)))
             tokens += node.tokens[node.done : node.done + count]
             positions += range(node.start + node.done, node.start + node.done + count)
+            marks += [node.mark] * count
             asked.append(node.asked and node.done + count == len(node.tokens))
             if asked[-1]:
                 keep.append(len(tokens) - 1)
@@ -96,7 +100,8 @@ class Batch:
         self.store.reserve(len(self.rows), max(lengths, default=0) + 1)
         if self._branches is None:
             self._branches = branches_of([row.leaf for row in self.rows], self.model.device)
-        logits = self.model.forward(tokens, positions, keep, Step(self.store, lengths, self._branches, placed))
+        step = Step(self.store, lengths, self._branches, placed)
+        logits = self.model.forward(tokens, positions, keep, step, marks)
         for row in self.rows:
             row.tail.append(row.next_token)
         ends = iter(logits[len(self.rows) :])

@@ -18,9 +18,10 @@ from partsong.reasoning.call import Completion, Parameters, Request
 from partsong.reasoning.engine import Progress
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prompt import prompt_ids
+from partsong.reasoning.local.prompt import prompt_of
 from partsong.reasoning.local.scheduler import Scheduler
 from partsong.reasoning.local.stops import AnswerText
+from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.local.worker import Worker
 from partsong.seeds import check_seed
@@ -52,6 +53,7 @@ class LocalEngine:
             where the model was given loaded. None packs on CPUs in float32 and bfloat16.
         end_tokens: ids that end an answer; None takes those of the model and its tokenizer, an empty collection lets
             every answer run to its last token.
+        thoughts: embeddings that mark the threads of forks (ParaThinker); None takes no notice of marks.
         name: for journals; None makes one of the model and the dtype.
 
     Raises:
@@ -82,6 +84,7 @@ class LocalEngine:
         cache_mb: float = 256.0,
         pack: bool | None = None,
         end_tokens: Collection[int] | None = None,
+        thoughts: ThoughtEmbeddings | None = None,
         name: str | None = None,
     ) -> None:
         for what, count in (("max_rows", max_rows), ("prefill_chunk", prefill_chunk)):
@@ -95,7 +98,7 @@ class LocalEngine:
         self._decoder = copy.deepcopy(loaded.tokenizer)
         known = _end_tokens(loaded.module, loaded.tokenizer)
         self._ends = known if end_tokens is None else frozenset(end_tokens)
-        self.model = LocalModel(loaded.module, pack=pack, owned=loaded.owned)
+        self.model = LocalModel(loaded.module, pack=pack, owned=loaded.owned, thoughts=thoughts)
         self.name = name or f"local/{loaded.name}/{str(self.model.dtype).removeprefix('torch.')}"
         scheduler = Scheduler(
             self.model,
@@ -119,11 +122,11 @@ class LocalEngine:
         """
         _check(request.parameters, self.model.vocab_size)
         seed = check_seed(request.seed)
-        prompt = prompt_ids(self.tokenizer, request.messages)
-        room = self.model.context - len(prompt)
+        prompt = prompt_of(self.tokenizer, request.messages)
+        room = self.model.context - prompt.end
         if room < 1:
             raise ArgumentError(
-                f"the prompt has {len(prompt)} tokens and the model's context {self.model.context}, which leaves no "
+                f"the prompt has {prompt.end} tokens and the model's context {self.model.context}, which leaves no "
                 f"room for an answer: shorten the prompt"
             )
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import Step
+from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 
 __all__ = ["FAMILIES", "LocalModel"]
 
@@ -40,6 +42,7 @@ class LocalModel:
         pack: whether linear layers get a packed copy of their weights (once more the memory, unless `owned`); None
             does so where it is known to be faster, on CPUs.
         owned: nobody else uses the module, so weights that have been packed are dropped.
+        thoughts: embeddings of marks; None takes no notice of marks, as embeddings of zero would.
 
     Raises:
         UnsupportedError: a model whose result would be wrong.
@@ -47,7 +50,14 @@ class LocalModel:
         ArgumentTypeError: no transformers model.
     """
 
-    def __init__(self, module: PreTrainedModel, *, pack: bool | None = None, owned: bool = False) -> None:
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        *,
+        pack: bool | None = None,
+        owned: bool = False,
+        thoughts: ThoughtEmbeddings | None = None,
+    ) -> None:
         _check(module)
         config = module.config
         self.layers: int = config.num_hidden_layers
@@ -64,6 +74,9 @@ class LocalModel:
         self._module: Any = module if owned else copy.deepcopy(module, shared)
         self._step: Step | None = None
         self.packed = self._pack(weight, pack)
+        self._thoughts = thoughts
+        if thoughts is not None:
+            thoughts.attach(self._module)
         self._module.config._attn_implementation = _NAME
         for each in self._module.modules():
             if isinstance(getattr(each, "layer_idx", None), int):
@@ -87,7 +100,14 @@ class LocalModel:
         both = torch.empty(2, self.layers, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
         return both[0], both[1]
 
-    def forward(self, tokens: Sequence[int], positions: Sequence[int], keep: Sequence[int], step: Step) -> Tensor:
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        keep: Sequence[int],
+        step: Step,
+        marks: Sequence[int] = (),
+    ) -> Tensor:
         """Logits behind some tokens.
 
         Args:
@@ -95,16 +115,19 @@ class LocalModel:
             positions: of each token in its own sequence.
             keep: which tokens' logits are wanted.
             step: what each token attends to.
+            marks: thought embedding of each token; empty is none.
 
         Returns:
             `[len(keep), vocabulary]`.
         """
         flat, places, wanted = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
+        thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([list(marks)])
         self._step = step
         try:
-            out = self._module(
-                input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=wanted.long(), return_dict=True
-            )
+            with thinking:
+                out = self._module(
+                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=wanted.long(), return_dict=True
+                )
         finally:
             self._step = None
         return out.logits[0]

@@ -2,8 +2,10 @@
 
 A node owns the keys of a run of tokens; the nodes from the root to it spell a sequence. A node is cut in two where
 sequences part, which makes two views of its memory and copies nothing. Like the radix tree of SGLang (Zheng et al.,
-arXiv 2312.07104), section 3; the difference is that branches which are still being written keep their own keys apart
-until they end.
+arXiv 2312.07104), section 3; the differences are that branches which are still being written keep their own keys apart
+until they end, and that threads can join: a node without tokens whose sequence is what stands before the threads, then
+all of them. It copies nothing either. What follows it has its position behind the longest thread (Multiverse,
+arXiv 2506.09991; ParaThinker, arXiv 2509.04475).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Node:
     Attributes:
         tokens: of this run.
         parent: the run before; None for the root.
-        start: position of the first token.
+        start: position of the first token. Behind a join it is less than the number of tokens before it.
         keys: `[layers, kv_heads, tokens, head_dim]`.
         values: of the same shape.
         done: tokens whose keys have been computed.
@@ -35,14 +37,28 @@ class Node:
         asked: whether somebody waits for the logits.
         users: rows and waiting calls that hold on to it; with none it may be dropped.
         used: when it was last of use.
+        mark: thought embedding of the tokens; 0 is none.
+        joined: the last nodes of the threads that come together here, all below the parent; empty elsewhere.
     """
 
-    __slots__ = ("asked", "children", "done", "keys", "logits", "parent", "start", "tokens", "used", "users", "values")
+    __slots__ = (
+        "asked", "children", "done", "joined", "keys", "logits", "mark", "parent", "start", "tokens", "used", "users",
+        "values",
+    )  # fmt: skip
 
-    def __init__(self, tokens: list[int], parent: Node | None, keys: Tensor | None, values: Tensor | None) -> None:
+    def __init__(
+        self,
+        tokens: list[int],
+        parent: Node | None,
+        keys: Tensor | None,
+        values: Tensor | None,
+        mark: int = 0,
+        joined: Sequence[Node] = (),
+    ) -> None:
         self.tokens, self.parent = tokens, parent
         self.keys, self.values = keys, values
-        self.start: int = 0 if parent is None else parent.start + len(parent.tokens)
+        self.mark, self.joined = mark, tuple(joined)
+        self.start: int = max((node.end for node in (*self.joined, *([parent] if parent else []))), default=0)
         self.children: list[Node] = []
         self.done = self.users = self.used = 0
         self.logits: Tensor | None = None
@@ -60,12 +76,19 @@ class Node:
 
     def chain(self) -> list[Node]:
         """The nodes that spell the sequence, first to last, without the root."""
+        return self._down_to(None)[::-1]
+
+    def _down_to(self, end: Node | None) -> list[Node]:
+        """The nodes from here to the one below `end`, last to first, those without tokens left out."""
         found: list[Node] = []
         node: Node | None = self
-        while node is not None and node.parent is not None:
-            found.append(node)
+        while node is not end and node is not None and node.parent is not None:
+            if node.tokens:
+                found.append(node)
+            for thread in node.joined[::-1]:
+                found += thread._down_to(node.parent)
             node = node.parent
-        return found[::-1]
+        return found
 
 
 class PrefixTree:
@@ -89,22 +112,44 @@ class PrefixTree:
         self.tokens = 0
         self._clock = 0
 
-    def place(self, tokens: Sequence[int]) -> tuple[Node, int]:
+    def place(
+        self, tokens: Sequence[int], after: Node | None = None, *, mark: int = 0, least: int | None = None
+    ) -> tuple[Node, int]:
         """The node whose chain spells the tokens; what is missing is added, its keys still to be computed.
+
+        Args:
+            tokens: of the run.
+            after: the node it stands behind; None is the root.
+            mark: thought embedding of the tokens.
+            least: tokens that must be shared with a part of a node for it to be cut; None is what pays.
 
         Returns:
             The node and how many of the tokens were there already.
         """
-        node, found = self._walk(tokens)
+        node, found = self._walk(
+            self.root if after is None else after, tokens, mark, _WORTH_A_CUT if least is None else least
+        )
         if found < len(tokens):
-            node = self.add(node, list(tokens[found:]))
+            node = self.add(node, list(tokens[found:]), mark)
         self._touch(node)
         return node, found
 
-    def add(self, parent: Node, tokens: list[int]) -> Node:
+    def join(self, fork: Node, threads: Sequence[Node]) -> Node:
+        """The node behind threads that parted at a node."""
+        for child in fork.children:
+            # Nodes are equal only to themselves.
+            if child.joined == tuple(threads):
+                return child
+        node = Node([], fork, None, None, joined=threads)
+        fork.children.append(node)
+        for thread in threads:
+            thread.users += 1
+        return node
+
+    def add(self, parent: Node, tokens: list[int], mark: int = 0) -> Node:
         """A new run behind a node."""
         keys, values = self.allocate(len(tokens))
-        node = Node(tokens, parent, keys, values)
+        node = Node(tokens, parent, keys, values, mark)
         parent.children.append(node)
         self.tokens += len(tokens)
         self._touch(node)
@@ -119,7 +164,7 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None and node.keys is not None and node.values is not None
         assert 0 < length < len(node.tokens)
-        first = Node(node.tokens[:length], parent, node.keys[:, :, :length], node.values[:, :, :length])
+        first = Node(node.tokens[:length], parent, node.keys[:, :, :length], node.values[:, :, :length], node.mark)
         first.done, first.used = min(node.done, length), node.used
         first.children = [node]
         parent.children[parent.children.index(node)] = first
@@ -132,8 +177,10 @@ class PrefixTree:
         """Takes a node nobody uses out of the tree."""
         assert not node.users and not node.children and node.parent is not None
         node.parent.children.remove(node)
+        for thread in node.joined:
+            thread.users -= 1
         self.tokens -= len(node.tokens)
-        node.keys = node.values = node.logits = None
+        node.keys = node.values = node.logits = node.parent = None
 
     def trim(self) -> None:
         """Drops what was not used for longest until the rest is within the limit; what is in use stays."""
@@ -154,14 +201,14 @@ class PrefixTree:
             yield node
             stack += node.children
 
-    def _walk(self, tokens: Sequence[int]) -> tuple[Node, int]:
-        node, found = self.root, 0
+    def _walk(self, node: Node, tokens: Sequence[int], mark: int, least: int) -> tuple[Node, int]:
+        found = 0
         while found < len(tokens):
             best, length = None, 0
             for child in node.children:
                 shared = common_length(child.tokens, tokens, found)
                 whole = shared == len(child.tokens)
-                if shared > length and (whole or shared >= _WORTH_A_CUT):
+                if shared > length and child.mark == mark and (whole or shared >= least):
                     best, length = child, shared
             if best is None:
                 break

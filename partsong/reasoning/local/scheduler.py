@@ -15,6 +15,7 @@ from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import Node, PrefixTree, common_length
 from partsong.reasoning.local.sampling import draw
 from partsong.reasoning.local.ticket import Ticket
+from partsong.reasoning.threads.layout import Run, Tokens
 
 __all__ = ["News", "Scheduler"]
 
@@ -112,12 +113,15 @@ class Scheduler:
     def _forget(self, node: Node | None) -> None:
         """Drops prompts that nobody waits for and that are not computed yet."""
         while node is not None and node.parent is not None:
-            if node.users or node.children or node.complete:
+            if node.users or node.children or (node.complete and not node.joined):
                 return
             if node in self._pending:
                 self._pending.remove(node)
-            parent = node.parent
+            parent, threads = node.parent, node.joined
             self.tree.drop(node)
+            for thread in threads:
+                # The walk up from there may come to the parent first.
+                self._forget(thread)
             node = parent
 
     def _let_in(self) -> None:
@@ -126,7 +130,7 @@ class Scheduler:
             self.waiting.popleft()
 
     def _place(self, ticket: Ticket) -> None:
-        node, ticket.cached = self.tree.place(ticket.prompt)
+        node, ticket.cached = self._walk(ticket.prompt.parts, self.tree.root, 0, 1 if ticket.prompt.goes_on else None)
         # A node may have been cut under rows that read it.
         self.batch.changed()
         if node.complete and node.logits is None:
@@ -134,7 +138,7 @@ class Scheduler:
             ticket.cached -= 1
             assert node.parent is not None
             leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
-            self.batch.join(Row(ticket, leaf, ticket.prompt[-1]))
+            self.batch.join(Row(ticket, leaf, node.tokens[-1], node.mark))
             return
         node.users += 1
         self._held.append((ticket, node))
@@ -142,6 +146,24 @@ class Scheduler:
             node.asked = True
             if node not in self._pending:
                 self._pending.append(node)
+
+    def _walk(self, parts: Tokens, node: Node, mark: int, least: int | None) -> tuple[Node, int]:
+        """The node behind a text of threads that begins behind a node, and how many tokens were there already."""
+        cached, run = 0, list[int]()
+        for part in (*parts, None):
+            if isinstance(part, Run):
+                run += part.tokens
+                continue
+            if run:
+                node, found = self.tree.place(run, node, mark=mark, least=least)
+                cached, run = cached + found, []
+            if part is None or part.apart:
+                continue
+            threads = [self._walk(thread, node, part.mark(i) or mark, least) for i, thread in enumerate(part.threads)]
+            cached += sum(found for _, found in threads)
+            ends = [end for end, _ in threads]
+            node = ends[0] if len(ends) == 1 else self.tree.join(node, ends)
+        return node, cached
 
     def _plan(self) -> list[tuple[Node, int]]:
         """Which tokens of which prompts are computed in this step, first come first served."""
@@ -179,7 +201,7 @@ class Scheduler:
                 self.batch.leave(row)
         for (ticket, node), token in zip(ready, tokens[len(rows) :], strict=True):
             if not self._take(ticket, token, news):
-                self.batch.join(Row(ticket, node, token))
+                self.batch.join(Row(ticket, node, token, ticket.prompt.mark))
             node.users -= 1
         return news
 
@@ -191,13 +213,16 @@ class Scheduler:
 
     def _keep(self, row: Row) -> None:
         """Makes an answer part of the tree: a later prompt may go on from it."""
-        tail = row.tail
-        if len(tail) < _WORTH_KEEPING or not self.kept_tokens:
+        tail, ticket = row.tail, row.ticket
+        # Text that is gone on with a piece at a time is, however short a piece.
+        short = len(tail) < _WORTH_KEEPING and not (tail and (ticket.prompt.goes_on or ticket.parameters.stop))
+        if short or not self.kept_tokens:
             return
-        if any(common_length(child.tokens, tail) == len(tail) for child in row.leaf.children):
+        same = (child for child in row.leaf.children if child.mark == row.mark)
+        if any(common_length(child.tokens, tail) == len(tail) for child in same):
             return
         keys, values = self.batch.keys_of(row)
-        node = self.tree.add(row.leaf, list(tail))
+        node = self.tree.add(row.leaf, list(tail), row.mark)
         assert node.keys is not None and node.values is not None
         node.keys.copy_(keys)
         node.values.copy_(values)

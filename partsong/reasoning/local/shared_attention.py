@@ -44,26 +44,31 @@ class Branches:
     """Which rows read which nodes; it changes only when rows come or go.
 
     Attributes:
-        parts: (node, rows that read it), the rows as a slice where they lie together.
+        parts: (node, where its keys lie in the chain, rows that read it there), the rows as a slice where they lie
+            together.
         width: keys of the longest chain.
         ragged: whether some chains are shorter.
     """
 
-    parts: tuple[tuple[Node, slice | Tensor], ...]
+    parts: tuple[tuple[Node, slice, slice | Tensor], ...]
     width: int
     ragged: bool
 
 
 def branches_of(leaves: Sequence[Node], device: torch.device) -> Branches:
     """The nodes above the leaves of rows 0, 1, ..., each with the rows below it."""
-    rows: dict[int, list[int]] = {}
-    nodes: dict[int, Node] = {}
+    # Nodes hash as themselves. Behind a join the keys before a node are not as many as its position says.
+    rows: dict[tuple[Node, int], list[int]] = {}
+    ends: list[int] = []
     for row, leaf in enumerate(leaves):
+        width = 0
         for node in leaf.chain():
-            nodes[id(node)] = node
-            rows.setdefault(id(node), []).append(row)
-    parts = tuple((nodes[name], _together(which, device)) for name, which in rows.items())
-    ends = [leaf.end for leaf in leaves]
+            rows.setdefault((node, width), []).append(row)
+            width += len(node.tokens)
+        ends.append(width)
+    parts = tuple(
+        (node, _span(first, len(node.tokens)), _together(which, device)) for (node, first), which in rows.items()
+    )
     return Branches(parts, max(ends, default=0), len(set(ends)) > 1)
 
 
@@ -132,18 +137,18 @@ class Step:
         scores = split.new_empty(*split.shape[:3], width + longest)
         if self.branches.ragged:
             scores[..., :width] = -math.inf
-        for node, which in self.branches.parts:
+        for node, where, which in self.branches.parts:
             assert node.keys is not None
             found = torch.bmm(_by_head(split[which]), node.keys[layer].transpose(1, 2))
-            scores[which, :, :, node.start : node.end] = _by_row(found, split.shape[2])
+            scores[which, :, :, where] = _by_row(found, split.shape[2])
         own_keys, own_values = (x[:rows].reshape(-1, *x.shape[2:])[:, :longest] for x in (keys, values))
         own = torch.bmm(split.reshape(-1, *split.shape[2:]), own_keys.transpose(1, 2)).view(*split.shape[:3], longest)
         scores[..., width:] = own if self._hidden is None else own.masked_fill_(self._hidden, -math.inf)
         weights = scores.softmax(dim=-1)
         out = torch.bmm(weights[..., width:].reshape(-1, split.shape[2], longest), own_values).view(split.shape)
-        for node, which in self.branches.parts:
+        for node, where, which in self.branches.parts:
             assert node.values is not None
-            read = torch.bmm(_by_head(weights[which, :, :, node.start : node.end]), node.values[layer])
+            read = torch.bmm(_by_head(weights[which, :, :, where]), node.values[layer])
             # Rows of a slice or distinct indices, so nothing is added twice into one place.
             out[which] += _by_row(read, split.shape[2])
         return out.view(rows, -1, split.shape[3])

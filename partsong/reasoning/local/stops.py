@@ -67,6 +67,19 @@ class AnswerText:
             whole, end = self._text, _first(self._text, self._stops)
         return whole if end is None else whole[:end]
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids of the answer's text: those that were pushed, as far as they end with it.
+
+        Where the answer ends inside a token, what is left of that one is encoded anew.
+        """
+        text, count = self.final(), len(self._ids)
+        while count and not text.startswith(self._decode(self._ids[:count])):
+            count -= 1
+        rest = text[len(self._decode(self._ids[:count])) :]
+        more = self._tokenizer(rest, add_special_tokens=False).input_ids if rest else ()
+        return (*self._ids[:count], *more)
+
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if ids else ""
 

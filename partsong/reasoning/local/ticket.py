@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from partsong.reasoning.call import Completion, Parameters, Usage
 from partsong.reasoning.engine import Progress
+from partsong.reasoning.local.prompt import Prompt
 from partsong.reasoning.local.sampling import Draw
 from partsong.reasoning.local.stops import AnswerText
 
@@ -18,7 +19,7 @@ class Ticket:
     """One request.
 
     Attributes:
-        prompt: token ids.
+        prompt: what it reads.
         parameters: of the draw.
         seed: of its random stream.
         most: tokens the answer may have, the model's context considered.
@@ -35,7 +36,7 @@ class Ticket:
         confidence: by token.
     """
 
-    prompt: list[int]
+    prompt: Prompt
     parameters: Parameters
     seed: int
     most: int
@@ -71,12 +72,14 @@ class Ticket:
         """What has been written, as an answer."""
         assert finish in ("stop", "length")
         asked = self.parameters.logprobs > 0
+        text, tokens = self.text.final(), self.text.tokens
         return Completion(
-            text=self.text.final(),
+            text=text,
             finish="stop" if finish == "stop" else "length",
-            usage=Usage(prompt=len(self.prompt), cached=self.cached, completion=len(self.answer)),
+            usage=Usage(prompt=self.prompt.num_tokens, cached=self.cached, completion=len(self.answer)),
             logprobs=tuple(self.logprobs) if asked else None,
             confidence=tuple(self.confidence) if asked else None,
+            tokens=tokens,
         )
 
     def tell(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:

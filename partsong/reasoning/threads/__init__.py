@@ -1,0 +1,21 @@
+"""Threads inside one text: where it parts, what each thread sees, and where they come together. Loads no torch."""
+
+from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
+from partsong.reasoning.threads.formats import FORMATS, Format
+from partsong.reasoning.threads.layout import Hidden, Layout, Run, Tokens, encoded, lay_out, replayed
+
+__all__ = [
+    "FORMATS",
+    "Fork",
+    "Format",
+    "Hidden",
+    "Layout",
+    "Part",
+    "Piece",
+    "Run",
+    "Tokens",
+    "encoded",
+    "flat_text",
+    "lay_out",
+    "replayed",
+]

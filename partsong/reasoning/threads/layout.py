@@ -1,0 +1,201 @@
+"""A text of threads as one row of tokens: their positions, and who may see whom.
+
+The same layout serves training (positions and a mask for one forward) and describes what the engines compute token by
+token, so the two cannot disagree. Two readings of one text are trained:
+
+- joined (Multiverse, arXiv 2506.09991; ParaThinker, arXiv 2509.04475): every token once; threads start at the same
+  position; what follows sees all of them and goes on behind the longest. For engines that join keys.
+- replayed (ThreadWeaver, arXiv 2512.07843): what follows has read the threads one behind the other, as a server does
+  that is given the whole text again. See `replayed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.text_tree import Fork, Part, Piece
+
+#: Of a range that ends with the row.
+_TO_THE_END = -1
+
+__all__ = ["Hidden", "Layout", "Run", "Tokens", "encoded", "lay_out", "num_tokens", "replayed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens of one thread.
+
+    Attributes:
+        tokens: ids.
+        learn: whether a model wrote them, so that training takes its loss there.
+    """
+
+    tokens: tuple[int, ...]
+    learn: bool = False
+
+
+#: A text of threads as tokens: runs, and forks of such texts.
+Tokens = tuple[Run | Fork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Queries that must not see some keys: half-open ranges of the row."""
+
+    query_first: int
+    query_end: int
+    key_first: int
+    key_end: int
+
+
+@dataclass(slots=True)
+class Layout:
+    """One row of tokens.
+
+    A query sees itself and all keys before it, except for what is hidden.
+
+    Attributes:
+        tokens: ids.
+        positions: of each token; those of parallel threads are the same.
+        learn: whether training takes its loss at (not behind) the token.
+        marks: thought embedding of each token.
+        hidden: one range per thread but the first of each fork, and two per fork whose threads are apart.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    learn: list[bool] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
+
+    def sees(self, query: int, key: int) -> bool:
+        """Whether one token sees another."""
+        inside = (h for h in self.hidden if h.query_first <= query < h.query_end)
+        return key <= query and not any(h.key_first <= key < h.key_end for h in inside)
+
+
+def encoded(parts: Sequence[Part], encode: Callable[[str], Sequence[int]]) -> Tokens:
+    """The parts as tokens, each encoded by itself: what was drawn keeps the tokens it was drawn with.
+
+    Args:
+        parts: the text.
+        encode: ids of a text, without tokens for its beginning or end.
+
+    >>> encoded(("ab", Fork((("c",), (Piece("d"),)))), lambda text: [ord(letter) for letter in text])[0]
+    Run(tokens=(97, 98), learn=False)
+    """
+    found: list[Run | Fork] = []
+    for part in parts:
+        if isinstance(part, Fork):
+            found.append(replace(part, threads=tuple(encoded(thread, encode) for thread in part.threads)))
+        elif isinstance(part, Piece):
+            ids = encode(part.text) if part.tokens is None else part.tokens
+            found.append(Run(tuple(ids), learn=True))
+        else:
+            found.append(Run(tuple(encode(part))))
+    return tuple(found)
+
+
+def num_tokens(tree: Sequence[Run | Fork]) -> int:
+    """Tokens of all threads together."""
+    return sum(len(part.tokens) if isinstance(part, Run) else sum(map(num_tokens, part.threads)) for part in tree)
+
+
+def lay_out(tree: Sequence[Run | Fork]) -> Layout:
+    """The row of a text, depth first; see the module.
+
+    Raises:
+        ArgumentError: a fork without threads, or with another number of marks than threads.
+
+    >>> row = lay_out((Run((5,)), Fork(((Run((6, 7)),), (Run((8,)),))), Run((9,))))
+    >>> row.tokens, row.positions, row.hidden
+    ([5, 6, 7, 8, 9], [0, 1, 2, 1, 3], [Hidden(query_first=3, query_end=4, key_first=1, key_end=3)])
+    """
+    row = Layout()
+    _place(tree, 0, 0, row)
+    # What is hidden from all that follows ends with the row.
+    row.hidden = [h if h.query_end >= 0 else replace(h, query_end=len(row.tokens)) for h in row.hidden]
+    row.hidden = [h for h in row.hidden if h.query_first < h.query_end and h.key_first < h.key_end]
+    return row
+
+
+def _place(tree: Sequence[Run | Fork], position: int, mark: int, row: Layout) -> int:
+    """Adds a thread that begins at a position; returns the position behind it."""
+    for part in tree:
+        if isinstance(part, Run):
+            count = len(part.tokens)
+            row.tokens += part.tokens
+            row.positions += range(position, position + count)
+            row.learn += [part.learn] * count
+            row.marks += [mark] * count
+            position += count
+            continue
+        check_fork(part)
+        first, ends = len(row.tokens), [position]
+        for number, thread in enumerate(part.threads):
+            begin = len(row.tokens)
+            ends.append(_place(thread, 0 if part.apart else position, part.mark(number) or mark, row))
+            row.hidden.append(Hidden(begin, len(row.tokens), 0 if part.apart else first, begin))
+        if part.apart:
+            row.hidden.append(Hidden(len(row.tokens), _TO_THE_END, first, len(row.tokens)))
+        else:
+            position = max(ends)
+    return position
+
+
+def check_fork(fork: Fork) -> None:
+    """Refuses forks that are none.
+
+    Raises:
+        ArgumentError: no threads, or another number of marks than threads.
+    """
+    if not fork.threads:
+        raise ArgumentError("a fork has no threads; leave it out or give it one")
+    if fork.marks and len(fork.marks) != len(fork.threads):
+        raise ArgumentError(f"a fork has {len(fork.threads)} threads and {len(fork.marks)} marks; give each thread one")
+
+
+def replayed(tree: Sequence[Run | Fork]) -> Tokens:
+    """The text as engines compute it that join by reading again: forks that never come together.
+
+    The first branch of each fork is the whole text, thread behind thread. The others are the later threads alone, as
+    they were written; there the loss is taken, and in the whole text these are only read. Laid out, this is a trie of
+    all prompts and answers with depths as positions and ancestors as what is seen. Each later thread occurs twice: the
+    price of reading it again.
+
+    Source: ThreadWeaver, arXiv 2512.07843.
+
+    >>> tree = (Run((5,)), Fork(((Run((6,), True),), (Run((8,), True),))), Run((9,), True))
+    >>> lay_out(replayed(tree)).tokens
+    [5, 6, 8, 9, 8]
+    """
+    found: list[Run | Fork] = []
+    for number, part in enumerate(tree):
+        if isinstance(part, Run):
+            found.append(part)
+            continue
+        check_fork(part)
+        if part.apart:
+            found.append(replace(part, threads=tuple(map(replayed, part.threads))))
+            continue
+        first, *others = part.threads
+        read = [run for thread in others for run in _read(thread)]
+        whole = replayed((*first, *read, *tree[number + 1 :]))
+        found.append(Fork((whole, *map(replayed, others))) if others else Fork((whole,)))
+        break
+    return tuple(found)
+
+
+def _read(tree: Sequence[Run | Fork]) -> list[Run]:
+    """All runs in reading order, as somebody else's words."""
+    found: list[Any] = []
+    for part in tree:
+        if isinstance(part, Run):
+            found.append(Run(part.tokens))
+        elif not part.apart:
+            for thread in part.threads:
+                found += _read(thread)
+    return found
