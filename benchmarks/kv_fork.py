@@ -75,7 +75,7 @@ def main(config: Config) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     worked: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(config.rounds + 1):
-        chat = _chat(tokenizer, config.prompt_tokens, turn)
+        chat = chat_of(tokenizer, config.prompt_tokens, turn)
         ids = prompt_ids(tokenizer, chat)
         for name, side in sides.items():
             busy = time.process_time()
@@ -92,10 +92,10 @@ def main(config: Config) -> None:
     _file(config, seconds, worked)
 
 
-def _chat(tokenizer: Any, length: int, turn: int) -> tuple[Message, ...]:
+def chat_of(tokenizer: Any, length: int, turn: int) -> tuple[Message, ...]:
     """A prompt of exactly so many tokens, like that of no other round."""
     for words in range(length):
-        for more in range(8):
+        for more in range(16):
             text = f"Round {turn}." + "".join(f" Item {n} costs {3 * n + turn}." for n in range(words)) + " a" * more
             chat = (Message("user", (text,)),)
             if len(prompt_ids(tokenizer, chat)) == length:

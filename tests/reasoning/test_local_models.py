@@ -60,7 +60,10 @@ def test_forks_equal_full_forwards_of_the_stock_model(family: str) -> None:
 
     def step(rows: list[tuple[int, int]], *chunks: Chunk) -> torch.Tensor:
         """Rows are (token, tokens before it); chunks follow."""
-        lengths, parts = [length for _, length in rows], branches_of(leaves[: len(rows)], model.device)
+        lengths, parts = (
+            [length for _, length in rows],
+            branches_of([leaf.chain() for leaf in leaves[: len(rows)]], model.device),
+        )
         tokens = [token for token, _ in rows]
         places = [leaf.end + length for leaf, (_, length) in zip(leaves, rows, strict=False)]
         for chunk in chunks:

@@ -51,6 +51,11 @@ class AnswerStore:
         for new, kept in zip((self.keys, self.values), old, strict=True):
             new[:, : kept.shape[1], :, : kept.shape[3]] = kept
 
+    def write(self, row: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Writes tokens `[layers, kv_heads, tokens, head_dim]` into a row, from a slot on."""
+        where = slice(first, first + keys.shape[2])
+        self.keys[:, row, :, where], self.values[:, row, :, where] = keys, values
+
     def move(self, source: int, target: int, length: int) -> None:
         """Puts the first tokens of a row where another one was."""
         for store in (self.keys, self.values):

@@ -16,6 +16,13 @@ from partsong.reasoning.local.ticket import Ticket
 __all__ = ["Batch", "Row"]
 
 
+#: Nodes of at most so many tokens are copied by every row that reads them: a product with few keys costs more than
+#: keeping these again does.
+_SHORT = 16
+#: Likewise where nobody else reads them, such as the threads that a text has joined.
+_SHORT_ALONE = 128
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """A branch.
@@ -26,6 +33,8 @@ class Row:
         next_token: fed in the next step.
         mark: thought embedding of what it writes.
         tail: tokens fed so far, whose keys are the row's own.
+        own: nodes of its chain whose keys it has copied; they stand before those of the tail.
+        copied: tokens of these.
     """
 
     ticket: Ticket
@@ -33,6 +42,18 @@ class Row:
     next_token: int
     mark: int = 0
     tail: list[int] = field(default_factory=list)
+    own: set[Node] = field(default_factory=set)
+    copied: int = 0
+
+    @property
+    def shared(self) -> list[Node]:
+        """The nodes it reads where they are."""
+        return [node for node in self.leaf.chain() if node not in self.own]
+
+    @property
+    def length(self) -> int:
+        """Keys of its own."""
+        return self.copied + len(self.tail)
 
     @property
     def position(self) -> int:
@@ -57,6 +78,24 @@ class Batch:
         """A row comes in; it holds on to its leaf."""
         row.leaf.users += 1
         self.rows.append(row)
+        self._settle(row)
+        self.changed()
+
+    def _settle(self, row: Row) -> None:
+        """Copies the short nodes of a row's chain. In which order keys stand makes no difference."""
+        short = [node for node in row.leaf.chain() if _is_short(node)]
+        self.store.reserve(len(self.rows), sum(len(node.tokens) for node in short) + 1)
+        for node in short:
+            assert node.keys is not None and node.values is not None
+            self.store.write(len(self.rows) - 1, row.copied, node.keys, node.values)
+            row.own.add(node)
+            row.copied += len(node.tokens)
+
+    def note_cut(self, first: Node, second: Node) -> None:
+        """A node was cut; the second part is the node it was."""
+        for row in self.rows:
+            if second in row.own:
+                row.own.add(first)
         self.changed()
 
     def leave(self, row: Row) -> None:
@@ -64,7 +103,7 @@ class Batch:
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
             self.rows[place] = last
-            self.store.move(len(self.rows), place, len(last.tail))
+            self.store.move(len(self.rows), place, last.length)
         row.leaf.users -= 1
         self.changed()
         if not self.rows:
@@ -96,10 +135,10 @@ class Batch:
             asked.append(node.asked and node.done + count == len(node.tokens))
             if asked[-1]:
                 keep.append(len(tokens) - 1)
-        lengths = [len(row.tail) for row in self.rows]
+        lengths = [row.length for row in self.rows]
         self.store.reserve(len(self.rows), max(lengths, default=0) + 1)
         if self._branches is None:
-            self._branches = branches_of([row.leaf for row in self.rows], self.model.device)
+            self._branches = branches_of([row.shared for row in self.rows], self.model.device)
         step = Step(self.store, lengths, self._branches, placed)
         logits = self.model.forward(tokens, positions, keep, step, marks)
         for row in self.rows:
@@ -109,5 +148,10 @@ class Batch:
 
     def keys_of(self, row: Row) -> tuple[Tensor, Tensor]:
         """Keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
-        place, length = self.rows.index(row), len(row.tail)
-        return self.store.keys[:, place, :, :length], self.store.values[:, place, :, :length]
+        place, own = self.rows.index(row), slice(row.copied, row.length)
+        return self.store.keys[:, place, :, own], self.store.values[:, place, :, own]
+
+
+def _is_short(node: Node) -> bool:
+    alone = node.users <= 1 and len(node.children) <= 1
+    return len(node.tokens) <= (_SHORT_ALONE if alone else _SHORT)

@@ -97,6 +97,7 @@ class PrefixTree:
     Args:
         allocate: makes room for new tokens.
         limit: most tokens kept once nobody uses them.
+        on_cut: told of the two parts of a node that was cut, the first and the one that it now is.
 
     >>> import torch
     >>> tree = PrefixTree(lambda tokens: (torch.zeros(1, 1, tokens, 2), torch.zeros(1, 1, tokens, 2)), limit=100)
@@ -106,8 +107,10 @@ class PrefixTree:
     (20, [20, 1])
     """
 
-    def __init__(self, allocate: Allocate, limit: int) -> None:
-        self.allocate, self.limit = allocate, limit
+    def __init__(
+        self, allocate: Allocate, limit: int, on_cut: Callable[[Node, Node], None] = lambda first, second: None
+    ) -> None:
+        self.allocate, self.limit, self.on_cut = allocate, limit, on_cut
         self.root = Node([], None, None, None)
         self.tokens = 0
         self._clock = 0
@@ -171,6 +174,7 @@ class PrefixTree:
         node.keys, node.values = node.keys[:, :, length:], node.values[:, :, length:]
         node.tokens, node.parent = node.tokens[length:], first
         node.start, node.done = first.end, max(node.done - length, 0)
+        self.on_cut(first, node)
         return first
 
     def drop(self, node: Node) -> None:

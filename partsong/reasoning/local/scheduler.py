@@ -65,7 +65,7 @@ class Scheduler:
         """Forgets all calls and keys."""
         model = self.model
         self.batch = Batch(model)
-        self.tree = PrefixTree(model.room_for, self.kept_tokens)
+        self.tree = PrefixTree(model.room_for, self.kept_tokens, self.batch.note_cut)
         self.waiting.clear()
         self._held.clear()
         self._pending.clear()
@@ -131,8 +131,6 @@ class Scheduler:
 
     def _place(self, ticket: Ticket) -> None:
         node, ticket.cached = self._walk(ticket.prompt.parts, self.tree.root, 0, 1 if ticket.prompt.goes_on else None)
-        # A node may have been cut under rows that read it.
-        self.batch.changed()
         if node.complete and node.logits is None:
             # The keys are there but not what comes next: the last token is fed once more, as a row's own.
             ticket.cached -= 1

@@ -55,14 +55,14 @@ class Branches:
     ragged: bool
 
 
-def branches_of(leaves: Sequence[Node], device: torch.device) -> Branches:
-    """The nodes above the leaves of rows 0, 1, ..., each with the rows below it."""
+def branches_of(chains: Sequence[Sequence[Node]], device: torch.device) -> Branches:
+    """The nodes that rows 0, 1, ... read, each with its rows."""
     # Nodes hash as themselves. Behind a join the keys before a node are not as many as its position says.
     rows: dict[tuple[Node, int], list[int]] = {}
     ends: list[int] = []
-    for row, leaf in enumerate(leaves):
+    for row, chain in enumerate(chains):
         width = 0
-        for node in leaf.chain():
+        for node in chain:
             rows.setdefault((node, width), []).append(row)
             width += len(node.tokens)
         ends.append(width)
