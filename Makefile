@@ -50,9 +50,10 @@ $(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
 demo: $(VENV)/demo.stamp
 	$(BIN)/partsong demo --out partsong-demo.html
 
-# Two files at a time; WORKERS=0 runs them in one process. The tests of a file share what their ranks computed, so a file stays in one process.
+# Two files at a time; WORKERS=0 runs them in one process. The tests of a file share what their ranks computed, so a file
+# stays in one process. A process that dies ends the run: with another one in its place it would wait for ever.
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(TESTS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
