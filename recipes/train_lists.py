@@ -34,7 +34,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.zoo.lists.model import build_model, load_folder, save_model
+from partsong.zoo.folders import load_folder, save_folder
+from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
 from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch, inside_matrices
@@ -110,7 +111,7 @@ def export(config: Config) -> None:
         if path.exists():
             model = build_model(kind, config.heads, config.depth)
             model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["average"])
-            save_model(model, Path(config.out) / "export" / f"lists-{kind}")
+            save_folder(model, build_tokenizer(), Path(config.out) / "export" / f"lists-{kind}")
 
 
 def evaluate(config: Config) -> None:

@@ -38,9 +38,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
+from partsong.zoo.folders import load_folder
 from partsong.zoo.motion.training import muon_and_adam
 from partsong.zoo.shapes_unet.stage import Stage
-from partsong.zoo.sums.model import build_model, load_folder, save_model
+from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report
 from partsong.zoo.sums.training import Attempts, draw_batch, inside_matrices, loss_of

@@ -27,8 +27,9 @@ from partsong.errors import ArgumentError
 from partsong.evals.likelihood import log_likelihood
 from partsong.evals.lm_eval_model import PartsongLM, main
 from partsong.samplers.text import decode, load_text_model
+from partsong.zoo.folders import save_folder
 from partsong.zoo.lists import draw, examples
-from partsong.zoo.lists.model import BOS, EOS, answer_text, build_model, build_tokenizer, save_model, token_ids
+from partsong.zoo.lists.model import BOS, EOS, answer_text, build_model, build_tokenizer, token_ids
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for weight in model.parameters():
                 weight.mul_(8.0 if weight.dim() == 2 else 1.0)
         made[kind] = tmp_path_factory.mktemp("models") / kind
-        save_model(model, made[kind])
+        save_folder(model, build_tokenizer(), made[kind])
     return made
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.kernels.decoders import why_keys_cannot_be_kept
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import Step
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
@@ -23,9 +24,6 @@ __all__ = ["FAMILIES", "LocalModel"]
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "gemma", "granite", "phi3", "smollm3", "gpt2", "gpt_neox",
 )  # fmt: skip
-
-#: Rotary embeddings whose frequencies depend on the longest position of a call: keys of two calls do not mix.
-_CHANGING_ROTARY = ("dynamic", "longrope")
 
 _NAME = "partsong_local"
 _LOCK = threading.Lock()
@@ -195,19 +193,5 @@ def _check(module: object) -> None:
         raise UnsupportedError(f"{type(module).__name__} has no language-model head")
     if module.training:
         raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
-    _check_attention(config)
-
-
-def _check_attention(config: Any) -> None:
-    local = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
-    window = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
-    if local or window is not None:
-        raise UnsupportedError(
-            f"{config.model_type} with {local[0] if local else f'a sliding window of {window}'}: only layers that "
-            f"attend to all tokens before are supported"
-        )
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary in _CHANGING_ROTARY:
-        raise UnsupportedError(
-            f"rotary embedding {rotary!r} changes with the length of each call, so keys of two calls do not mix"
-        )
+    if (why := why_keys_cannot_be_kept(config)) is not None:
+        raise UnsupportedError(why)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.kernels.decoders import why_keys_cannot_be_kept
 from partsong.samplers.text.families import DECODERS
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
@@ -26,9 +27,6 @@ ATTENTIONS = ("sdpa", "eager")
 
 #: transformers' grouped product of experts, which takes no float64.
 GROUPED = "grouped_mm"
-
-#: Rotary embeddings whose frequencies depend on the longest position of the call: keys of two calls do not mix.
-_CHANGING_ROTARY = ("dynamic", "longrope")
 
 
 class StockTextModel:
@@ -229,8 +227,8 @@ def _check_module(module: PreTrainedModel, adapter: TextAdapter) -> None:
     if module.training:
         raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
     check_attention(module)
-    if config.model_type in DECODERS:
-        _check_decoder(config)
+    if config.model_type in DECODERS and (why := why_keys_cannot_be_kept(config)) is not None:
+        raise UnsupportedError(why)
 
 
 def check_attention(module: PreTrainedModel) -> None:
@@ -245,19 +243,4 @@ def check_attention(module: PreTrainedModel) -> None:
         raise UnsupportedError(
             f"the model is in float64, which {GROUPED} of its experts does not take; "
             f'call model.set_experts_implementation("eager")'
-        )
-
-
-def _check_decoder(config: Any) -> None:
-    local = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]
-    window = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
-    if local or window is not None:
-        raise UnsupportedError(
-            f"{config.model_type} with {local[0] if local else f'a sliding window of {window}'}: "
-            f"only layers that attend to everything the mask shows are supported"
-        )
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary in _CHANGING_ROTARY:
-        raise UnsupportedError(
-            f"rotary embedding {rotary!r} changes with the length of each call, so keys of two calls do not mix"
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -95,25 +93,3 @@ def answer_text(ids: list[int]) -> str:
     """The words before the first `<eos>`."""
     words = (*SPECIAL, *WORDS)
     return " ".join(words[index] for index in (ids[: ids.index(EOS)] if EOS in ids else ids))
-
-
-def save_model(model: LlamaForCausalLM, folder: Path) -> None:
-    """Saves a stock folder, float16 safetensors, that loads as float32, and the tokenizer.
-
-    Args:
-        model: The model; changed to half precision.
-        folder: Where to.
-    """
-    model.half().save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    # Transformers loads the type its configuration names.
-    path = folder / "config.json"
-    settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-    settings["dtype"] = "float32"
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-def load_folder(folder: Path, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """The model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None."""
-    model: Any = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    return model.to(dtype=dtype or torch.float32).eval()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from partsong.zoo.folders import save_folder
 
 __all__ = ["CONTEXT", "EOS", "MODEL", "PAD", "USER", "build_model", "build_tokenizer", "encode", "save_model"]
 
@@ -100,24 +99,7 @@ def build_model(heads: int = 5, depth: int = 6) -> LlamaForCausalLM:
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
-    """Saves a stock folder, float16 safetensors that load as float32, and the tokenizer.
-
-    Args:
-        model: the model; changed to half precision.
-        folder: where to.
-    """
+    """Saves a stock folder that samples where nobody says how to draw; see `save_folder`."""
     model.generation_config.do_sample = True
     model.generation_config.max_new_tokens = 96
-    model.half().save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    # Transformers loads the type its configuration names.
-    path = folder / "config.json"
-    settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-    settings["dtype"] = "float32"
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-def load_folder(folder: Path, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """The model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None."""
-    model: Any = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    return model.to(dtype=dtype or torch.float32).eval()
+    save_folder(model, build_tokenizer(), folder)
