@@ -49,7 +49,7 @@ class Config:
     problems: int = 100
     """The first so many."""
     samples: int = 8
-    """Of each problem, in the pool."""
+    """Of each problem, in the pool; 0 draws none, and only `live` is run."""
     live: tuple[str, ...] = LIVE
     """Strategies that run on the model itself."""
     max_tokens: int = 200
@@ -76,7 +76,8 @@ def main(config: Config) -> None:
 
 async def _main(config: Config) -> None:
     problems = load(config.task, config.problems)
-    engine = LocalEngine(config.model, dtype=getattr(torch, config.dtype), max_rows=config.samples * config.together)
+    rows = max(config.samples, 8) * config.together
+    engine = LocalEngine(config.model, dtype=getattr(torch, config.dtype), max_rows=rows)
     # Alternatives are asked for everywhere, so that all calls are drawn in one way and best-of-n has its confidence.
     parameters = Parameters(
         max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, logprobs=20
@@ -87,17 +88,18 @@ async def _main(config: Config) -> None:
         for text in config.live[:1]:
             done += await _live(config, problems, engine, parameters, text)
             _file(config, done, begin)
-        pool = await collect(
-            config.work / "pool.jsonl",
-            problems,
-            engine,
-            config.samples,
-            parameters=parameters,
-            seed=config.seed,
-            together=config.together,
-        )
-        done += await asyncio.to_thread(_pooled, config, problems, pool)
-        _file(config, done, begin)
+        if config.samples:
+            pool = await collect(
+                config.work / "pool.jsonl",
+                problems,
+                engine,
+                config.samples,
+                parameters=parameters,
+                seed=config.seed,
+                together=config.together,
+            )
+            done += await asyncio.to_thread(_pooled, config, problems, pool)
+            _file(config, done, begin)
         for text in config.live[1:]:
             done += await _live(config, problems, engine, parameters, text)
             _file(config, done, begin)
@@ -163,13 +165,15 @@ def _file(config: Config, done: Sequence[Outcome], begin: float) -> None:
         "cancelled",
     )
     columns += ("prefill", "of it cached", "calls", "truncated", "no answer", "hints", "seconds")
+    pooled = (
+        f"Rows without seconds ran on one pool of {config.samples} samples of each problem, at no further cost, in "
+        "pretended time; a sample that ran out of tokens has no vote. "
+    )
     note = (
         f"{config.model} in {config.dtype}, {config.threads} thread(s), first {config.problems} problems of "
         f"{config.task}, at most {config.max_tokens} tokens an answer, temperature {config.temperature}, top-p "
         f"{config.top_p} (greedy: 0). Means per problem; intervals are Wilson's, differences a paired bootstrap. "
-        f"Rows without seconds ran on one pool of {config.samples} samples of each problem, at no further cost, in "
-        "pretended time; a sample that ran out of tokens has no vote. Prefill counts every call's prompt. "
-        f"{config.together} problems were under way at a time, so their seconds overlap; "
+        f"{pooled if config.samples else ''}Prefill counts every call's prompt. {config.together} problems were under way at a time, so their seconds overlap; "
         f"{time.perf_counter() - begin:.0f} s since this run began."
     )
     title = f"{config.task.upper()}, first {config.problems}, {config.model}"
