@@ -173,7 +173,8 @@ def _file(config: Config, done: Sequence[Outcome], begin: float) -> None:
         f"{config.model} in {config.dtype}, {config.threads} thread(s), first {config.problems} problems of "
         f"{config.task}, at most {config.max_tokens} tokens an answer, temperature {config.temperature}, top-p "
         f"{config.top_p} (greedy: 0). Means per problem; intervals are Wilson's, differences a paired bootstrap. "
-        f"{pooled if config.samples else ''}Prefill counts every call's prompt. {config.together} problems were under way at a time, so their seconds overlap; "
+        f"{pooled if config.samples else ''}Prefill counts every call's prompt. "
+        f"{config.together} problems were under way at a time, so their seconds overlap; "
         f"{time.perf_counter() - begin:.0f} s since this run began."
     )
     title = f"{config.task.upper()}, first {config.problems}, {config.model}"
