@@ -73,6 +73,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "edit-test-select": {"runner": Pretending(), "trajectories": 3, "extract": partial(final_code, language=None)},
     "decompose": {"join": True},
     "skeleton-of-thought": {},
+    "fork-join": {"format": "multiverse", "thread_tokens": 40},
 }
 #: Votes that may stop before all samples are in, and never with another answer.
 LOSSLESS = ("self-consistency", "short-m", "rsa")
@@ -92,6 +93,8 @@ def script(request: Request, draw: random.Random) -> Line:
         "derive": "- it is prime",
         "choose": "2",
     }.get(kind, f"so it is {answer}")
+    if kind == "text" and len(request.path) < 4 and request.sample == 0:
+        text = "<Parallel><Goal><Outline>1: add</Outline><Outline>2: double</Outline>"
     if kind.startswith("step"):
         text += ", the final answer" if kind != "step 0" and draw.random() < 0.5 else ""
     if any(part.startswith("judge") for part in request.path):

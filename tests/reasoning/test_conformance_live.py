@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from partsong.reasoning import Answer, Engine, Journal, Message, Parameters, Run, final_number
+from partsong.errors import UnsupportedError
+from partsong.reasoning import Answer, Engine, Journal, Message, Parameters, Request, Run, final_number
 from partsong.reasoning.remote import Patience, RemoteError
 from partsong.reasoning.remote.servers import LocalServer, transformers_server
 from partsong.reasoning.strategies import STRATEGIES, self_consistency, sequential_refinement
@@ -55,9 +56,12 @@ KNOBS: dict[str, dict[str, Any]] = {
     "edit-test-select": {"runner": Pretending(), "trajectories": 2, "iterations": 2},
     "decompose": {"plan_tokens": 6},
     "skeleton-of-thought": {"point_tokens": 4},
+    "fork-join": {"format": "parathinker", "num": 2, "thread_tokens": 4, "teach": False},
 }
 #: Strategies that read what the model's confidence was.
 CONFIDENT = ("best-of-n", "deepconf")
+#: Strategies that go on with an answer, which this server's chats do not.
+GOING_ON = ("deepprune", "particle-filtering", "particle-gibbs", "beam-search", "dvts", "fork-join")
 
 
 def names() -> list[str]:
@@ -84,6 +88,13 @@ def said(answer: Answer) -> str:
     return json.dumps(kept, default=str)
 
 
+def read_by(request: Request) -> str:
+    """What a model without a chat template reads: an answer it goes on with follows the question as it was drawn."""
+    texts = [message.text for message in request.messages]
+    goes_on = request.messages[-1].role == "assistant"
+    return "\n\n".join(texts[:-1]) + texts[-1] if goes_on else "\n\n".join(texts)
+
+
 @pytest.mark.parametrize("name", names())
 def test_on_a_model_of_this_process(name: str, tmp_path: Path) -> None:
     model = local_models.llama(max_position_embeddings=4096)
@@ -97,7 +108,7 @@ def test_on_a_model_of_this_process(name: str, tmp_path: Path) -> None:
         assert made is not None
         if made.finish in ("stop", "length"):
             assert made.usage.reported
-            assert made.usage.prompt == len(words("\n\n".join(m.text for m in node.request.messages)).input_ids)
+            assert made.usage.prompt == len(words(read_by(node.request)).input_ids)
             spelled = len(words(made.text).input_ids)
             assert spelled <= made.usage.completion <= node.request.parameters.max_tokens
     with Journal(tmp_path / "j.db", replay=True) as journal:
@@ -116,8 +127,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
         pytest.skip("needs fastapi, uvicorn and openai: pip install 'partsong[serve,reasoning]'")
     folder = tmp_path_factory.mktemp("served")
-    local_models.llama(max_position_embeddings=4096).float().save_pretrained(folder)
     words = local_models.tokenizer()
+    words.add_tokens(list("</>12"))  # this server refuses stop strings that the vocabulary cannot spell
+    local_models.llama(max_position_embeddings=4096, vocab_size=len(words)).float().save_pretrained(folder)
     words.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     words.save_pretrained(folder)
     with transformers_server(folder) as running:
@@ -130,7 +142,8 @@ def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> Non
 
     async def main() -> tuple[Answer, Run, list[dict[str, int]]]:
         async with WireTap(server.base_url) as tap:
-            engine = server.engine(patience=Patience(retries=2, backoff=0.01), connections=1)
+            endpoint = "completions" if name in GOING_ON else "chat"
+            engine = server.engine(patience=Patience(retries=2, backoff=0.01), connections=1, endpoint=endpoint)
             engine.base_url = tap.base_url
             with Journal(tmp_path / "j.db") as journal:
                 run = Run(engine, seed=1, journal=journal)
@@ -156,6 +169,22 @@ def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> Non
     with Journal(tmp_path / "j.db", replay=True) as journal:
         again, _ = think(name, lambda: Silent(run.engine.name), journal=journal)
     assert said(again) == said(answer)
+
+
+def test_an_answer_is_gone_on_with_or_the_server_is_not_asked_to(server: LocalServer) -> None:
+    """This server would begin another answer; it refuses the fields that ask it not to, and that is said."""
+
+    async def main() -> None:
+        engine = server.engine(patience=Patience(retries=2, backoff=0.01))
+        chat = (Message("user", ("ab",)), Message("assistant", ("cd",)))
+        try:
+            with pytest.raises(UnsupportedError, match=r"continue_final_message.*use endpoint='completions'"):
+                await engine.generate(Request(messages=chat, parameters=Parameters(max_tokens=2)))
+        finally:
+            await engine.close()
+        assert engine.traffic.requests == 1
+
+    asyncio.run(main())
 
 
 class Silent:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning.call import Message, Request
 
 __all__ = ["Dialect", "Endpoint", "joined"]
@@ -24,6 +24,8 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 _OPTIONAL = ("stream_options", "seed")
 #: Without these the answer is the same if they have these values.
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
+#: With these a chat goes on with its last message instead of answering it; without them it would be another question.
+_GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
 #: A server that does not know a parameter says so in one of these ways; "too large" is none of them.
 _UNKNOWN = re.compile(
     r"un(?:supported|known|recogni[sz]ed|expected)|not (?:supported|permitted|allowed|recogni[sz]ed)|"
@@ -83,7 +85,11 @@ class Dialect:
         return "/chat/completions" if self.endpoint == "chat" else "/completions"
 
     def body(self, request: Request) -> dict[str, Any]:
-        """A request as the server understands it."""
+        """A request as the server understands it.
+
+        Raises:
+            UnsupportedError: a chat to go on with, asked for in one piece.
+        """
         drawn = request.parameters
         body: dict[str, Any] = {
             "model": self.model,
@@ -108,7 +114,15 @@ class Dialect:
     def _prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
         if self.endpoint == "completions":
             return {"prompt": self.template(messages)}
-        return {"messages": [{"role": message.role, "content": message.text} for message in messages]}
+        chat = {"messages": [{"role": message.role, "content": message.text} for message in messages]}
+        if not messages or messages[-1].role != "assistant":
+            return chat
+        if not self.stream:  # llama.cpp does so
+            raise UnsupportedError(
+                "the chat's last message is the assistant's, to go on with, and with stream=False some servers repeat "
+                "it in the answer: use stream=True, or endpoint='completions'"
+            )
+        return chat | _GOING_ON
 
     def learn(self, body: Mapping[str, Any], words: str) -> bool:
         """Whether a refused request is worth sending again in other words.
@@ -116,9 +130,17 @@ class Dialect:
         Args:
             body: as it was sent.
             words: what the server said.
+
+        Raises:
+            UnsupportedError: it cannot go on with the last message of a chat.
         """
         if not _UNKNOWN.search(words):
             return False
+        if any(name in body and _names(words, name) for name in _GOING_ON):
+            raise UnsupportedError(
+                f"the chat's last message is the assistant's, to go on with, and the server cannot ({words}): use "
+                f"endpoint='completions', with a template= that writes the chat as the model knows it"
+            )
         for name in (*_OPTIONAL, *_DEFAULTS):
             if name in body and _names(words, name) and body[name] == _DEFAULTS.get(name, body[name]):
                 if name not in self.refused:

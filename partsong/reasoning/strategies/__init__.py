@@ -11,6 +11,7 @@ from partsong.reasoning.strategies.deepconf import deepconf
 from partsong.reasoning.strategies.deepprune import deepprune
 from partsong.reasoning.strategies.dvts import dvts
 from partsong.reasoning.strategies.edit_test_select import edit_test_select
+from partsong.reasoning.strategies.fork_join import ForkJoinPrompts, fork_join
 from partsong.reasoning.strategies.groups import Judge, PrunePrompts
 from partsong.reasoning.strategies.particle_filtering import particle_filtering
 from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
@@ -32,6 +33,7 @@ __all__ = [
     "CodePrompts",
     "DecomposePrompts",
     "EASY_TO_HARD",
+    "ForkJoinPrompts",
     "Judge",
     "PdrPrompts",
     "PlanPrompts",
@@ -55,6 +57,7 @@ __all__ = [
     "deepprune",
     "dvts",
     "edit_test_select",
+    "fork_join",
     "knobs_of",
     "parse_thinking",
     "particle_filtering",

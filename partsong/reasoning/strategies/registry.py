@@ -22,6 +22,7 @@ from partsong.reasoning.strategies.deepconf import deepconf
 from partsong.reasoning.strategies.deepprune import deepprune
 from partsong.reasoning.strategies.dvts import dvts
 from partsong.reasoning.strategies.edit_test_select import edit_test_select
+from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.strategies.knobs import check_knobs, hints_of
 from partsong.reasoning.strategies.particle_filtering import particle_filtering
 from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
@@ -62,6 +63,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             edit_test_select,
             decompose,
             skeleton_of_thought,
+            fork_join,
         )
     }
 )

@@ -3,6 +3,8 @@
 from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.layout import Hidden, Layout, Run, Tokens, encoded, lay_out, replayed
+from partsong.reasoning.threads.parse import Parsed, parse
+from partsong.reasoning.threads.render import fork_text, render
 
 __all__ = [
     "FORMATS",
@@ -10,12 +12,16 @@ __all__ = [
     "Format",
     "Hidden",
     "Layout",
+    "Parsed",
     "Part",
     "Piece",
     "Run",
     "Tokens",
     "encoded",
     "flat_text",
+    "fork_text",
     "lay_out",
+    "parse",
+    "render",
     "replayed",
 ]

@@ -15,11 +15,11 @@ FormatName = Literal["threadweaver", "multiverse", "npr", "parallel-r1", "parath
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """The tags of a format.
+    r"""The tags of a format.
 
     A model announces threads by writing a plan, an item per thread, between `plan`'s tags; where `plan` is None it
-    writes `announce` alone, or nothing where that is empty too, and somebody else says how many threads there are. Each thread
-    begins with `thread_open` and ends with `thread_close`; behind the last one the text goes on with `join`.
+    writes `announce` alone, or nothing where that is empty too, and somebody else says how many threads there are. Each
+    thread begins with `thread_open` and ends with `thread_close`; behind the last one the text goes on with `join`.
 
     Attributes:
         name: as users call it.
@@ -34,11 +34,11 @@ class Format:
         end: tags that close the whole fork, in order, written by the model.
         marks: whether threads have thought embeddings.
         nested: whether threads may fork.
-        returned: tags around what a thread returns, where threads stand apart: each reads its item alone, and of what it
-            writes only that is read.
+        returned: tags around what a thread returns, where threads stand apart: each reads its item alone, and of what
+            it writes only that is read.
 
     >>> FORMATS["threadweaver"].opener(2), FORMATS["parathinker"].closer(2)
-    ('\\n<Thread>\\n2:', '</think2>')
+    ('\n<Thread>\n2:', '</think2>')
     """
 
     name: FormatName
@@ -140,8 +140,8 @@ _ROWS = (
         end="</summary>",
         marks=True,
     ),
-    # The paper calls its operations spawn(msgs) and join(msg), and its texts spell them in the words of one puzzle. Here
-    # they are tags: the messages are the items, a child ends with what it returns, and that is what its parent reads.
+    # The paper calls its operations spawn(msgs) and join(msg), and its texts spell them in the words of one puzzle.
+    # Here they are tags: the messages are the items, a child ends with what it returns, and that its parent reads.
     Format(
         name="apr",
         source="arXiv 2504.15466",

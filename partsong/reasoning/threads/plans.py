@@ -1,0 +1,108 @@
+"""What a text says when it announces threads: how many there are, and what each is for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from partsong.reasoning.threads.formats import Format
+
+__all__ = ["Plan", "announced", "read_plan", "stop_of"]
+
+_NUMBER = re.compile(r"\s*(\d{1,4})\s*:")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Threads that were announced.
+
+    Attributes:
+        goals: what each thread is for, in the plan's words; empty where the format has no plan or it cannot be read.
+        fault: what is wrong with it, in words; empty where nothing is.
+    """
+
+    goals: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def read_plan(text: str, form: Format) -> Plan:
+    """Reads what stands between the tags of a plan.
+
+    Items have nothing but white space between them, and numbers that count from 1 where threads are numbered.
+
+    Args:
+        text: without the plan's own tags.
+        form: a format with a plan.
+
+    >>> from partsong.reasoning.threads.formats import FORMATS
+    >>> read_plan("<plan>1: add</plan><plan>2: divide</plan>", FORMATS["npr"]).goals
+    ('add', 'divide')
+    """
+    assert form.item is not None
+    opening, closing = form.item
+    goals: list[str] = []
+    place = 0
+    while place < len(text):
+        begin = text.find(opening, place)
+        between = text[place : begin if begin >= 0 else None]
+        if between.strip():
+            return Plan(fault=f"{_short(between)} stands in the plan outside of its items")
+        if begin < 0:
+            break
+        end = text.find(closing, begin)
+        if end < 0:
+            return Plan(fault=f"item {len(goals) + 1} of the plan has no {closing}")
+        item = text[begin + len(opening) : end]
+        if form.numbered:
+            number = _NUMBER.match(item)
+            if number is None or int(number[1]) != len(goals) + 1:
+                return Plan(fault=f"item {len(goals) + 1} of the plan is {_short(item)}, without that number")
+            item = item[number.end() :]
+        goals.append(item.strip() if form.numbered else item)
+        place = end + len(closing)
+    return Plan(tuple(goals)) if goals else Plan(fault="the plan has no items")
+
+
+def announced(text: str, form: Format) -> Plan | None:
+    """What a text announced that a stop string ended.
+
+    Engines leave out the stop string, and most do not tell whether there was one, so the text itself must: its plan is
+    open, or it ends with what `stop_of` left of the tag.
+
+    Args:
+        text: since threads last came together.
+        form: of the threads.
+
+    Returns:
+        None where the text simply ended.
+
+    >>> from partsong.reasoning.threads.formats import FORMATS
+    >>> announced("So <guideline><plan>1: add</plan>", FORMATS["npr"]), announced("So it is 4.", FORMATS["npr"])
+    (Plan(goals=('add',), fault=''), None)
+    """
+    if form.plan is not None:
+        opening, closing = form.plan
+        begin = text.rfind(opening)
+        is_open = begin >= 0 and text.rfind(closing) < begin
+        return read_plan(text[begin + len(opening) :], form) if is_open else None
+    if form.announce and text.endswith("</"):
+        return Plan(fault=f"</{stop_of(form)} closes nothing")
+    return Plan() if form.announce and text.endswith(form.announce[:1]) else None
+
+
+def stop_of(form: Format) -> str:
+    """The stop string by which a text that announces threads ends; empty where none does.
+
+    Without a plan, the tag that announces threads keeps its first letter: else nothing in the text would tell whether
+    the model wrote the tag or had no more to say.
+
+    >>> from partsong.reasoning.threads.formats import FORMATS
+    >>> stop_of(FORMATS["npr"]), stop_of(FORMATS["parallel-r1"])
+    ('</guideline>', 'Parallel>')
+    """
+    return form.announce if form.plan is not None else form.announce[1:]
+
+
+def _short(text: str) -> str:
+    said = repr(text.strip())
+    return said if len(said) <= 40 else said[:37] + "..."
