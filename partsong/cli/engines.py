@@ -26,22 +26,18 @@ def default_model() -> str:
 
 def zoo_task(options: Asking) -> Any:
     """The task of a zoo model that was trained to think; None for all other models."""
-    from partsong import zoo
+    from partsong.zoo.thinking import task_of
 
-    if options.server is not None:
-        return None
-    row = zoo.MODELS.get(options.model or default_model())
-    return None if row is None or not hasattr(row.task, "answer_of") else row.task
+    return None if options.server is not None else task_of(options.model or default_model())
 
 
 def own_knobs(options: Asking, thinking: Thinking) -> dict[str, Any]:
     """What such a model wants a strategy to be given, such as prompts of its language; what the user set stays."""
-    task = zoo_task(options)
-    if task is None:
-        return {}
-    from partsong.zoo.sums.prompts import KNOBS
+    from partsong.zoo.thinking import knobs_for
 
-    return {name: value for name, value in KNOBS.get(thinking.name, {}).items() if name not in thinking.knobs}
+    return (
+        {} if options.server is not None else knobs_for(options.model or default_model(), thinking.name, thinking.knobs)
+    )
 
 
 def make_engine(options: Asking) -> Engine:

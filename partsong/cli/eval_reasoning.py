@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.engines import make_engine
+from partsong.cli.engines import default_model, make_engine
 from partsong.cli.info import table
 from partsong.cli.options import Reasoning
 from partsong.cli.ranks import under_torchrun
@@ -57,7 +57,8 @@ def _job(options: Reasoning) -> ReasoningJob:
     from partsong.evals.reasoning.suite import read_strategies
     from partsong.reasoning import Budget, Parameters
 
-    read_strategies(options.strategies)
+    model = None if options.server is not None else options.model or default_model()
+    read_strategies(options.strategies, model)
     budget = Budget(tokens=options.budget_tokens)
     budget.validate()
     # A pool is drawn once for all: with what the most demanding of them reads.
@@ -75,6 +76,7 @@ def _job(options: Reasoning) -> ReasoningJob:
         seed=options.seed,
         budget=budget,
         concurrency=options.concurrency,
+        model=model,
         work=None if options.work is None else Path(options.work),
     )
 

@@ -6,6 +6,8 @@ plug-ins; there the same command line runs through this module, which registers 
     python -m partsong.evals.lm_eval_model run --model partsong \
         --model_args 'pretrained=FOLDER,rule=entropy-bound:gamma=0.1,max_new_tokens=256' --tasks gsm8k
 
+With ``strategy=`` among the arguments the model is one that thinks with many calls: `ThinkingLM`.
+
 Importing this module needs the harness (``pip install 'partsong[eval]'``) and registers the model.
 """
 
@@ -34,7 +36,7 @@ try:
     importlib.import_module("lm_eval.models")
     _Harness: Any = importlib.import_module("lm_eval.api.model").TemplateLM
     _registry: Any = importlib.import_module("lm_eval.api.registry")
-    _windows: Any = importlib.import_module("lm_eval.utils")
+    _utils: Any = importlib.import_module("lm_eval.utils")
 except ImportError as error:
     raise ImportError("this model needs lm-evaluation-harness: pip install 'partsong[eval]'") from error
 
@@ -121,6 +123,21 @@ class PartsongLM(_Harness):
         self.tallies: list[Tally] = []
         self.answer_tokens, self.squared_errors = 0, []
 
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Any:
+        """A model by the text of ``--model_args``."""
+        return cls.create_from_arg_obj(_utils.simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
+        """A model by its arguments: one that thinks where ``strategy`` is among them, else one of this class."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if "strategy" not in arg_dict:
+            return cls(**arg_dict, **given)
+        from partsong.evals.lm_eval_thinking import ThinkingLM
+
+        return ThinkingLM(**arg_dict, **given)
+
     # --- what the harness asks about the model ------------------------------------------------------------------------
 
     @property
@@ -198,8 +215,8 @@ class PartsongLM(_Harness):
         found = []
         for request in progress(requests, "partsong: texts", None if not disable_tqdm else False):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
-            windows = _windows.get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
-            pairs = [((request.args[0], ""), *_windows.make_disjoint_window(window)) for window in windows]
+            windows = _utils.get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
+            pairs = [((request.args[0], ""), *_utils.make_disjoint_window(window)) for window in windows]
             found.append(sum(value for value, _ in self._likelihoods(pairs, check_greedy=False)))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
         return found

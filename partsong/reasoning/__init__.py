@@ -19,6 +19,7 @@ from partsong.reasoning.trace import write_trace
 
 if TYPE_CHECKING:
     from partsong.reasoning.checking import MathChecker, Verdict
+    from partsong.reasoning.cluster import RayEngine
     from partsong.reasoning.local import LocalEngine
     from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
     from partsong.reasoning.sandbox import Runner, Sandbox
@@ -28,6 +29,7 @@ _LAZY = {
     "MathChecker": "checking",
     "OpenAIEngine": "remote",
     "Patience": "remote",
+    "RayEngine": "cluster",
     "RemoteError": "remote",
     "Runner": "sandbox",
     "Sandbox": "sandbox",
@@ -53,6 +55,7 @@ __all__ = [
     "Patience",
     "Piece",
     "Price",
+    "RayEngine",
     "RemoteError",
     "Request",
     "Run",

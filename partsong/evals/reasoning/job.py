@@ -21,6 +21,7 @@ from partsong.reasoning.call import Parameters
 from partsong.reasoning.engine import Engine
 from partsong.reasoning.journal import Journal
 from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.wrapping import BoundedEngine
 
 __all__ = ["POOLED", "ReasoningJob", "read_problems", "run_reasoning"]
 
@@ -39,8 +40,9 @@ class ReasoningJob:
         samples: draw so many of each problem once, and run the strategies of `POOLED` on them; None runs all live.
         seed: of all draws.
         budget: of one problem under one strategy.
-        concurrency: most calls of a problem under way.
+        concurrency: most calls under way, of all problems together.
         together: problems under way.
+        model: what the engine's model is called, for `read_strategies`.
         work: folder for samples, calls and finished problems, to go on from; None keeps nothing.
     """
 
@@ -52,6 +54,7 @@ class ReasoningJob:
     budget: Budget | None = None
     concurrency: int = 64
     together: int = 8
+    model: str | None = None
     work: Path | None = None
 
 
@@ -95,6 +98,7 @@ async def run_reasoning(
     """
     pooled = [text for text in job.strategies if job.samples is not None and text.partition(":")[0] in POOLED]
     made: dict[str, list[Outcome]] = {}
+    engine = BoundedEngine(engine, job.concurrency)
     with ExitStack() as stack:
         journal = None if job.work is None else stack.enter_context(Journal(job.work / "calls.db"))
         if pooled:
@@ -133,7 +137,7 @@ def _on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> list[Outcom
     """In pretended time, as if all samples were written at one speed."""
     made = evaluate(
         job.problems,
-        read_strategies(texts),
+        read_strategies(texts, job.model),
         lambda problem: PoolEngine(pool, problem, chunk=1),
         seed=job.seed,
         parameters=job.parameters,
@@ -152,7 +156,7 @@ async def _live(
     name = "".join(letter if letter.isalnum() else "-" for letter in text)
     return await evaluate(
         job.problems,
-        read_strategies([text]),
+        read_strategies([text], job.model),
         engine,
         seed=job.seed,
         parameters=job.parameters,

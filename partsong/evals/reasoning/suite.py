@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from partsong.reasoning.run import Run
 from partsong.reasoning.strategies.registry import parse_thinking
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.virtual_time import VirtualLoop
+from partsong.zoo.thinking import knobs_for
 
 __all__ = ["Strategy", "evaluate", "greedy", "read_strategies", "reasoning_suite"]
 
@@ -42,11 +44,12 @@ async def greedy(run: Run, question: str, *, extract: Extract, parameters: Param
     return await single(run, question, extract=extract, parameters=cold)
 
 
-def read_strategies(texts: Sequence[str]) -> dict[str, Strategy]:
+def read_strategies(texts: Sequence[str], model: Any = None) -> dict[str, Strategy]:
     """Strategies as command lines name them, all of them legal before the first is run.
 
     Args:
         texts: ``greedy``, or ``NAME:key=value,...`` as `parse_thinking` reads it.
+        model: what the model is called; for a zoo model that was trained to think, strategies have knobs of its own.
 
     Raises:
         ArgumentError: an unknown strategy or knob, or a strategy that needs what no text can give.
@@ -62,7 +65,8 @@ def read_strategies(texts: Sequence[str]) -> dict[str, Strategy]:
         thinking = parse_thinking(text)
         if thinking.needs:
             raise ArgumentError(f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which no text can give")
-        found[text] = thinking
+        own = knobs_for(model, thinking.name, thinking.knobs)
+        found[text] = partial(thinking, **own) if own else thinking
     return found
 
 

@@ -161,6 +161,8 @@ class LocalEngine:
 
 def _end(worker: Worker, model: LocalModel) -> None:
     worker.close()
+    # A thread that is inside torch while the interpreter goes down takes the process with it.
+    worker.join()
     model.close()
 
 

@@ -61,8 +61,9 @@ class Worker:
             self._wake.notify()
 
     def join(self) -> None:
-        """Waits for the thread's end."""
-        self._thread.join()
+        """Waits for the thread's end, unless it is this thread, in which garbage may be collected too."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)

@@ -115,9 +115,12 @@ def parse_thinking(text: str) -> Thinking:
     name = text.partition(":")[0]
     made = parse_knobs(text, {known: knobs_of(known) for known in STRATEGIES}, "strategy strategies")
     chosen = asdict(made)
+    # Set to the default is set all the same: a model's own knobs must not take its place.
+    said = {part.partition("=")[0].strip().replace("-", "_") for part in text.partition(":")[2].split(",")}
     known = inspect.signature(STRATEGIES[name]).parameters
     needs = [k for k, p in known.items() if p.default is p.empty and k not in ("run", "question", "extract")]
-    return Thinking(name=name, knobs={k: v for k, v in chosen.items() if v != known[k].default}, needs=tuple(needs))
+    knobs = {k: v for k, v in chosen.items() if k in said or v != known[k].default}
+    return Thinking(name=name, knobs=knobs, needs=tuple(needs))
 
 
 @functools.cache

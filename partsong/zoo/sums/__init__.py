@@ -5,6 +5,9 @@ text, `support` lists every right answer, `parse` tells what a question asks. `p
 the texts the model has learned for thinking with many calls.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from partsong.zoo.sums.problems import FAMILIES, Family, Problem, answer_of, check, held_out, parse, support
 from partsong.zoo.sums.solutions import Example, draw, examples, solve
 
@@ -21,4 +24,12 @@ __all__ = [
     "parse",
     "solve",
     "support",
+    "thinking_knobs",
 ]
+
+
+def thinking_knobs(strategy: str) -> Mapping[str, Any]:
+    """What the model wants a strategy to be given: prompts in its language."""
+    from partsong.zoo.sums.prompts import KNOBS
+
+    return KNOBS.get(strategy, {})

@@ -1,0 +1,286 @@
+"""`RayEngine`: one engine many times over, on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.reasoning.call import Completion, Request
+from partsong.reasoning.cluster.host import Host, make_local
+from partsong.reasoning.cluster.place import Call, Cluster, LostError, Place, in_loop, said
+from partsong.reasoning.cluster.placement import Placement, gpu_share
+from partsong.reasoning.engine import Engine, EngineError, Progress
+
+__all__ = ["RayEngine"]
+
+#: Actors a call may have been under way on when they died; a call that kills every engine is not given to all of them.
+_MOST_LOSSES = 3
+#: Seconds engines have to close before their processes are ended.
+_GRACE = 5.0
+
+
+class RayEngine:
+    """Spreads calls over like engines, each in an actor of its own.
+
+    A call goes to the least busy engine; calls of one prompt go to the same one as long as that is at most four calls
+    ahead of the least busy, so that they share the prompt's keys. Where an actor dies its calls are asked again
+    elsewhere, with the same seeds; an engine whose answers depend on the request alone, such as `LocalEngine` in
+    float64, then answers as if nothing had happened. What the dead actor had written of a call is in `Usage.wasted`,
+    as far as it was told.
+
+    Reports of progress come in order and one by one, gathered for about 10 ms: halting and budgets work as with the
+    engine itself, and what it writes in the meantime is lost.
+
+    Args:
+        model: of a `LocalEngine` per actor: a folder that every machine of the cluster has under the same path, a zoo
+            name, "smollm2-135m", or a hub id.
+        factory: makes an engine, instead of `model`; it is called in each actor, so it is a function of a module the
+            actors can import, or small enough to be pickled.
+        num_engines: how many.
+        num_cpus: cores of each; also the threads that torch takes there.
+        num_gpus: GPUs of each, a fraction shares one; None is one, or less where the cluster has fewer than engines;
+            0 where there are none.
+        restarts: actors that may follow a dead one in its place, each; 0 leaves it out.
+        start_seconds: that all engines have until they are loaded.
+        address: of the cluster; "auto" is the one that runs on this machine. None is the one this process is connected
+            to, else ``RAY_ADDRESS``, else a new one of this machine alone, which ends with `close`.
+        name: for journals; None is the engines' own, so that a run goes on with one `LocalEngine` or many.
+        **options: of `LocalEngine`; ``dtype`` may be text, such as "float64".
+
+    Attributes:
+        name: see above.
+
+    Raises:
+        ArgumentError: sizes that cannot be, both or neither of `model` and `factory`, or what the engines refuse.
+        EngineError: not all engines came up.
+        UnsupportedError: Ray is not installed.
+
+    >>> from partsong.reasoning import Message
+    >>> async def ask():
+    ...     engine = RayEngine("sums", num_engines=2, dtype="float64")
+    ...     found = await engine.generate(Request(messages=(Message("user", ("37+48-19*3=?",)),)))
+    ...     await engine.close()
+    ...     return found.text
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        factory: Callable[[], Engine] | None = None,
+        num_engines: int = 2,
+        num_cpus: float = 1.0,
+        num_gpus: float | None = None,
+        restarts: int = 1,
+        start_seconds: float = 600.0,
+        address: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        make = _maker(model, factory, options)
+        _check(num_engines, num_cpus, num_gpus, restarts, start_seconds)
+        ray = _ray()
+        self._own = _join(ray, address)
+        self._lock, self._closed = threading.RLock(), False
+        self._numbers, self._placement = itertools.count(), Placement()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._places: list[Place] = []
+        self._cluster = Cluster()
+        atexit.register(self._end)  # before Ray goes, and its threads with it
+        try:
+            has = ray.cluster_resources()
+            share = gpu_share(num_engines, has.get("GPU", 0.0)) if num_gpus is None else num_gpus
+            if self._own:
+                _check_room(num_engines, num_cpus, share, has)
+            wanted = {"num_cpus": num_cpus, "num_gpus": share, "scheduling_strategy": "SPREAD"}
+            new_actor = functools.partial(ray.remote(Host).options(**wanted).remote, make)
+            for number in range(num_engines):
+                self._places.append(Place(number, new_actor, self._cluster, restarts, self._lock, self._wake))
+            found = self._started(ray, start_seconds)
+        except BaseException:
+            self._end()
+            raise
+        self.name = name or found
+
+    def _started(self, ray: Any, seconds: float) -> str:
+        """Waits for all engines; returns the name they share."""
+        starts = [place.start for place in self._places]
+        _, late = ray.wait(starts, num_returns=len(starts), timeout=seconds)
+        if late:
+            free, of = _counts(ray.available_resources()), _counts(ray.cluster_resources())
+            raise EngineError(
+                f"{len(late)} of {len(starts)} engines were not there after start_seconds={seconds:g}; {free} of {of} "
+                f"are free: ask for fewer engines, or for less for each (num_cpus, num_gpus)"
+            )
+        names = []
+        for place in self._places:
+            try:
+                name, where = ray.get(place.start)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, Exception):  # the engine's own refusal
+                    raise error.cause from None
+                raise EngineError(f"engine {place.number} could not be made: {said(error)}") from error
+            except ray.exceptions.RayError as error:
+                raise EngineError(f"engine {place.number} ended while it was loaded: {said(error)}") from error
+            names.append(name)
+            place.open(where)
+        if len(set(names)) > 1:
+            raise ArgumentError(f"engines of a RayEngine are alike, found {', '.join(sorted(set(names)))}")
+        return names[0]
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
+        """Answers one request; see `Engine`.
+
+        Cancelling ends the call in its actor, and returns when that has let it go.
+
+        Raises:
+            EngineError: no engine is left, the call lost three of them, or the engine is closed; also what the engine
+                raises.
+        """
+        loop, lost = asyncio.get_running_loop(), 0
+        for losses in itertools.count(1):
+            call = Call(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
+            place = await self._assign(call)
+            try:
+                made = await call.future
+                return replace(made, usage=replace(made.usage, wasted=made.usage.wasted + lost))
+            except LostError as error:
+                if losses == _MOST_LOSSES:
+                    raise EngineError(
+                        f"the call was under way on {losses} engines that died; the last: {error}"
+                    ) from None
+                lost += call.tokens
+                if progress is not None and call.tokens:
+                    progress("", lost, restart=True)
+            except asyncio.CancelledError:
+                place.cancel(call)
+                # The engine lets it go before this call counts as ended; who cancels again does not wait for that.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call.left.wait()
+                raise
+        raise AssertionError
+
+    async def _assign(self, call: Call) -> Place:
+        """Gives a call to an engine; waits where all of them are being started anew."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise EngineError("the engine is closed: make a new one")
+                if not self._cluster.there:
+                    raise EngineError("Ray was shut down, and the engine with it: make a new one")
+                loads = {place.number: len(place.calls) for place in self._places if place.state == "up"}
+                if loads:
+                    place = self._places[self._placement.choose(loads, call.request)]
+                    place.submit(call)
+                    return place
+                if all(place.state == "down" for place in self._places):
+                    raise EngineError(f"no engine is left: {'; '.join(map(str, self._places))}")
+                change = asyncio.get_running_loop().create_future()
+                self._waiting.append(change)
+            await change
+
+    def _wake(self) -> None:
+        """An engine has come or gone: whoever waits looks again."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            in_loop(change.get_loop(), lambda change=change: change.done() or change.set_result(None))
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Ends the actors, and the cluster if this engine has started it; calls under way get an `EngineError`.
+
+        Close it before ``ray.shutdown()``: Ray ends a process whose threads ask for something after that. At the end of
+        the process it is closed by itself. Closing twice does nothing.
+        """
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        ray = _ray()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self._end)
+        if self._cluster.there:
+            ends = [place.actor.close.remote() for place in self._places if place.state == "up"]
+            if ends:
+                ray.wait(ends, num_returns=len(ends), timeout=_GRACE)
+        for place in self._places:
+            place.close()
+        self._wake()
+        if self._own and self._cluster.there:
+            ray.shutdown()
+
+
+def _maker(
+    model: str | Path | None, factory: Callable[[], Engine] | None, options: dict[str, Any]
+) -> Callable[[], Engine]:
+    if (model is None) == (factory is None):
+        raise ArgumentError("a RayEngine is made of model= or of factory=, one of the two")
+    if factory is not None:
+        if options:
+            raise ArgumentError(f"{', '.join(options)}: these are for model=; a factory sets its engine's own options")
+        return factory
+    if not isinstance(model, str | Path):
+        raise ArgumentTypeError(f"model is a folder or a name, which each actor loads; found {type(model).__name__}")
+    # Actors need not run in this process' folder.
+    return functools.partial(make_local, str(Path(model).resolve()) if Path(model).is_dir() else str(model), options)
+
+
+def _check(num_engines: int, num_cpus: float, num_gpus: float | None, restarts: int, seconds: float) -> None:
+    for name, count, least in (("num_engines", num_engines, 1), ("restarts", restarts, 0)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ArgumentError(f"{name}={count!r}; use an integer of {least} or more")
+    for name, amount in (("num_cpus", num_cpus), ("num_gpus", num_gpus or 0.0), ("start_seconds", seconds)):
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
+            raise ArgumentError(f"{name}={amount!r}; use 0 or more")
+
+
+def _check_room(num_engines: int, num_cpus: float, num_gpus: float, has: dict[str, float]) -> None:
+    """A cluster of our own does not grow, so what has no room there is refused at once."""
+    for kind, each in (("CPU", num_cpus), ("GPU", num_gpus)):
+        if each * num_engines > has.get(kind, 0.0) + 1e-9:
+            raise ArgumentError(
+                f"{num_engines} engines of num_{kind.lower()}s={each:g} need {each * num_engines:g} {kind}s, and this "
+                f"machine has {has.get(kind, 0.0):g}: ask for fewer engines, or for less for each"
+            )
+
+
+def _counts(resources: dict[str, float]) -> str:
+    return f"{resources.get('CPU', 0.0):g} CPUs and {resources.get('GPU', 0.0):g} GPUs"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UnsupportedError(f"{error}; install partsong[scale] to run engines on a cluster") from error
+    return ray
+
+
+def _join(ray: Any, address: str | None) -> bool:
+    """Connects this process to a cluster; whether it is a new one of our own."""
+    if ray.is_initialized():
+        if address is not None:
+            raise ArgumentError(f"address={address!r}, but this process is connected to a Ray cluster already")
+        return False
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise ArgumentError(f"address={address!r} is not that of a Ray cluster: {error}") from error
+    return address == "local"
