@@ -17,7 +17,7 @@ from partsong.zoo.shapes.scoring import score
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {
     **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
-    **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000},
+    **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000, "products": 4_000_000},
 }
 
 

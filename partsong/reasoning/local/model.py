@@ -70,6 +70,8 @@ class LocalModel:
         # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
         self._module: Any = module if owned else copy.deepcopy(module, shared)
+        # One forward at a time: an engine and workers that share its model compute in threads of their own.
+        self._turn = threading.Lock()
         self._step: Step | None = None
         self.packed = self._pack(weight, pack)
         self._thoughts = thoughts
@@ -120,14 +122,14 @@ class LocalModel:
         """
         flat, places, wanted = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
         thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([list(marks)])
-        self._step = step
-        try:
-            with thinking:
+        with self._turn, thinking:
+            self._step = step
+            try:
                 out = self._module(
                     input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=wanted.long(), return_dict=True
                 )
-        finally:
-            self._step = None
+            finally:
+                self._step = None
         return out.logits[0]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:

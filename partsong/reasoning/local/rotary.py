@@ -1,0 +1,89 @@
+"""Rotary position embedding of a local model, applied by us: to queries and keys that the model was kept from turning.
+
+A model that is told that all its tokens stand at position 0 turns none of them. Whoever computes attention may then
+turn a query differently for every block of keys it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.reasoning.local.model import LocalModel
+
+__all__ = ["Rotary", "rotary_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """How a model turns queries and keys.
+
+    Position p turns elements i and i + n of the first 2n of a head by the angle ``p * frequencies[i]``; what lies
+    behind them stays (Su et al., arXiv 2104.09864, in the order of dims of GPT-NeoX).
+
+    Attributes:
+        frequencies: `[n]`, float64, radians per position.
+        layers: by layer, whether it turns anything; some models have layers without positions.
+
+    >>> rotary = Rotary(torch.tensor([1.0, 0.1], dtype=torch.float64), (True,))
+    >>> x = torch.randn(3, 4, dtype=torch.float64)
+    >>> there = rotary.turned(x, *rotary.tables(torch.tensor(5), x.dtype))
+    >>> bool(torch.allclose(rotary.turned(there, *rotary.tables(torch.tensor(-5), x.dtype)), x))
+    True
+    """
+
+    frequencies: Tensor
+    layers: tuple[bool, ...]
+
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each `[*positions.shape, n]`, for vectors of a dtype.
+
+        Angles are worked out in float64: a position of some thousands times a frequency in float32 is off by 1e-4.
+
+        Args:
+            positions: integers; negative ones turn back.
+            dtype: of the vectors; the tables of those narrower than float32 are float32.
+        """
+        angles = positions.double()[..., None] * self.frequencies
+        wide = torch.promote_types(dtype, torch.float32)
+        return angles.cos().to(wide), angles.sin().to(wide)
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turns vectors.
+
+        Args:
+            x: `[..., head_dim]`.
+            cos: broadcasts against `[..., n]`.
+            sin: likewise.
+
+        Returns:
+            Of the dtype of x, and of the shape that x and the tables broadcast to.
+        """
+        half = len(self.frequencies)
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        if rest.shape[-1]:
+            parts.append(rest.expand(*parts[0].shape[:-1], -1))
+        return torch.cat(parts, dim=-1).to(x.dtype)
+
+
+def rotary_of(model: LocalModel) -> Rotary:
+    """Reads the rotary embedding of a model.
+
+    Raises:
+        UnsupportedError: the model has none, or several.
+    """
+    config = model._module.config
+    found = [each.inv_freq for each in model._module.modules() if isinstance(getattr(each, "inv_freq", None), Tensor)]
+    if len(found) != 1:
+        what = f"{len(found)} different ones" if found else "another kind of position, or none"
+        raise UnsupportedError(
+            f"sharing keys at several positions needs one rotary position embedding, and {config.model_type} has "
+            f"{what}: use a model such as Llama, Mistral or Qwen"
+        )
+    # The list says 1 where a layer is rotary, whatever its name says.
+    layers = getattr(config, "no_rope_layers", None) or [1] * model.layers
+    return Rotary(found[0].double(), tuple(map(bool, layers)))
