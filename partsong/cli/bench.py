@@ -30,11 +30,11 @@ def bench(options: Bench) -> dict[str, Any]:
     if options.tokens and min(options.tokens) < 1:
         raise ArgumentError(f"--tokens {' '.join(map(str, options.tokens))}: give positive numbers")
     start = time.perf_counter()
-    rows = _kernels(options) if options.name == "kernels" else _image(options)
+    rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
     machine = env()
     hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
-    nproc = 1 if options.name == "kernels" else options.nproc or 2
+    nproc = options.nproc or 2 if options.name == "image" else 1
     what = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
     return {**what, "seconds": seconds, "rows": rows, "hardware": hardware}
 
@@ -57,14 +57,28 @@ def _image(options: Bench) -> list[dict[str, Any]]:
 def _kernels(options: Bench) -> list[dict[str, Any]]:
     from partsong.evals import bench_kernels
 
-    if options.nproc is not None or options.models:
-        raise ArgumentError("--nproc and --models belong to partsong bench image")
+    _no_image_options(options)
     if options.tune is not None:
         from partsong.evals.tune_kernels import tune
 
         tune(Path(options.tune), options.tokens or bench_kernels.GPU_LENGTHS)
         os.environ[TUNED] = options.tune  # the table shows what was just found
     return bench_kernels.run(repeats=options.repeats, tokens=options.tokens)
+
+
+def _parscale(options: Bench) -> list[dict[str, Any]]:
+    from partsong.evals import bench_parscale
+
+    _no_image_options(options)
+    if options.tune is not None:
+        raise ArgumentError("--tune belongs to partsong bench kernels")
+    rows = [bench_parscale.run(repeats=options.repeats, prompt=length) for length in options.tokens or (256,)]
+    return [row for table_rows in rows for row in table_rows]
+
+
+def _no_image_options(options: Bench) -> None:
+    if options.nproc is not None or options.models:
+        raise ArgumentError("--nproc and --models belong to partsong bench image")
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -299,14 +299,15 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(_Common):
-    """Measure strategies against one process, or kernels against each other, interleaved in one run."""
+    """Measure strategies against one process, kernels against each other, or ParScale against wider models."""
 
-    name: Annotated[Literal["image", "kernels"], tyro.conf.Positional]
+    name: Annotated[Literal["image", "kernels", "parscale"], tyro.conf.Positional]
     """What to measure."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
     """Timed runs of each case; the median counts."""
     tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = ()
-    """Tokens, one table section each; default 1024 and 4096 for image, 1k to 64k for kernels (1k on a CPU)."""
+    """Tokens, one table section each; default 1024 and 4096 for image, 1k to 64k for kernels (1k on a CPU), a
+    prompt of 256 for parscale."""
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """image: ranks, one thread each; default 2."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()

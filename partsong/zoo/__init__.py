@@ -11,7 +11,7 @@
 'ant cat dog'
 """
 
-from partsong.zoo import lists, motion, shapes, sums
+from partsong.zoo import lists, motion, products, shapes, sums
 from partsong.zoo.registry import MODELS, TextPair, ZooModel, load
 
-__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "shapes", "sums"]
+__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "products", "shapes", "sums"]

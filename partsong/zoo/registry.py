@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import ArgumentError
-from partsong.zoo import lists, motion, shapes, sums
+from partsong.zoo import lists, motion, products, shapes, sums
 
 if TYPE_CHECKING:
     import torch
@@ -166,6 +166,19 @@ _ROWS = (
         defaults=MappingProxyType({"canvas": 96}),
         task=sums,
         recipe="recipes/train_sums.py",
+    ),
+    ZooModel(
+        name="products",
+        kind="text",
+        folder=WEIGHTS / "products",
+        description=(
+            'Multiplications worked out in threads that fork and join ("4729*386=?"); a chat model that writes the '
+            "tags of Multiverse, a causal Llama of 0.9 M parameters."
+        ),
+        license="Apache-2.0",
+        defaults=MappingProxyType({"canvas": 256}),
+        task=products,
+        recipe="recipes/train_threads.py",
     ),
 )
 

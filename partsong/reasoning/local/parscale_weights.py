@@ -1,0 +1,209 @@
+"""What ParScale learns: prefixes of keys and values for every stream, and the network that weighs the streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from partsong import seeds
+from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.kernels.decoders import why_keys_cannot_be_kept
+
+__all__ = ["FAMILIES", "StreamWeights", "aggregate", "check_model", "smooth"]
+
+#: Decoders whose layers write their keys to the cache and take masks from its length; each is compared with itself,
+#: worked out stream by stream, in the tests.
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "gemma", "granite", "phi3", "smollm3",
+)  # fmt: skip
+
+
+def smooth(weights: Tensor, smoothing: float) -> Tensor:
+    """Keeps every stream in play: `w (1 - e) + e / P`, which still sums to one (the paper's label smoothing).
+
+    Args:
+        weights: `[..., streams]`.
+        smoothing: e, 0 to 1.
+
+    Returns:
+        `[..., streams]`.
+
+    >>> smooth(torch.tensor([1.0, 0.0, 0.0, 0.0]), 0.2).tolist()
+    [0.8500000238418579, 0.05000000074505806, 0.05000000074505806, 0.05000000074505806]
+    """
+    return weights * (1.0 - smoothing) + smoothing / weights.shape[-1]
+
+
+def aggregate(hidden: Tensor, network: nn.Module, num_streams: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the streams, token by token.
+
+    Args:
+        hidden: behind the last norm, `[streams * batch, tokens, width]`, stream by stream.
+        network: from `[batch, tokens, width * streams]`, in which the streams of one feature lie side by side, to
+            `[batch, tokens, streams]`.
+        num_streams: P.
+        smoothing: as in `smooth`.
+
+    Returns:
+        `[batch, tokens, width]` and the weights, `[batch, tokens, streams]`, in float32 or float64.
+    """
+    split = hidden.unflatten(0, (num_streams, -1))  # [streams, batch, tokens, width]
+    # Feature by feature, as published weights have it: h0 of all streams, h1 of all streams, ...
+    scores = network(split.permute(1, 2, 3, 0).flatten(2))
+    weights = smooth(scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=-1), smoothing)
+    joined = torch.einsum("btp,pbth->bth", weights, split.to(weights.dtype))
+    return joined.to(hidden.dtype), weights
+
+
+class StreamWeights(nn.Module):
+    """Prefixes and aggregator for one number of streams.
+
+    The parameters are apart from the model's. `load_published` and `published` translate to and from the names that
+    published checkpoints have.
+
+    Args:
+        num_streams: P, 2 or more; one stream is the base model and needs no weights.
+        num_layers: of the model.
+        kv_heads: of each layer.
+        head_dim: channels of a head.
+        hidden_size: of the model.
+        prefix_length: learned keys in front of each layer.
+        smoothing: least share of all streams together that is spread evenly, 0 to 1.
+        seed: of the first values.
+        spread: standard deviation of the first prefixes.
+
+    Attributes:
+        prefix_k: of every layer, `[streams, kv_heads, prefix, head_dim]`; without rotary embedding.
+        prefix_v: of the same shapes.
+        aggregate_layer: Linear(streams * hidden, hidden), SiLU, Linear(hidden, streams). The last begins at zero, so
+            the streams are averaged at first.
+
+    Raises:
+        ArgumentError: a number that cannot be.
+    """
+
+    def __init__(
+        self,
+        num_streams: int,
+        *,
+        num_layers: int,
+        kv_heads: int,
+        head_dim: int,
+        hidden_size: int,
+        prefix_length: int = 48,
+        smoothing: float = 0.01,
+        seed: int = 0,
+        spread: float = 0.02,
+    ) -> None:
+        super().__init__()
+        if num_streams < 2 or prefix_length < 1:
+            raise ArgumentError(
+                f"streams are told apart by their prefixes: 2 streams or more and prefixes of 1 key or more, found "
+                f"{num_streams} and {prefix_length}; one stream is the base model and needs no weights"
+            )
+        if not 0.0 <= smoothing <= 1.0:
+            raise ArgumentError(f"smoothing lies in 0 <= e <= 1, found {smoothing}")
+        self.num_streams, self.prefix_length, self.smoothing = num_streams, prefix_length, smoothing
+        shape = (num_streams, kv_heads, prefix_length, head_dim)
+
+        def first(name: str, layer: int) -> nn.Parameter:
+            return nn.Parameter(seeds.noise(seeds.derive(seed, name, layer), shape) * spread)
+
+        self.prefix_k = nn.ParameterList([first("prefix_k", layer) for layer in range(num_layers)])
+        self.prefix_v = nn.ParameterList([first("prefix_v", layer) for layer in range(num_layers)])
+        wide = num_streams * hidden_size
+        inner, last = nn.Linear(wide, hidden_size), nn.Linear(hidden_size, num_streams)
+        with torch.no_grad():
+            inner.weight.copy_(seeds.noise(seeds.derive(seed, "aggregate"), (hidden_size, wide)) * wide**-0.5)
+            for zero in (inner.bias, last.weight, last.bias):
+                zero.zero_()
+        self.aggregate_layer = nn.Sequential(inner, nn.SiLU(), last)
+
+    @classmethod
+    def new(cls, model: PreTrainedModel, num_streams: int, **more: Any) -> Self:
+        """Fresh weights of a model's sizes, on its device and in its type.
+
+        Args:
+            model: of `FAMILIES`.
+            num_streams: P.
+            **more: `prefix_length`, `smoothing`, `seed` and `spread` of the class.
+        """
+        check_model(model)
+        made = cls(num_streams, **_sizes(model.config), **more)
+        first = next(model.parameters())
+        return made.to(device=first.device, dtype=first.dtype)
+
+    def aggregate(self, hidden: Tensor) -> Tensor:
+        """`[streams * batch, tokens, width]` to `[batch, tokens, width]`; see the function of this name."""
+        return aggregate(hidden, self.aggregate_layer, self.num_streams, self.smoothing)[0]
+
+    def check(self, config: Any) -> None:
+        """Compares sizes with a model's configuration.
+
+        Raises:
+            ArgumentError: they differ.
+        """
+        sizes = _sizes(config)
+        streams, heads, _, width = self.prefix_k[0].shape
+        hidden = self.aggregate_layer[0].out_features
+        found = {"num_layers": len(self.prefix_k), "kv_heads": heads, "head_dim": width, "hidden_size": hidden}
+        assert streams == self.num_streams
+        if wrong := {name: (found[name], size) for name, size in sizes.items() if found[name] != size}:
+            said = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
+            raise ArgumentError(f"weights of other sizes than the model's: {said}")
+
+    def published(self) -> dict[str, Tensor]:
+        """The weights under the names that published checkpoints have."""
+        state = {f"model.{name}": value for name, value in self.state_dict().items() if name.startswith("aggregate")}
+        for layer in range(len(self.prefix_k)):
+            state[f"model.layers.{layer}.self_attn.prefix_k"] = self.prefix_k[layer].detach()
+            state[f"model.layers.{layer}.self_attn.prefix_v"] = self.prefix_v[layer].detach()
+        return state
+
+    def load_published(self, state: Mapping[str, Tensor]) -> None:
+        """Takes weights over from a checkpoint's tensors.
+
+        Args:
+            state: at least the names that `published` gives; others are left alone.
+
+        Raises:
+            ArgumentError: a name is missing, or a shape is another.
+        """
+        own = self.published()
+        if missing := sorted(set(own) - set(state)):
+            raise ArgumentError(f"the checkpoint has no {missing[0]} ({len(missing)} of {len(own)} names are missing)")
+        with torch.no_grad():
+            for name, value in own.items():
+                if state[name].shape != value.shape:
+                    found, wanted = tuple(state[name].shape), tuple(value.shape)
+                    raise ArgumentError(f"{name} has shape {found} in the checkpoint, {wanted} was expected")
+                value.copy_(state[name])
+
+
+def check_model(model: object) -> None:
+    """Refuses models that streams would be wrong for.
+
+    Raises:
+        ArgumentTypeError: no transformers model.
+        UnsupportedError: another family, or layers that do not attend to all tokens before.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ArgumentTypeError(f"ParScale attaches to a transformers model, found {type(model).__name__}")
+    config: Any = model.config
+    if config.model_type not in FAMILIES:
+        raise UnsupportedError(f"ParScale runs {', '.join(FAMILIES)}; found {config.model_type!r}")
+    if (why := why_keys_cannot_be_kept(config)) is not None:
+        raise UnsupportedError(why)
+
+
+def _sizes(config: Any) -> dict[str, int]:
+    return {
+        "num_layers": config.num_hidden_layers,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "hidden_size": config.hidden_size,
+    }

@@ -1,0 +1,119 @@
+"""Samples of a model that thinks in threads, drawn by the runtime, with what they are worth. Loads torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.call import Parameters
+from partsong.reasoning.engine import Engine
+from partsong.reasoning.run import Run
+from partsong.reasoning.strategies.fork_join import fork_join
+from partsong.reasoning.strategies.single import single
+from partsong.reasoning.threads import layout
+from partsong.reasoning.threads.formats import Format
+from partsong.reasoning.threads.rewards import accelerated_reward, alternating_reward, group_advantages
+from partsong.reasoning.threads.rollouts import drawn_parts, forked
+from partsong.seeds import derive
+from partsong.zoo.products.problems import Problem, answer_of, check
+from partsong.zoo.products.training import Speech
+
+__all__ = ["Rollout", "rewards_of", "roll_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A sampled text.
+
+    Attributes:
+        tokens: the question and what was drawn, as a tree; a policy learns the latter.
+        right: whether its answer is.
+        forked: whether it has threads, in the valid form.
+        total: tokens drawn.
+        critical: tokens of the longest chain of calls that waited for each other.
+    """
+
+    tokens: layout.Tokens
+    right: bool
+    forked: bool
+    total: int
+    critical: int
+
+
+async def roll_out(
+    engine: Engine,
+    problems: Sequence[Problem],
+    form: Format | None,
+    speech: Speech,
+    *,
+    num: int,
+    seed: int,
+    max_tokens: int,
+) -> list[Rollout]:
+    """Samples texts at temperature 1, all at once.
+
+    Args:
+        engine: with the model.
+        problems: what is asked.
+        form: of the threads; None asks for one text.
+        speech: how texts become tokens.
+        num: samples of each problem.
+        seed: of all draws.
+        max_tokens: of a thread, and eight times as many of the text around them.
+
+    Returns:
+        The samples, those of one problem side by side.
+    """
+    asked = Parameters(max_tokens=8 * max_tokens)
+
+    async def one(number: int, problem: Problem, sample: int) -> Rollout:
+        run = Run(engine, seed=derive(seed, number, sample), name=f"{number}/{sample}")
+        options: dict[str, Any] = {"extract": answer_of, "parameters": asked}
+        if form is None:
+            answer = await single(run, problem.question, **options)
+        else:
+            threads = {"format": form.name, "teach": False, "max_depth": 1, "thread_tokens": max_tokens}
+            answer = await fork_join(run, problem.question, **threads, **options)
+        parts = layout.encoded(drawn_parts(run, answer, form, speech.end), speech.encode)
+        return Rollout(
+            tokens=(layout.Run(tuple(speech.prompt(problem.question))), *parts),
+            right=answer.answer is not None and check(problem.question, answer.answer),
+            forked=forked(answer),
+            total=max(1, answer.summary["tokens_total"]),
+            critical=max(1, answer.summary["tokens_critical"]),
+        )
+
+    return list(await asyncio.gather(*(one(n, p, s) for n, p in enumerate(problems) for s in range(num))))
+
+
+def rewards_of(
+    rollouts: Sequence[Rollout], step: int, *, reward: str, scale: Any, group: int
+) -> tuple[list[float], list[float]]:
+    """Rewards and advantages of samples, group by group.
+
+    Args:
+        rollouts: as `roll_out` returns them.
+        step: of training.
+        reward: "accelerated" (ThreadWeaver) or "alternating" (Parallel-R1).
+        scale: of the advantages; see `group_advantages`.
+        group: samples of each problem.
+
+    Raises:
+        ArgumentError: an unknown reward, or groups that are not whole.
+    """
+    if reward not in ("accelerated", "alternating") or len(rollouts) % group:
+        raise ArgumentError(
+            f"reward={reward!r} of {len(rollouts)} samples in groups of {group}; use 'accelerated' or 'alternating', "
+            f"and whole groups"
+        )
+    rewards = [
+        accelerated_reward(one.right, one.total, one.critical)
+        if reward == "accelerated"
+        else alternating_reward(one.right, one.forked, step)
+        for one in rollouts
+    ]
+    groups = [rewards[first : first + group] for first in range(0, len(rewards), group)]
+    return rewards, [advantage for each in groups for advantage in group_advantages(each, scale=scale)]

@@ -1,0 +1,304 @@
+"""Trains streams: one small model with 1 and with P parallel streams, from nothing, on what is hard to tell at once.
+
+Two tasks. `product`: "47*86=4042", two numbers of two digits and their product, whose digits are written without steps
+between, so each must be worked out in one pass. `code`: the next byte of Python's own standard library, or of any
+folder of text. Three sides per seed, all with the same lessons, steps and learning rate:
+
+- `one`: the backbone, one stream;
+- `wide`: one stream, its feed-forward layers widened until it has as many parameters as `streams` in all;
+- `streams`: the backbone of `one` with P streams, prefixes and aggregator.
+
+Four stages:
+
+1. `train`: every side of every seed, into `OUT/SIDE-SEED/`;
+2. `measure`: texts that no side was shown; writes `scores.json`, a row per side and seed;
+3. `recycle`: the backbone of `one`, first seed, frozen, and streams trained on it; adds a row;
+4. `export`: `export/`, the model of `streams`, first seed, in ParScale's published layout.
+
+Run on one core: OMP_NUM_THREADS=1 python recipes/train_parscale.py --out runs/parscale
+
+Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps. On
+several ranks, `accelerate launch recipes/train_parscale.py ...`: each takes its share of every batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import sysconfig
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.local.parscale import ParScale
+from partsong.reasoning.local.parscale_checkpoint import save
+from partsong.reasoning.local.parscale_training import Lesson, train
+from partsong.reasoning.local.parscale_weights import StreamWeights
+from partsong.seeds import derive
+
+STAGES: tuple[str, ...] = ("train", "measure", "recycle", "export")
+SIDES: tuple[str, ...] = ("one", "wide", "streams")
+TASKS: tuple[str, ...] = ("product", "code")
+TIMES, EQUALS, BYTES = 10, 11, 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/parscale"
+    stages: str = "train,measure"
+    sides: str = ",".join(SIDES)
+    task: str = "product"
+    text: str = ""
+    seeds: int = 5
+    streams: int = 4
+    prefix: int = 4
+    spread: float = 1.0
+    smoothing: float = 0.0
+    steps: int = 2500
+    batch: int = 128
+    rate: float = 6e-3
+    prefix_rate: float = 24e-3
+    width: int = 16
+    depth: int = 2
+    items: int = 8192
+    length: int = 64
+
+
+def build(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
+    """A model of random weights, and its streams if the side has any."""
+    inner = 3 * config.width
+    model = _model(config, inner, seed)
+    many = side == "streams" and config.streams > 1
+    if not many and side != "wide":
+        return model, None
+    weights = StreamWeights.new(
+        model,
+        config.streams,
+        prefix_length=config.prefix,
+        spread=config.spread,
+        smoothing=config.smoothing,
+        seed=derive(seed, "streams"),
+    )
+    if many:
+        return model, weights
+    added = sum(each.numel() for each in weights.parameters())
+    return _model(config, inner + math.ceil(added / (3 * config.width * config.depth)), seed), None
+
+
+def _model(config: Config, inner: int, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = LlamaConfig(
+        vocab_size=12 if config.task == "product" else BYTES,
+        hidden_size=config.width,
+        intermediate_size=inner,
+        num_hidden_layers=config.depth,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        # Matrices of random weights that keep the size of what they multiply; the usual 0.02 is for wide models.
+        initializer_range=0.6 / math.sqrt(config.width),
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(sizes)
+
+
+def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], Lesson]:
+    """The lesson of every step: the same for all sides of a seed, and never one that measures."""
+    if config.task not in TASKS:
+        raise ArgumentError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
+
+    def draw(step: int) -> Lesson:
+        rng = np.random.default_rng(derive(seed, "held out" if held_out else "lesson", step))
+        if config.task == "product":
+            return _products(rng, config.batch, held_out)
+        return _windows(rng, config.batch, config.length, _corpus(config.text)[held_out])
+
+    return draw
+
+
+def _products(rng: np.random.Generator, num: int, held_out: bool) -> Lesson:
+    """Every eighth pair of numbers, by a sum that mixes them, is kept from training."""
+    pairs = rng.integers(0, 100, (16 * num, 2))
+    kept = (31 * pairs[:, 0] + 17 * pairs[:, 1] + pairs[:, 0] * pairs[:, 1] // 7) % 8 == 0
+    left, right = pairs[kept == held_out][:num].T
+    digits = partial(_digits, num=num)
+    sign, end = np.full((num, 1), TIMES), np.full((num, 1), EQUALS)
+    ids = np.concatenate([digits(left, 2), sign, digits(right, 2), end, digits(left * right, 4)], axis=1)
+    learned = np.zeros(ids.shape, dtype=bool)
+    learned[:, -4:] = True
+    return Lesson(torch.from_numpy(ids), torch.from_numpy(learned))
+
+
+def _digits(values: np.ndarray, width: int, num: int) -> np.ndarray:
+    assert len(values) == num, "too few numbers were drawn"
+    return np.stack([values // 10 ** (width - 1 - place) % 10 for place in range(width)], axis=1)
+
+
+def _windows(rng: np.random.Generator, num: int, length: int, text: np.ndarray) -> Lesson:
+    starts = rng.integers(0, len(text) - length, num)
+    ids = torch.from_numpy(np.stack([text[start : start + length] for start in starts]))
+    learned = torch.ones_like(ids, dtype=torch.bool)
+    learned[:, 0] = False
+    return Lesson(ids, learned)
+
+
+@cache
+def _corpus(folder: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of a folder's Python files, and those of every tenth file, by its name, which are kept from training."""
+    root = Path(folder or sysconfig.get_paths()["stdlib"])
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib"} if not folder else set[str]()
+    files = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for path in files:
+        parts[zlib.crc32(path.name.encode()) % 10 == 0].append(path.read_bytes())
+    if not all(parts):
+        raise ArgumentError(f"{root} has {len(files)} Python files, too few to keep every tenth for measuring")
+    train_text, other = (np.frombuffer(b"\0".join(part), np.uint8).astype(np.int64) for part in parts)
+    return np.minimum(train_text, BYTES - 1), np.minimum(other, BYTES - 1)
+
+
+def rates(config: Config) -> dict[str, Any]:
+    """What all sides are trained with; prefixes, where there are any, learn faster than all else."""
+    return {"steps": config.steps, "rate": config.rate, "prefix_rate": config.prefix_rate}
+
+
+def train_side(config: Config, side: str, seed: int) -> None:
+    """Stage 1 for one side and seed; leaves `OUT/SIDE-SEED/training.pt`."""
+    model, weights = build(config, side, seed)
+    logging.info("%s, seed %d: %d parameters", side, seed, count(model, weights))
+    folder = Path(config.out) / f"{side}-{seed}"
+    train(model, weights, lessons(config, seed), folder=folder, **rates(config))
+
+
+def load(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
+    """What `train_side` left."""
+    path = Path(config.out) / f"{side}-{seed}" / "training.pt"
+    if not path.exists():
+        raise ArgumentError(f"no {path}; run the stage 'train' first")
+    model, weights = build(config, side, seed)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["step"] < config.steps:
+        raise ArgumentError(f"{path} is at step {state['step']} of {config.steps}; run the stage 'train' to its end")
+    for name, module in (("model", model), ("weights", weights)):
+        if module is not None:
+            begin = f"{name}."
+            module.load_state_dict({k[len(begin) :]: v for k, v in state["weights"].items() if k.startswith(begin)})
+    return model.eval(), weights
+
+
+def count(model: torch.nn.Module, weights: StreamWeights | None) -> int:
+    """Parameters in all; tied ones once."""
+    return sum(each.numel() for part in (model, weights) if part is not None for each in part.parameters())
+
+
+@torch.inference_mode()
+def score(config: Config, model: LlamaForCausalLM, weights: StreamWeights | None) -> dict[str, float]:
+    """Loss per learned token in nats, and the shares of tokens and of whole rows that are right, greedily."""
+    losses, right, whole = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    draw = lessons(config, 0, held_out=True)
+    with ParScale(model, *() if weights is None else (weights,)):
+        for step in range(math.ceil(config.items / config.batch)):
+            lesson = draw(step)
+            wanted, learned = lesson.ids[:, 1:], lesson.learned[:, 1:]
+            logits = cast(Any, model)(input_ids=lesson.ids, use_cache=False).logits[:, :-1]
+            hit = logits.argmax(-1) == wanted
+            losses.append(F.cross_entropy(logits[learned].float(), wanted[learned], reduction="none"))
+            right.append(hit[learned])
+            whole.append((hit | ~learned).all(1))
+    loss, tokens, rows = (float(torch.cat(each).double().mean()) for each in (losses, right, whole))
+    return {"loss": loss, "tokens_right": tokens, "rows_right": rows}
+
+
+def measure(config: Config) -> None:
+    """Stage 2: writes `scores.json`."""
+    rows = []
+    for seed in range(config.seeds):
+        for side in config.sides.split(","):
+            model, weights = load(config, side, seed)
+            row = {"side": side, "seed": seed, "streams": 1 if weights is None else weights.num_streams}
+            rows.append({**row, "parameters": count(model, weights), **score(config, model, weights)})
+            logging.info("%s", rows[-1])
+    _write(config, rows)
+
+
+def recycle(config: Config) -> None:
+    """Stage 3: adds a row to `scores.json`."""
+    model, _ = load(config, "one", 0)
+    weights = build(config, "streams", 0)[1]
+    draw, folder = lessons(config, 10**6), Path(config.out) / "recycled-0"
+    train(model, weights, draw, frozen=True, folder=folder, **rates(config))
+    assert weights is not None
+    row = {"side": "recycled", "seed": 0, "streams": config.streams, "parameters": count(model, weights)}
+    before = json.loads((Path(config.out) / "scores.json").read_text())["rows"]
+    _write(config, [*(each for each in before if each["side"] != "recycled"), {**row, **score(config, model, weights)}])
+
+
+def _write(config: Config, rows: list[dict[str, Any]]) -> None:
+    if Accelerator().is_main_process:
+        said = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
+        (Path(config.out) / "scores.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
+def export(config: Config) -> None:
+    """Stage 4: writes `export/`."""
+    model, weights = load(config, "streams", 0)
+    assert weights is not None
+    save(Path(config.out) / "export", model, weights)
+
+
+def parse_arguments() -> Config:
+    """The command line: one flag per field of `Config`."""
+    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
+    for field in fields(Config):
+        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
+    return Config(**vars(parser.parse_args()))
+
+
+def run(config: Config) -> None:
+    """Runs the stages asked for."""
+    stages, sides = config.stages.split(","), config.sides.split(",")
+    for asked, known in ((stages, STAGES), (sides, SIDES)):
+        if unknown := [each for each in asked if each not in known]:
+            raise ArgumentError(f"no {unknown[0]!r}; there are {', '.join(known)}")
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        match stage:
+            case "train":
+                for seed in range(config.seeds):
+                    for side in sides:
+                        train_side(config, side, seed)
+            case "measure":
+                measure(config)
+            case "recycle":
+                recycle(config)
+            case _:
+                export(config)
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(1)
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

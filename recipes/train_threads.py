@@ -1,0 +1,338 @@
+"""Teaches a causal language model to think in threads: multiplications and countdowns, forked and joined.
+
+"4729*386=?" is worked out in a thread per digit of the second factor, and what they found is added up. With
+`--mode sequential` the same work is written thread behind thread: the model that the other one is compared with.
+
+Five stages:
+
+1. `data`: writes some texts to `data-MODE.jsonl`, to look at or to train elsewhere;
+2. `sft`: supervised training on such texts, drawn anew at every step, with the mask and positions of their threads;
+3. `grpo`: goes on by group-relative policy optimisation: samples of the model itself, drawn by the runtime that forks
+   and joins, and a reward for right answers, larger where the longest chain of tokens is short;
+4. `export`: the averaged weights of the last of these become the stock folder `export/MODE/`;
+5. `evaluate`: fresh problems, greedy, by the same runtime: right answers, tokens in all and on the longest chain.
+
+Small model, one core:  OMP_NUM_THREADS=1 python recipes/train_threads.py --out runs/threads
+Its sequential twin:    OMP_NUM_THREADS=1 python recipes/train_threads.py --out runs/threads --mode sequential
+Reinforced, then:       python recipes/train_threads.py --out runs/threads --stages grpo,export,evaluate
+A model of your own:    accelerate launch recipes/train_threads.py --out runs/mine --model FOLDER --device cuda
+                            --rate 1e-5 --batch 8
+
+Every step draws its problems from (seed, step, process), so a stage that was stopped continues from its checkpoint with
+just the steps it would have made; `sft` on one core to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from partsong.errors import ArgumentError
+from partsong.evals.reasoning.outcome import table_rows
+from partsong.evals.reasoning.problem import Problem as Asked
+from partsong.evals.reasoning.suite import evaluate as evaluated
+from partsong.evals.reasoning.suite import greedy
+from partsong.reasoning import Parameters
+from partsong.reasoning.local import LocalEngine
+from partsong.reasoning.local.policy_loss import per_token, policy_loss
+from partsong.reasoning.local.thread_batch import ThreadBatch, pack_threads
+from partsong.reasoning.strategies.fork_join import fork_join
+from partsong.reasoning.threads import FORMATS, Format
+from partsong.seeds import derive
+from partsong.zoo.motion.training import muon_and_adam
+from partsong.zoo.products.model import build_model, build_tokenizer, save_model
+from partsong.zoo.products.problems import answer_of, check, examples
+from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
+from partsong.zoo.products.stage import Stage
+from partsong.zoo.products.training import as_json, draw_problems, solution_parts, speech_of, text_of
+
+STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")
+TRAINED: tuple[str, ...] = ("grpo", "sft")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/threads"
+    stages: str = "data,sft,export,evaluate"
+    mode: str = "threads"
+    format: str = "multiverse"
+    join: str = "keys"
+    family: str = "product"
+    model: str = ""
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "bf16"
+    save_minutes: float = 2.0
+    steps: int = 1800
+    batch: int = 32
+    heads: int = 4
+    depth: int = 4
+    rate: float = 3e-3
+    muon_rate: float = 6e-3
+    grpo_steps: int = 40
+    grpo_rate: float = 1e-4
+    questions: int = 8
+    group: int = 8
+    updates: int = 2
+    reward: str = "accelerated"
+    scale: str = "none"
+    normalise: str = "token"
+    divergence: float = 0.0
+    max_tokens: int = 160
+    problems: int = 1000
+
+
+class Work:
+    """What all stages share: configuration, processes, tokenizer."""
+
+    def __init__(self, config: Config) -> None:
+        for name, known in (("mode", ("threads", "sequential")), ("join", ("keys", "text")), ("format", FORMATS)):
+            if getattr(config, name) not in known:
+                raise ArgumentError(f"{name}={getattr(config, name)!r}; use one of {', '.join(known)}")
+        self.config, self.out = config, Path(config.out)
+        self.accelerator = Accelerator(mixed_precision=config.precision, cpu=config.device == "cpu")
+        if self.accelerator.device.type == "cpu":
+            torch.set_num_threads(1)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(config.model) if config.model else build_tokenizer()
+        self.speech = speech_of(self.tokenizer)
+        self.form: Format | None = FORMATS[config.format] if config.mode == "threads" else None
+
+    def new_model(self) -> Any:
+        """Random weights, or those of the folder."""
+        if self.config.model:
+            return AutoModelForCausalLM.from_pretrained(
+                self.config.model, attn_implementation="sdpa", dtype=torch.float32
+            )
+        torch.manual_seed(self.config.seed)
+        model = build_model(self.config.heads, self.config.depth)
+        # For rows this short plain attention is the fastest one on a CPU.
+        model.set_attn_implementation("eager")
+        return model
+
+    def trained(self, stages: tuple[str, ...] = TRAINED) -> Any:
+        """The averaged weights of the last stage that has a checkpoint, on the CPU."""
+        for name in stages:
+            path = self.out / f"{name}-{self.config.mode}.pt"
+            if path.exists():
+                model = self.new_model()
+                model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["average"])
+                return model.eval()
+        raise ArgumentError(f"no {self.out}/{stages[-1]}-{self.config.mode}.pt; run the stage {stages[-1]!r} first")
+
+    def optimizers(self, model: nn.Module, scale: float = 1.0) -> list[tuple[torch.optim.Optimizer, float]]:
+        """With their peak rates: the zoo's for the small model, Adam for one that is trained already."""
+        if self.config.model or scale != 1.0:
+            rate = scale * self.config.rate
+            return [(torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0), rate)]
+        inside = [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
+        return muon_and_adam(model, inside, (self.config.muon_rate, self.config.rate), 0.01)
+
+    def rng(self, stage: str, step: int) -> Random:
+        """Of a step on this process."""
+        return Random(derive(self.config.seed, stage, step, self.accelerator.process_index))
+
+    def problems(self, rng: Random, num: int) -> list[Any]:
+        """Problems that training may show."""
+        return draw_problems(rng, num, cast(Any, self.config.family))
+
+    def packed(self, texts: list[Any]) -> ThreadBatch:
+        """Texts of tokens as a batch on this process's device."""
+        return pack_threads(texts, pad=self.tokenizer.pad_token_id or 0).to(self.accelerator.device)
+
+    def strategy(self) -> Any:
+        """How the runtime answers in this mode, for a model that knows its format."""
+        if self.form is None:
+            return greedy
+        return partial(fork_join, format=self.form.name, teach=False, max_depth=1, thread_tokens=self.config.max_tokens)
+
+
+def write_data(work: Work, num: int = 100) -> None:
+    """Stage 1: writes `data-MODE.jsonl`, a question and the parts of its solution per line."""
+    lines = []
+    for problem in work.problems(work.rng("data", 0), num):
+        parts = solution_parts(problem, work.form)
+        lines.append(json.dumps({"question": problem.question, "parts": as_json(parts)}))
+    (work.out / f"data-{work.config.mode}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def sft(work: Work) -> Stage:
+    """Stage 2: writes `sft-MODE.pt`."""
+    model, config = work.new_model(), work.config
+    stage = Stage(
+        work.accelerator,
+        work.out / f"sft-{config.mode}.pt",
+        model,
+        work.optimizers(model),
+        steps=config.steps,
+        save_minutes=config.save_minutes,
+    )
+
+    def loss_of(step: int) -> Tensor:
+        problems = work.problems(work.rng("sft", step), config.batch)
+        texts = [text_of(one, work.form, work.speech, joined=config.join == "keys") for one in problems]
+        return stage.lesson(work.packed(texts))
+
+    stage.run(loss_of)
+    return stage
+
+
+def grpo(work: Work) -> Stage:
+    """Stage 3: goes on from `sft-MODE.pt`; writes `grpo-MODE.pt` and a line per batch to `grpo-MODE.jsonl`."""
+    config, model = work.config, work.trained(("sft",))
+    reference = copy.deepcopy(model).to(work.accelerator.device) if config.divergence else None
+    stage = Stage(
+        work.accelerator,
+        work.out / f"grpo-{config.mode}.pt",
+        model,
+        work.optimizers(model, config.grpo_rate / config.rate),
+        steps=config.grpo_steps * config.updates,
+        save_minutes=config.save_minutes,
+        unit=config.updates,
+    )
+    kept: dict[str, Any] = {}
+
+    def loss_of(step: int) -> Tensor:
+        if step % config.updates == 0:
+            kept.update(_experience(work, stage, step // config.updates, reference))
+        new = stage.lesson(kept["batch"], 1.0)
+        options: dict[str, Any] = {"normalise": config.normalise, "divergence_weight": config.divergence}
+        if config.normalise == "constant":
+            options["most_tokens"] = 16 * config.max_tokens
+        return policy_loss(
+            new, kept["old"], kept["advantages"], kept["texts"], reference=kept["reference"], **options
+        ).loss
+
+    stage.run(loss_of)
+    return stage
+
+
+def _experience(work: Work, stage: Stage, number: int, reference: Any) -> dict[str, Any]:
+    """Samples of the model as it is, with what the loss needs of them."""
+    config = work.config
+    rollouts = asyncio.run(_rolled(work, stage.model, number))
+    rewards, advantages = rewards_of(rollouts, number, reward=config.reward, scale=config.scale, group=config.group)
+    batch = work.packed([rollout.tokens for rollout in rollouts])
+    texts = batch.texts[batch.learn]
+    with torch.no_grad():
+        old = stage.lesson(batch, 1.0)
+        kept = None if reference is None else type(stage.lesson)(reference)(batch, 1.0)
+    line = {
+        "step": number,
+        "reward": sum(rewards) / len(rewards),
+        "right": sum(rollout.right for rollout in rollouts) / len(rollouts),
+        "forked": sum(rollout.forked for rollout in rollouts) / len(rollouts),
+        "tokens_total": sum(rollout.total for rollout in rollouts) / len(rollouts),
+        "tokens_critical": sum(rollout.critical for rollout in rollouts) / len(rollouts),
+    }
+    if work.accelerator.is_main_process:
+        with (work.out / f"grpo-{config.mode}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        _log.info("%s", line)
+    of = torch.tensor(advantages, device=texts.device)
+    return {"batch": batch, "old": old, "advantages": per_token(of, texts), "texts": texts, "reference": kept}
+
+
+async def _rolled(work: Work, model: Any, number: int) -> list[Rollout]:
+    config = work.config
+    # A new engine has no keys of older weights; without packing it shares those that are trained.
+    engine = LocalEngine(model.eval(), tokenizer=work.tokenizer, pack=False, name="policy")
+    rng = work.rng("grpo", number)
+    problems = [problem for _ in range(config.questions) for problem in work.problems(rng, 1)]
+    seed = derive(config.seed, "rollouts", number, work.accelerator.process_index)
+    try:
+        return await roll_out(
+            engine, problems, work.form, work.speech, num=config.group, seed=seed, max_tokens=config.max_tokens
+        )
+    finally:
+        await engine.close()
+        model.train()
+
+
+def export(work: Work) -> None:
+    """Stage 4: saves a stock folder of the latest stage there is."""
+    folder, model = work.out / "export" / work.config.mode, work.trained()
+    if not work.config.model:
+        save_model(model, folder)
+        return
+    model.save_pretrained(folder)
+    work.tokenizer.save_pretrained(folder)
+
+
+def evaluate(work: Work) -> None:
+    """Stage 5: measures what is in `export/`; writes `scores-MODE.json`."""
+    family: Any = work.config.family
+    made = [
+        Asked(task=family, number=n, question=one.question, gold=str(one.target), extract=answer_of,
+              check=partial(_right, one.question))
+        for n, one in enumerate(examples(work.config.problems, work.config.seed + 1, family))
+    ]  # fmt: skip
+    folder, parameters = work.out / "export" / work.config.mode, Parameters(temperature=0, max_tokens=512)
+
+    async def measure() -> list[Any]:
+        engine = LocalEngine(folder, device=work.config.device)
+        try:
+            return await evaluated(
+                made, {work.config.mode: work.strategy()}, engine, parameters=parameters, together=16
+            )
+        finally:
+            await engine.close()
+
+    rows = table_rows(asyncio.run(measure()))
+    (work.out / f"scores-{work.config.mode}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(json.dumps(rows))
+
+
+def _right(question: str, answer: str | None) -> bool:
+    return answer is not None and check(question, answer)
+
+
+def parse_arguments() -> Config:
+    """The command line: one flag per field of `Config`."""
+    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
+    for field in fields(Config):
+        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
+    return Config(**vars(parser.parse_args()))
+
+
+def run(config: Config) -> None:
+    """Runs the stages asked for."""
+    asked = config.stages.split(",")
+    if unknown := [stage for stage in asked if stage not in STAGES]:
+        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    work = Work(config)
+    work.out.mkdir(parents=True, exist_ok=True)
+    stages: dict[str, Callable[[Work], Any]] = {
+        "data": write_data, "sft": sft, "grpo": grpo, "export": export, "evaluate": evaluate,
+    }  # fmt: skip
+    for stage in asked:
+        if stage in ("sft", "grpo") or work.accelerator.is_main_process:
+            stages[stage](work)
+        work.accelerator.wait_for_everyone()
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

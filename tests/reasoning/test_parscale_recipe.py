@@ -1,0 +1,87 @@
+"""The recipe end to end on a model of a minute's breath: sides of equal size, held-out problems, stages that resume."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.local.parscale_checkpoint import load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {"seeds": 1, "steps": 3, "batch": 8, "width": 8, "depth": 1, "prefix": 2, "items": 16}
+
+
+def recipe() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_parscale", ROOT / "recipes" / "train_parscale.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_stages_run_and_go_on(tmp_path: Path) -> None:
+    made = recipe()
+    config = made.Config(out=str(tmp_path), stages="train,measure,recycle,export", **SMALL)
+    made.run(config)
+    first = json.loads((tmp_path / "scores.json").read_text())
+    assert [row["side"] for row in first["rows"]] == ["one", "wide", "streams", "recycled"]
+    made.run(config)  # all is done already
+    assert json.loads((tmp_path / "scores.json").read_text()) == first
+    one, wide, streams, recycled = first["rows"]
+    assert one["parameters"] < streams["parameters"] <= wide["parameters"] < streams["parameters"] + 3 * 8
+    assert recycled["parameters"] == streams["parameters"] and recycled["streams"] == 4
+    model, (weights,) = load_model(tmp_path / "export")
+    assert made.score(config, model, weights)["loss"] == pytest.approx(streams["loss"], rel=1e-6)
+    with pytest.raises(ArgumentError, match="at step 3 of 9"):
+        made.run(made.Config(out=str(tmp_path), stages="measure", **{**SMALL, "steps": 9}))
+
+
+def test_products_that_measure_are_never_shown() -> None:
+    made = recipe()
+    config = made.Config(**{**SMALL, "batch": 256})
+    shown, kept = (
+        {tuple(row) for step in range(20) for row in made.lessons(config, seed, held_out=out)(step).ids.tolist()}
+        for seed, out in ((0, False), (0, True))
+    )
+    assert len(shown) > 3000 and len(kept) > 1000 and not shown & kept
+    for row in [*shown, *kept][::50]:
+        left, right = row[0] * 10 + row[1], row[3] * 10 + row[4]
+        assert (row[2], row[5]) == (10, 11)
+        assert int("".join(map(str, row[6:]))) == left * right
+    again, other = (made.lessons(config, seed)(3).ids for seed in (0, 1))
+    assert torch.equal(again, made.lessons(config, 0)(3).ids) and not torch.equal(again, other)
+
+
+def test_files_that_measure_are_never_shown(tmp_path: Path) -> None:
+    made = recipe()
+    for number in range(40):
+        (tmp_path / f"{number}.py").write_text(f"# {chr(65 + number % 26) * 30} {number}\n")
+    shown, kept = made._corpus(str(tmp_path))
+    assert len(shown) + len(kept) == sum(p.stat().st_size for p in tmp_path.iterdir()) + 38
+    config = made.Config(**{**SMALL, "task": "code", "text": str(tmp_path), "length": 12})
+    lesson = made.lessons(config, 0)(0)
+    text = bytes(shown.astype("uint8")).decode()
+    assert all(bytes(row).decode() in text for row in lesson.ids.tolist())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArgumentError, match="0 Python files"):
+        made._corpus(str(tmp_path / "empty"))
+
+
+def test_mistaken_arguments_are_refused(tmp_path: Path) -> None:
+    made = recipe()
+    for wrong, said in (
+        ({"stages": "trian"}, "no 'trian'"),
+        ({"sides": "two"}, "no 'two'"),
+        ({"task": "x"}, "no task"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            made.run(made.Config(out=str(tmp_path), **{**SMALL, **wrong}))
