@@ -1,11 +1,17 @@
-"""What ParScale's streams cost: ``python benchmarks/parscale.py --out benchmarks/NAME``.
+"""What ParScale's streams cost and bring.
 
-Measured: P = 1, 2, 4, 8 streams of one model beside wider models of the same predicted loss, all in turn in one
-process. Computed: the same for a model of 1.6 billion parameters on a GPU, by the roofline.
+``python benchmarks/parscale.py cost --out benchmarks/NAME``: P = 1, 2, 4, 8 streams of one model beside wider models of
+the same predicted loss, measured in turn in one process; and computed for a model of 1.6 billion parameters on a GPU.
+
+``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME``: what recipes/train_parscale.py
+measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +26,8 @@ from partsong.reasoning.local.parscale_cost import HARDWARE, LAWS, cost_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """What to time."""
+class Cost:
+    """Times streams and wider models."""
 
     out: Path
     """Result files without suffix."""
@@ -54,7 +60,17 @@ def large_model() -> Qwen2Config:
     )
 
 
-def main(config: Config) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Files what the recipe measured."""
+
+    out: Path
+    """Result files without suffix."""
+    runs: tuple[Path, ...]
+    """Folders of the recipe."""
+
+
+def cost(config: Cost) -> None:
     """Times, computes and writes the files."""
     torch.set_num_threads(1)
     rows = []
@@ -107,5 +123,60 @@ def _line(row: dict[str, Any]) -> list[object]:
     ]
 
 
+#: 97.5 % quantiles of Student's t by degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
+
+
+def trained(config: Trained) -> None:
+    """Reads the recipe's scores and writes the files."""
+    rows, settings = list[dict[str, Any]](), list[str]()
+    for folder in config.runs:
+        said = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        how = {name: value for name, value in said["config"].items() if name not in ("out", "stages", "items", "text")}
+        settings.append(f"`{folder.name}`: {', '.join(f'{name} {value}' for name, value in how.items())}")
+        rows += [{"run": folder.name, **row} for row in said["rows"]]
+    groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["run"], row["side"], row["streams"], row["parameters"]), []).append(row)
+    note = (
+        "Small models trained from nothing with `recipes/train_parscale.py`, measured on texts that no side was shown. "
+        "Within a run and a seed all sides have the same lessons in the same order, hence the same tokens and steps, "
+        "and the same schedule. `one` and `streams` have the same backbone with the same first weights; `wide` has one "
+        "stream and as many parameters in all as `streams`, prefixes and aggregator counted. P streams compute P "
+        "times as much per token. Intervals are Student's over seeds, of which each draws its own weights and lessons; "
+        "`recycled` is the backbone of `one`, seed 0, frozen, with streams trained on it. Settings, one line a run:\n\n"
+        + "\n".join(f"- {line}" for line in settings)
+    )
+    columns = ("run", "side", "P", "parameters", "seeds", "loss, nats a token", "tokens right", "rows right")
+    table = markdown_table(columns, [_trained_line(key, group) for key, group in groups.items()])
+    file_result(config.out, "benchmarks/parscale.py", rows, "Streams trained here", note, table)
+
+
+def _trained_line(key: tuple[str, str, int, int], group: list[dict[str, Any]]) -> list[object]:
+    loss, tokens, right = (interval([row[name] for row in group]) for name in ("loss", "tokens_right", "rows_right"))
+    return [*key, len(group), _shown(loss, "{:.4f}"), _shown(tokens, "{:.1%}"), _shown(right, "{:.1%}")]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half width of the 95 % interval; the latter is infinite for one value."""
+    if len(values) < 2:
+        return values[0], math.inf
+    return statistics.fmean(values), STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _shown(found: tuple[float, float], form: str) -> str:
+    mean, half = found
+    said = form.format(mean)
+    return said if half == math.inf else f"{said} ({form.format(mean - half)} to {form.format(mean + half)})"
+
+
+def main(config: Cost | Trained) -> None:
+    """Runs what is asked for."""
+    if isinstance(config, Cost):
+        cost(config)
+    else:
+        trained(config)
+
+
 if __name__ == "__main__":
-    main(tyro.cli(Config))
+    main(tyro.cli(Cost | Trained))  # type: ignore[arg-type]

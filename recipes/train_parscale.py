@@ -63,11 +63,11 @@ class Config:
     sides: str = ",".join(SIDES)
     task: str = "product"
     text: str = ""
-    seeds: int = 5
+    seeds: int = 8
     streams: int = 4
-    prefix: int = 4
+    prefix: int = 8
     spread: float = 1.0
-    smoothing: float = 0.0
+    smoothing: float = 0.1
     steps: int = 2500
     batch: int = 128
     rate: float = 6e-3

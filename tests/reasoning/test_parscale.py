@@ -261,6 +261,7 @@ def refusals() -> list[Any]:
             "sliding_attention",
             id="some windows",
         ),
+        pytest.param(lambda: ParScale(long_rope()), UnsupportedError, "longrope", id="rotary"),
         pytest.param(lambda: attached(num_streams=3), ArgumentError, "weights for 1, 2;", id="no such streams"),
         pytest.param(lambda: attached(num_streams=True), ArgumentTypeError, "True", id="no number"),
         pytest.param(lambda: attached().cache(8), ArgumentError, "8 streams asked for", id="no such cache"),
@@ -287,6 +288,11 @@ def refusals() -> list[Any]:
 
 def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=8))
+
+
+def long_rope() -> Any:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+    return tiny("phi3", rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors})
 
 
 def attached(**more: Any) -> ParScale:
@@ -319,6 +325,10 @@ def test_calls_that_would_be_wrong_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="OffloadedCache|DynamicCache"):
         model(ids, past_key_values=DynamicCache(offloading=True))
     with pytest.raises(ArgumentError, match="of other weights"):
+        model(ids, past_key_values=stranger.cache())
+    stranger.undo()
+    stranger = ParScale(stranger.model, streams(stranger.model, 8))
+    with pytest.raises(ArgumentError, match="8 streams asked for"):
         model(ids, past_key_values=stranger.cache())
     given = DynamicCache()
     following = model(ids, past_key_values=given).past_key_values

@@ -191,7 +191,7 @@ class ParScale:
             )
         cache, mask, places = (call.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
         if isinstance(cache, ParScaleCache):
-            if cache.layers[0].__dict__["_prefix"][0] is not self.weights[cache.num_streams].prefix_k[0]:
+            if cache.source is not self.weights[self._known(cache.num_streams)].prefix_k[0]:
                 raise ArgumentError("this cache is of other weights; make one with the cache() of this ParScale")
         elif cache is not None and (type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length()):
             raise UnsupportedError(

@@ -124,6 +124,8 @@ class ParScaleCache(Cache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.num_streams: int = keys[0].shape[0] if keys else 1
         self.prefix_length: int = keys[0].shape[2] if keys else 0
+        #: By which a model knows its own caches.
+        self.source: Tensor | None = keys[0] if keys else None
         #: Whether it serves one call only, whose caller asked for no cache.
         self.passing = False
 

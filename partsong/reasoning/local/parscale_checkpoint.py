@@ -107,6 +107,16 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
 
     Raises:
         ArgumentError: the weights do not fit the model.
+
+    >>> import tempfile
+    >>> from transformers import Qwen2Config, Qwen2ForCausalLM
+    >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+    >>> model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_key_value_heads=1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, model, StreamWeights.new(model, 4))
+    ...     again, (streams,) = load_model(folder)
+    >>> again.config.model_type, streams.num_streams, streams.prefix_length
+    ('qwen2', 4, 48)
     """
     target = Path(folder)
     weights.check(model.config)

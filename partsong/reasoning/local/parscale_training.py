@@ -63,7 +63,7 @@ def learning_rate(step: int, steps: int, warm: float = 0.05) -> float:
     """Share of the peak rate at a step: a linear warm-up, then a cosine to zero.
 
     >>> [round(learning_rate(step, 100), 2) for step in (0, 4, 50, 99)]
-    [0.2, 1.0, 0.51, 0.0]
+    [0.2, 1.0, 0.54, 0.0]
     """
     rising = (step + 1) / max(1.0, warm * steps)
     return min(rising, 0.5 + 0.5 * math.cos(math.pi * max(0.0, step - warm * steps) / (steps - warm * steps)))
@@ -118,6 +118,15 @@ def train(
 
     Raises:
         ArgumentError: a frozen backbone without streams, or fewer rows than ranks.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+    >>> lesson = Lesson(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, True, True]]))
+    >>> place = Accelerator(cpu=True)
+    >>> losses = train(model, StreamWeights.new(model, 2), lambda step: lesson, steps=9, accelerator=place)
+    >>> losses[-1] < losses[0]
+    True
     """
     _check(weights, frozen, steps=steps, save_every=save_every, rows_at_once=rows_at_once)
     place = accelerator or Accelerator()

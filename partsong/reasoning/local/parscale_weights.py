@@ -189,7 +189,8 @@ def check_model(model: object) -> None:
 
     Raises:
         ArgumentTypeError: no transformers model.
-        UnsupportedError: another family, or layers that do not attend to all tokens before.
+        UnsupportedError: another family, layers that do not attend to all tokens before, or a rotary embedding that
+            makes `generate` drop its cache.
     """
     if not isinstance(model, PreTrainedModel):
         raise ArgumentTypeError(f"ParScale attaches to a transformers model, found {type(model).__name__}")
