@@ -151,7 +151,8 @@ def test_a_strategy_as_text() -> None:
     assert answer.answer == "7" and len(engine.asked) == 7
     for name in STRATEGIES:
         assert parse_thinking(name).knobs == {}
-    assert parse_thinking("self-consistency:risk=0.05,early_stop=true").knobs == {"risk": 0.05}
+    # What is said counts as set, the default too: a model's own knobs must not take its place.
+    assert parse_thinking("self-consistency:risk=0.05,early_stop=true").knobs == {"risk": 0.05, "early_stop": True}
     assert parse_thinking("edit-test-select").needs == ("runner",)
 
 
