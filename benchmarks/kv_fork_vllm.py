@@ -18,7 +18,11 @@ def main(folder: str, dtype: str, branches: str, new_tokens: str, threads: str) 
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import vllm  # pyright: ignore[reportMissingImports]
 
-    engine: Any = vllm.LLM(model=folder, dtype=dtype, max_model_len=2048, enable_prefix_caching=True)
+    # Of the host's memory, despite the name: by default it wants more than is free beside the other sides.
+    memory = 0.3
+    engine: Any = vllm.LLM(
+        model=folder, dtype=dtype, max_model_len=2048, enable_prefix_caching=True, gpu_memory_utilization=memory
+    )
     for line in sys.stdin:
         ids, seed = json.loads(line)
         asked = vllm.SamplingParams(
