@@ -12,10 +12,20 @@ Four stages:
 
 1. `train`: every side of every seed, into `OUT/SIDE-SEED/`;
 2. `measure`: texts that no side was shown; writes `scores.json`, a row per side and seed;
-3. `recycle`: the backbone of `one`, first seed, frozen, and streams trained on it; adds a row;
+3. `recycle`: a frozen backbone, `one` of the first seed or `--backbone`, which may have learned other texts, and on it
+   P streams and, for each seed, one stream whose prefix has as many parameters as they have in all; adds their rows;
 4. `export`: `export/`, the model of `streams`, first seed, in ParScale's published layout.
 
 Run on one core: OMP_NUM_THREADS=1 python recipes/train_parscale.py --out runs/parscale
+
+The run that is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams on
+it learn the sources of diffusers:
+
+    python recipes/train_parscale.py --out runs/library --stages train --sides one --seeds 1 --task code --width 128 \
+        --depth 4 --length 128 --batch 32 --steps 1400 --rate 3e-3
+    python recipes/train_parscale.py --out runs/recycled --stages recycle --backbone runs/library/one-0 --seeds 3 \
+        --task code --text FOLDER_OF_DIFFUSERS --width 128 --depth 4 --length 128 --batch 16 --steps 300 --prefix 16 \
+        --spread 0.3 --rate 3e-3 --prefix-rate 1e-2 --items 1024
 
 Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps. On
 several ranks, `accelerate launch recipes/train_parscale.py ...`: each takes its share of every batch.
@@ -63,6 +73,7 @@ class Config:
     sides: str = ",".join(SIDES)
     task: str = "product"
     text: str = ""
+    backbone: str = ""
     seeds: int = 8
     streams: int = 4
     prefix: int = 8
@@ -239,15 +250,48 @@ def measure(config: Config) -> None:
 
 
 def recycle(config: Config) -> None:
-    """Stage 3: adds a row to `scores.json`."""
-    model, _ = load(config, "one", 0)
-    weights = build(config, "streams", 0)[1]
-    draw, folder = lessons(config, 10**6), Path(config.out) / "recycled-0"
-    train(model, weights, draw, frozen=True, folder=folder, **rates(config))
-    assert weights is not None
-    row = {"side": "recycled", "seed": 0, "streams": config.streams, "parameters": count(model, weights)}
-    before = json.loads((Path(config.out) / "scores.json").read_text())["rows"]
-    _write(config, [*(each for each in before if each["side"] != "recycled"), {**row, **score(config, model, weights)}])
+    """Stage 3: adds rows to `scores.json`."""
+    folder = Path(config.out)
+    sides = ("frozen", "prefix", "recycled")
+    rows = [row for row in _rows(folder) if row["side"] not in sides]
+    model = _frozen(config)
+    rows.append({"side": "frozen", "seed": 0, "streams": 1, "parameters": count(model, None)})
+    rows[-1] |= score(config, model, None)
+    for seed in range(config.seeds):
+        for side, num in (("prefix", 1), ("recycled", config.streams)):
+            model, weights = _frozen(config), recycled(config, num, seed)
+            draw = lessons(config, derive(seed, "recycled"))
+            train(model, weights, draw, frozen=True, folder=folder / f"{side}-{seed}", **rates(config))
+            row = {"side": side, "seed": seed, "streams": num, "parameters": count(model, weights)}
+            rows.append({**row, **score(config, model.eval(), weights)})
+            logging.info("%s", rows[-1])
+    _write(config, rows)
+
+
+def recycled(config: Config, num: int, seed: int) -> StreamWeights:
+    """Streams for a frozen backbone; of one, the prefix has as many parameters as P streams have in all."""
+    knobs: dict[str, Any] = {"spread": config.spread, "smoothing": config.smoothing, "seed": derive(seed, "streams")}
+    model = _model(config, 3 * config.width, 0)
+    weights = StreamWeights.new(model, config.streams, prefix_length=config.prefix, **knobs)
+    if num > 1:
+        return weights
+    key = 2 * config.depth * config.width
+    return StreamWeights.new(model, 1, prefix_length=math.ceil(count(weights, None) / key), **knobs)
+
+
+def _frozen(config: Config) -> LlamaForCausalLM:
+    path = Path(config.backbone or f"{config.out}/one-0") / "training.pt"
+    if not path.exists():
+        raise ArgumentError(f"no {path}; run the stage 'train', or give a folder it left as --backbone")
+    model = _model(config, 3 * config.width, 0)
+    state = torch.load(path, map_location="cpu", weights_only=True)["weights"]
+    model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    return model.eval()
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "scores.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
 def _write(config: Config, rows: list[dict[str, Any]]) -> None:

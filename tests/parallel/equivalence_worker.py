@@ -67,15 +67,15 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
     return cases
 
 
-def sizes(label: str, name: str) -> list[tuple[int, str]]:
-    """Sides and types to run a case in; rounding of single strategies is that of their compositions."""
+def sizes(label: str, name: str, nproc: int) -> list[tuple[int, str]]:
+    """Sides and types to run a case in; rounding of two ranks is that of more, and of single strategies composed."""
     if FAMILIES[name].brief and FAMILIES[name].video and label not in ("Ulysses", "Ring"):
         every = [(SIDES[1], "float64")]
     elif FAMILIES[name].brief or label in BRIEF:
         every = [(SIDES[1], "float64"), (SIDES[0], "float32")]
     else:
         every = [(side, dtype) for side in SIDES for dtype in DTYPES]
-    return [(side, dtype) for side, dtype in every if dtype == "float64" or " x " not in label]
+    return [(side, dtype) for side, dtype in every if dtype == "float64" or nproc == 2]
 
 
 def families(chosen: tuple[Strategy, ...], nproc: int) -> list[str]:
@@ -135,6 +135,6 @@ def run(nproc: int, video: bool) -> dict[tuple[str, str, int, str], dict[str, An
         with Mesh(**mesh_for(chosen, nproc)) as mesh:
             mesh.axis(*mesh.degrees)  # asked for first, all axes together must not lend their name to a single one
             for name in (name for name in families(chosen, nproc) if FAMILIES[name].video == video):
-                for side, dtype in sizes(label, name):
+                for side, dtype in sizes(label, name, nproc):
                     results[label, name, side, dtype] = _case(name, side, DTYPES[dtype], chosen, mesh)
     return results

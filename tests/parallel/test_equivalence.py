@@ -24,7 +24,7 @@ CASES = [
     for nproc in (1, 2, 3, 4)
     for label, chosen in strategies(nproc).items()
     for family in families(chosen, nproc)
-    for side, dtype in sizes(label, family)
+    for side, dtype in sizes(label, family, nproc)
 ]
 
 

@@ -57,6 +57,8 @@ def streams(model: PreTrainedModel, num: int, **more: Any) -> StreamWeights:
 def plain_logits(model: Any, weights: StreamWeights, ids: list[int]) -> Tensor:
     """Logits of one text, `[tokens, vocabulary]`, for models built like Llama, with or without norms of heads."""
     hidden = torch.stack([_stream(model, weights, stream, ids) for stream in range(weights.num_streams)])
+    if weights.num_streams == 1:
+        return torch.stack([model.lm_head.weight @ one for one in hidden[0]])
     layers: Any = weights.aggregate_layer
     first, _, last = layers
     said = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,20 @@ def test_other_objects_are_refused() -> None:
         LocalEngine(7)  # pyright: ignore[reportArgumentType]
 
 
+def _registered() -> bool:
+    gc.collect()
+    return "partsong_local" in AttentionInterface._global_mapping
+
+
+def test_a_model_that_nobody_closed_leaves_the_registry_with_itself() -> None:
+    before, model = _registered(), LocalModel(llama())
+    assert _registered()
+    del model
+    assert _registered() == before
+
+
 def test_the_users_model_stays_as_it_is_and_two_engines_do_not_meet() -> None:
-    model = llama()
+    registered, model = _registered(), llama()
     modules, attention = dict(model.named_modules()), model.config._attn_implementation
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plain = model(torch.tensor([[5, 6, 7]])).logits
@@ -135,7 +148,7 @@ def test_the_users_model_stays_as_it_is_and_two_engines_do_not_meet() -> None:
     run(main())
     assert dict(model.named_modules()) == modules and model.config._attn_implementation == attention
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert "partsong_local" not in AttentionInterface._global_mapping
+    assert _registered() == registered, "engines of other tests may be open still"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -245,4 +245,6 @@ def test_mistaken_arguments_are_refused(tmp_path: Path) -> None:
     model = tiny("llama")
     with pytest.raises(ArgumentError, match="other sizes"):
         save(tmp_path / "out", model, StreamWeights.new(tiny("llama", hidden_size=64), 2))
+    with pytest.raises(ArgumentError, match="one stream as the base model"):
+        save(tmp_path / "out", model, StreamWeights.new(model, 1))
     assert not (tmp_path / "out").exists()

@@ -33,14 +33,22 @@ def test_all_stages_run_and_go_on(tmp_path: Path) -> None:
     config = made.Config(out=str(tmp_path), stages="train,measure,recycle,export", **SMALL)
     made.run(config)
     first = json.loads((tmp_path / "scores.json").read_text())
-    assert [row["side"] for row in first["rows"]] == ["one", "wide", "streams", "recycled"]
+    assert [row["side"] for row in first["rows"]] == ["one", "wide", "streams", "frozen", "prefix", "recycled"]
     made.run(config)  # all is done already
     assert json.loads((tmp_path / "scores.json").read_text()) == first
-    one, wide, streams, recycled = first["rows"]
+    one, wide, streams, frozen, prefix, recycled = first["rows"]
     assert one["parameters"] < streams["parameters"] <= wide["parameters"] < streams["parameters"] + 3 * 8
     assert recycled["parameters"] == streams["parameters"] and recycled["streams"] == 4
+    assert streams["parameters"] <= prefix["parameters"] < streams["parameters"] + 2 * 8 and prefix["streams"] == 1
+    same = ("parameters", "loss", "tokens_right")
+    assert [frozen[name] for name in same] == [one[name] for name in same]
     model, (weights,) = load_model(tmp_path / "export")
     assert made.score(config, model, weights)["loss"] == pytest.approx(streams["loss"], rel=1e-6)
+    elsewhere = made.Config(out=str(tmp_path / "x"), stages="recycle", backbone=str(tmp_path / "one-0"), **SMALL)
+    made.run(elsewhere)
+    assert json.loads((tmp_path / "x" / "scores.json").read_text())["rows"] == first["rows"][3:]
+    with pytest.raises(ArgumentError, match="--backbone"):
+        made.run(made.Config(out=str(tmp_path / "y"), stages="recycle", **SMALL))
     with pytest.raises(ArgumentError, match="at step 3 of 9"):
         made.run(made.Config(out=str(tmp_path), stages="measure", **{**SMALL, "steps": 9}))
 

@@ -171,17 +171,17 @@ def _train(model: Any, weights: StreamWeights, draw: Any, frozen: bool, folder: 
 def test_rows_in_parts_are_the_same_step() -> None:
     found = []
     for rows in (None, 4, 1):
-        model = small()
+        model = small().double()
         weights = streams(model, 2, prefix_length=4)
         losses = train(model, weights, lesson, steps=3, rows_at_once=rows, accelerator=Accelerator(cpu=True))
         found.append((torch.tensor(losses), weights.prefix_k[0].detach(), model.state_dict()["model.norm.weight"]))
     for other in found[1:]:
         for left, right in zip(found[0], other, strict=True):
-            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
 
 
 def _on_a_rank() -> tuple[int, list[float], Tensor]:
-    model, place = small(), Accelerator(cpu=True)
+    model, place = small().double(), Accelerator(cpu=True)
     weights = streams(model, 2, prefix_length=4)
     losses = train(model, weights, lesson, steps=3, accelerator=place)
     return place.num_processes, losses, weights.prefix_v[1].detach()
@@ -191,8 +191,8 @@ def _on_a_rank() -> tuple[int, list[float], Tensor]:
 def test_ranks_share_a_lesson() -> None:
     alone, together = _on_a_rank(), launch(_on_a_rank, 2)
     assert (alone[0], together[0]) == (1, 2)
-    assert together[1] == pytest.approx(alone[1], rel=1e-4)
-    torch.testing.assert_close(together[2], alone[2], rtol=1e-4, atol=1e-5)
+    assert together[1] == pytest.approx(alone[1], rel=1e-9)
+    torch.testing.assert_close(together[2], alone[2], rtol=1e-9, atol=1e-9)
 
 
 def test_mistaken_arguments_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -26,7 +27,8 @@ FAMILIES = (
 )  # fmt: skip
 
 _NAME = "partsong_local"
-_LOCK = threading.Lock()
+#: Entered again where a model is collected while another one registers.
+_LOCK = threading.RLock()
 _open_models = 0
 
 
@@ -82,7 +84,9 @@ class LocalModel:
             if isinstance(getattr(each, "layer_idx", None), int):
                 each.partsong_local = self
         _register()
-        self._closed = False
+        # A model that nobody closed gives its place back when it is gone.
+        self._leave = weakref.finalize(self, _unregister)
+        self._leave.atexit = False
 
     def _pack(self, weight: Tensor, pack: bool | None) -> int:
         able, why = can_pack(weight)
@@ -142,10 +146,8 @@ class LocalModel:
         return self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
 
     def close(self) -> None:
-        """Takes the attention function out of transformers' registry when the last model is closed."""
-        if not self._closed:
-            self._closed = True
-            _unregister()
+        """Takes the attention function out of transformers' registry if this is the last model; twice does nothing."""
+        self._leave()
 
 
 def _attention(

@@ -34,8 +34,8 @@ class ParScale:
     """A model with streams attached.
 
     Calls of the model, and of its `generate`, then run `num_streams` streams, or as many as the cache has that they
-    are given; with one stream nothing at all is changed. Hidden states and attentions, where they are asked for, are
-    those of all streams, `[streams * batch, ...]`, stream by stream.
+    are given; with one stream that has no weights nothing at all is changed. Hidden states and attentions, where they
+    are asked for, are those of all streams, `[streams * batch, ...]`, stream by stream.
 
     Args:
         model: a transformers model of `FAMILIES`, or its decoder.
@@ -111,7 +111,7 @@ class ParScale:
         """
         num = self._num_streams if num_streams is None else self._known(num_streams)
         layers = self.model.config.num_hidden_layers
-        if num == 1:
+        if num not in self.weights:
             return ParScaleCache((), (), layers)
         return ParScaleCache(tuple(self.weights[num].prefix_k), tuple(self.weights[num].prefix_v), layers)
 
@@ -138,16 +138,17 @@ class ParScale:
         """Repeats a call's rows, and gives it the prefixes."""
         call = {**dict(zip(self._names, args, strict=False)), **given}
         cache = call.get("past_key_values")
-        num = cache.num_streams if isinstance(cache, ParScaleCache) else self._num_streams
+        own = isinstance(cache, ParScaleCache)
+        num = cache.num_streams if own else self._num_streams
         if cache is not None and cache in self._replaced:
             raise ArgumentError(
                 "this cache was replaced by one with prefixes in an earlier call; go on with that call's "
                 "past_key_values, or start from ParScale.cache()"
             )
-        if num == 1:
+        if (cache.source is None) if own else num not in self.weights:
             return None
         self._check_call(module, call)
-        if not isinstance(cache, ParScaleCache):
+        if not own:
             uses, given_one = call.get("use_cache"), cache is not None
             if given_one:
                 self._replaced.add(cache)
@@ -170,7 +171,7 @@ class ParScale:
     def _behind(self, module: nn.Module, args: tuple[Any, ...], call: dict[str, Any], found: Any) -> Any:
         """Joins the streams behind the last norm."""
         cache = call.get("past_key_values")
-        if not isinstance(cache, ParScaleCache) or cache.num_streams == 1:
+        if not isinstance(cache, ParScaleCache) or cache.source is None:
             return found
         weights = self.weights[cache.num_streams]
         if isinstance(found, tuple):

@@ -106,7 +106,7 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
         backbone: whether its tensors are written as well; without them `load_streams` reads the folder.
 
     Raises:
-        ArgumentError: the weights do not fit the model.
+        ArgumentError: the weights do not fit the model, or are of one stream, which the layout has none for.
 
     >>> import tempfile
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -120,6 +120,8 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
     """
     target = Path(folder)
     weights.check(model.config)
+    if weights.num_streams == 1:
+        raise ArgumentError("the published layout knows one stream as the base model, without weights of its own")
     streams = {name: value.detach().cpu().contiguous() for name, value in weights.published().items()}
     target.mkdir(parents=True, exist_ok=True)
     if backbone:

@@ -52,11 +52,12 @@ def next_token_loss(model: nn.Module, lesson: Lesson) -> Tensor:
         lesson: what it learns.
 
     Returns:
-        A scalar in float32.
+        A scalar in float32, or in float64 where the model is.
     """
     logits = model(input_ids=lesson.ids, use_cache=False).logits[:, :-1]
     learned = lesson.learned[:, 1:]
-    return F.cross_entropy(logits[learned].float(), lesson.ids[:, 1:][learned], reduction="sum")
+    exact = logits[learned].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(exact, lesson.ids[:, 1:][learned], reduction="sum")
 
 
 def learning_rate(step: int, steps: int, warm: float = 0.05) -> float:
@@ -202,7 +203,7 @@ def _step(
             loss = together(*part) / share.count
             # Gradients are averaged over ranks, where they are to be summed.
             place.backward(loss * place.num_processes)
-        total += loss.detach()
+        total = total + loss.detach()
     place.clip_grad_norm_(learned, 1.0)
     optimizer.step()
     found: Any = place.reduce(total, "sum")

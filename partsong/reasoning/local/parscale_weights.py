@@ -66,7 +66,8 @@ class StreamWeights(nn.Module):
     published checkpoints have.
 
     Args:
-        num_streams: P, 2 or more; one stream is the base model and needs no weights.
+        num_streams: P. One stream without weights is the base model; with them it is prefix tuning (Li & Liang,
+            arXiv 2101.00190), which more streams can be compared with, and has no aggregator.
         num_layers: of the model.
         kv_heads: of each layer.
         head_dim: channels of a head.
@@ -80,7 +81,7 @@ class StreamWeights(nn.Module):
         prefix_k: of every layer, `[streams, kv_heads, prefix, head_dim]`; without rotary embedding.
         prefix_v: of the same shapes.
         aggregate_layer: Linear(streams * hidden, hidden), SiLU, Linear(hidden, streams). The last begins at zero, so
-            the streams are averaged at first.
+            the streams are averaged at first. Empty for one stream.
 
     Raises:
         ArgumentError: a number that cannot be.
@@ -100,10 +101,10 @@ class StreamWeights(nn.Module):
         spread: float = 0.02,
     ) -> None:
         super().__init__()
-        if num_streams < 2 or prefix_length < 1:
+        if num_streams < 1 or prefix_length < 1:
             raise ArgumentError(
-                f"streams are told apart by their prefixes: 2 streams or more and prefixes of 1 key or more, found "
-                f"{num_streams} and {prefix_length}; one stream is the base model and needs no weights"
+                f"streams are told apart by their prefixes: 1 stream or more and prefixes of 1 key or more, found "
+                f"{num_streams} and {prefix_length}"
             )
         if not 0.0 <= smoothing <= 1.0:
             raise ArgumentError(f"smoothing lies in 0 <= e <= 1, found {smoothing}")
@@ -115,6 +116,9 @@ class StreamWeights(nn.Module):
 
         self.prefix_k = nn.ParameterList([first("prefix_k", layer) for layer in range(num_layers)])
         self.prefix_v = nn.ParameterList([first("prefix_v", layer) for layer in range(num_layers)])
+        self.aggregate_layer = nn.Sequential()
+        if num_streams == 1:
+            return
         wide = num_streams * hidden_size
         inner, last = nn.Linear(wide, hidden_size), nn.Linear(hidden_size, num_streams)
         with torch.no_grad():
@@ -129,7 +133,7 @@ class StreamWeights(nn.Module):
 
         Args:
             model: of `FAMILIES`.
-            num_streams: P.
+            num_streams: P, 1 or more.
             **more: `prefix_length`, `smoothing`, `seed` and `spread` of the class.
         """
         check_model(model)
@@ -139,6 +143,8 @@ class StreamWeights(nn.Module):
 
     def aggregate(self, hidden: Tensor) -> Tensor:
         """`[streams * batch, tokens, width]` to `[batch, tokens, width]`; see the function of this name."""
+        if self.num_streams == 1:
+            return hidden
         return aggregate(hidden, self.aggregate_layer, self.num_streams, self.smoothing)[0]
 
     def check(self, config: Any) -> None:
@@ -149,10 +155,11 @@ class StreamWeights(nn.Module):
         """
         sizes = _sizes(config)
         streams, heads, _, width = self.prefix_k[0].shape
-        hidden = self.aggregate_layer[0].out_features
-        found = {"num_layers": len(self.prefix_k), "kv_heads": heads, "head_dim": width, "hidden_size": hidden}
+        found = {"num_layers": len(self.prefix_k), "kv_heads": heads, "head_dim": width}
+        if self.num_streams > 1:
+            found["hidden_size"] = self.aggregate_layer[0].out_features
         assert streams == self.num_streams
-        if wrong := {name: (found[name], size) for name, size in sizes.items() if found[name] != size}:
+        if wrong := {name: (found[name], sizes[name]) for name in found if found[name] != sizes[name]}:
             said = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
             raise ArgumentError(f"weights of other sizes than the model's: {said}")
 
