@@ -132,19 +132,22 @@ def trained(config: Trained) -> None:
     rows, settings = list[dict[str, Any]](), list[str]()
     for folder in config.runs:
         said = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        how = {name: value for name, value in said["config"].items() if name not in ("out", "stages", "items", "text")}
+        how = {name: value for name, value in said["config"].items() if name not in ("out", "stages", "items")}
+        how["text"] = Path(how["text"]).name or "Python's library"
         settings.append(f"`{folder.name}`: {', '.join(f'{name} {value}' for name, value in how.items())}")
         rows += [{"run": folder.name, **row} for row in said["rows"]]
     groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["run"], row["side"], row["streams"], row["parameters"]), []).append(row)
     note = (
-        "Small models trained from nothing with `recipes/train_parscale.py`, measured on texts that no side was shown. "
-        "Within a run and a seed all sides have the same lessons in the same order, hence the same tokens and steps, "
-        "and the same schedule. `one` and `streams` have the same backbone with the same first weights; `wide` has one "
-        "stream and as many parameters in all as `streams`, prefixes and aggregator counted. P streams compute P "
-        "times as much per token. Intervals are Student's over seeds, of which each draws its own weights and lessons; "
-        "`recycled` is the backbone of `one`, seed 0, frozen, with streams trained on it. Settings, one line a run:\n\n"
+        "Small models trained with `recipes/train_parscale.py`, measured on texts that no side was shown. Within a run "
+        "and a seed all sides have the same lessons in the same order, hence the same tokens and steps, and the same "
+        "schedule; P streams compute P times as much per token. Trained from nothing: `one` and `streams` have the "
+        "same backbone with the same first weights; `wide` has one stream and as many parameters in all as `streams`, "
+        "prefixes and aggregator counted. On a frozen backbone, the same for all seeds: `frozen` is it alone, "
+        "`recycled` has P streams trained on it, `prefix` one stream behind a longer prefix, which has as many "
+        "parameters as those streams with their aggregator. Intervals are Student's over seeds, of which each draws "
+        "its own first weights and lessons; all are measured on the same texts. Settings, one line a run:\n\n"
         + "\n".join(f"- {line}" for line in settings)
     )
     columns = ("run", "side", "P", "parameters", "seeds", "loss, nats a token", "tokens right", "rows right")

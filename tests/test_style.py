@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 40
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Rule = Callable[[Path], None]
 
 LIBRARY = sorted((ROOT / "partsong").rglob("*.py"))
 SCRIPTS = sorted([*(ROOT / "recipes").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
@@ -22,10 +24,20 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def each(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=relative)
+#: The rules of every file. One test runs all of a file: thousands of little ones would cost more than what they check.
+RULES: dict[Path, list[Rule]] = {}
 
 
+def each(paths: list[Path]) -> Callable[[Rule], Rule]:
+    def keep(rule: Rule) -> Rule:
+        for path in paths:
+            RULES.setdefault(path, []).append(rule)
+        return rule
+
+    return keep
+
+
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -92,32 +104,32 @@ def untyped(tree: ast.Module) -> Iterator[str]:
 
 
 @each([path for path in LIBRARY + SCRIPTS + TESTS if not is_kernel(path)])
-def test_file_is_short(path: Path) -> None:
+def file_is_short(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MAX_FILE_LINES, f"{relative(path)} has {lines} lines, at most {MAX_FILE_LINES}: split it by subject"
 
 
 @each([path for path in LIBRARY + SCRIPTS if not is_kernel(path)])
-def test_functions_are_short(path: Path) -> None:
+def functions_are_short(path: Path) -> None:
     long = {f"{f.name} (line {f.lineno})": code_lines(f) for f in functions(parse(path))}
     long = {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES}
     assert not long, f"functions over {MAX_FUNCTION_LINES} lines without docstring: {long}"
 
 
 @each(LIBRARY)
-def test_public_names_are_documented(path: Path) -> None:
+def public_names_are_documented(path: Path) -> None:
     missing = list(undocumented(parse(path)))
     assert not missing, f"no docstring: {', '.join(missing)}"
 
 
 @each(LIBRARY + SCRIPTS)
-def test_signatures_are_typed(path: Path) -> None:
+def signatures_are_typed(path: Path) -> None:
     missing = list(untyped(parse(path)))
     assert not missing, f"no annotation: {'; '.join(missing)}"
 
 
 @each([path for path in LIBRARY if "cli" not in path.relative_to(ROOT / "partsong").parts])
-def test_library_does_not_print(path: Path) -> None:
+def library_does_not_print(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     called = [c.lineno for c in calls(parse(path)) if ast.unparse(c.func) == "print"]
     prints = [line for line in called if "noqa: T201" not in lines[line - 1]]
@@ -125,20 +137,26 @@ def test_library_does_not_print(path: Path) -> None:
 
 
 @each(LIBRARY + SCRIPTS + TESTS)
-def test_no_bare_except(path: Path) -> None:
+def no_bare_except(path: Path) -> None:
     bare = [n.lineno for n in ast.walk(parse(path)) if isinstance(n, ast.ExceptHandler) and n.type is None]
     assert not bare, f"bare except on lines {bare}: name what is expected"
 
 
 @each(TESTS)
-def test_tests_do_not_sleep(path: Path) -> None:
+def no_test_sleeps(path: Path) -> None:
     sleeps = [call.lineno for call in calls(parse(path)) if ast.unparse(call.func) in ("time.sleep", "sleep")]
     assert not sleeps, f"sleep on lines {sleeps}: wait for the event itself"
 
 
 @each([path for path in LIBRARY if path.name != "launch.py"])  # its pickles go between a parent and its own children
-def test_nothing_foreign_is_executed(path: Path) -> None:
+def nothing_foreign_is_executed(path: Path) -> None:
     """Nothing from a model folder or from model text runs as code: no eval, exec or unpickling."""
     forbidden = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load"}
     found = [f"{ast.unparse(c.func)} (line {c.lineno})" for c in calls(parse(path)) if ast.unparse(c.func) in forbidden]
     assert not found, f"{', '.join(found)}"
+
+
+@pytest.mark.parametrize("path", sorted(RULES), ids=relative)
+def test_house_rules(path: Path) -> None:
+    for rule in RULES[path]:
+        rule(path)
