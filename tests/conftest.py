@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver
 
 import pytest
@@ -22,3 +24,11 @@ def fork_server(request: pytest.FixtureRequest) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["partsong.parallel", "tests.parallel.pipelines"])
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """Accelerate keeps its first settings for the process: those of one file are not to meet another's."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
