@@ -18,14 +18,14 @@ Four stages:
 
 Run on one core: OMP_NUM_THREADS=1 python recipes/train_parscale.py --out runs/parscale
 
-The run that is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams on
+Recycling as it is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams on
 it learn the sources of diffusers:
 
     python recipes/train_parscale.py --out runs/library --stages train --sides one --seeds 1 --task code --width 128 \
         --depth 4 --length 128 --batch 32 --steps 1400 --rate 3e-3
     python recipes/train_parscale.py --out runs/recycled --stages recycle --backbone runs/library/one-0 --seeds 3 \
         --task code --text FOLDER_OF_DIFFUSERS --width 128 --depth 4 --length 128 --batch 16 --steps 300 --prefix 16 \
-        --spread 0.3 --rate 3e-3 --prefix-rate 1e-2 --items 1024
+        --spread 0.3 --rate 3e-3 --prefix-rate 0.2 --items 1024
 
 Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps. On
 several ranks, `accelerate launch recipes/train_parscale.py ...`: each takes its share of every batch.
