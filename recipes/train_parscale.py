@@ -18,8 +18,8 @@ Four stages:
 
 Run on one core: OMP_NUM_THREADS=1 python recipes/train_parscale.py --out runs/parscale
 
-Recycling as it is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams on
-it learn the sources of diffusers:
+Recycling as it is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams
+on it learn the sources of diffusers:
 
     python recipes/train_parscale.py --out runs/library --stages train --sides one --seeds 1 --task code --width 128 \
         --depth 4 --length 128 --batch 32 --steps 1400 --rate 3e-3
