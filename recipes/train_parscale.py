@@ -209,9 +209,15 @@ def load(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, Stream
         raise ArgumentError(f"{path} is at step {state['step']} of {config.steps}; run the stage 'train' to its end")
     for name, module in (("model", model), ("weights", weights)):
         if module is not None:
-            begin = f"{name}."
-            module.load_state_dict({k[len(begin) :]: v for k, v in state["weights"].items() if k.startswith(begin)})
+            module.load_state_dict(_part(state, name))
     return model.eval(), weights
+
+
+def _part(state: dict[str, Any], name: str) -> dict[str, torch.Tensor]:
+    """The weights of `model` or `weights` in a checkpoint."""
+    return {
+        key.removeprefix(f"{name}."): value for key, value in state["weights"].items() if key.startswith(f"{name}.")
+    }
 
 
 def count(model: torch.nn.Module, weights: StreamWeights | None) -> int:
@@ -259,19 +265,18 @@ def recycle(config: Config) -> None:
     rows[-1] |= score(config, model, None)
     for seed in range(config.seeds):
         for side, num in (("prefix", 1), ("recycled", config.streams)):
-            model, weights = _frozen(config), recycled(config, num, seed)
+            weights = recycled(config, model, num, seed)
             draw = lessons(config, derive(seed, "recycled"))
             train(model, weights, draw, frozen=True, folder=folder / f"{side}-{seed}", **rates(config))
             row = {"side": side, "seed": seed, "streams": num, "parameters": count(model, weights)}
-            rows.append({**row, **score(config, model.eval(), weights)})
+            rows.append({**row, **score(config, model, weights)})
             logging.info("%s", rows[-1])
     _write(config, rows)
 
 
-def recycled(config: Config, num: int, seed: int) -> StreamWeights:
+def recycled(config: Config, model: LlamaForCausalLM, num: int, seed: int) -> StreamWeights:
     """Streams for a frozen backbone; of one, the prefix has as many parameters as P streams have in all."""
     knobs: dict[str, Any] = {"spread": config.spread, "smoothing": config.smoothing, "seed": derive(seed, "streams")}
-    model = _model(config, 3 * config.width, 0)
     weights = StreamWeights.new(model, config.streams, prefix_length=config.prefix, **knobs)
     if num > 1:
         return weights
@@ -284,8 +289,7 @@ def _frozen(config: Config) -> LlamaForCausalLM:
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage 'train', or give a folder it left as --backbone")
     model = _model(config, 3 * config.width, 0)
-    state = torch.load(path, map_location="cpu", weights_only=True)["weights"]
-    model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    model.load_state_dict(_part(torch.load(path, map_location="cpu", weights_only=True), "model"))
     return model.eval()
 
 
