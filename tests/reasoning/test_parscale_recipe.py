@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,27 +13,23 @@ import torch
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.local.parscale_checkpoint import load_model
+from tests.recipe_module import loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"seeds": 1, "steps": 3, "batch": 8, "width": 8, "depth": 1, "prefix": 2, "items": 16}
 
 
-def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_parscale", ROOT / "recipes" / "train_parscale.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def recipe() -> Iterator[ModuleType]:
+    with loaded("train_parscale") as module:
+        yield module
 
 
-def test_all_stages_run_and_go_on(tmp_path: Path) -> None:
-    made = recipe()
-    config = made.Config(out=str(tmp_path), stages="train,measure,recycle,export", **SMALL)
-    made.run(config)
+def test_all_stages_run_and_go_on(recipe: ModuleType, tmp_path: Path) -> None:
+    config = recipe.Config(out=str(tmp_path), stages="train,measure,recycle,export", **SMALL)
+    recipe.run(config)
     first = json.loads((tmp_path / "scores.json").read_text())
     assert [row["side"] for row in first["rows"]] == ["one", "wide", "streams", "frozen", "prefix", "recycled"]
-    made.run(config)  # all is done already
+    recipe.run(config)  # all is done already
     assert json.loads((tmp_path / "scores.json").read_text()) == first
     one, wide, streams, frozen, prefix, recycled = first["rows"]
     assert one["parameters"] < streams["parameters"] <= wide["parameters"] < streams["parameters"] + 3 * 8
@@ -43,21 +38,20 @@ def test_all_stages_run_and_go_on(tmp_path: Path) -> None:
     same = ("parameters", "loss", "tokens_right")
     assert [frozen[name] for name in same] == [one[name] for name in same]
     model, (weights,) = load_model(tmp_path / "export")
-    assert made.score(config, model, weights)["loss"] == pytest.approx(streams["loss"], rel=1e-6)
-    elsewhere = made.Config(out=str(tmp_path / "x"), stages="recycle", backbone=str(tmp_path / "one-0"), **SMALL)
-    made.run(elsewhere)
+    assert recipe.score(config, model, weights)["loss"] == pytest.approx(streams["loss"], rel=1e-6)
+    elsewhere = recipe.Config(out=str(tmp_path / "x"), stages="recycle", backbone=str(tmp_path / "one-0"), **SMALL)
+    recipe.run(elsewhere)
     assert json.loads((tmp_path / "x" / "scores.json").read_text())["rows"] == first["rows"][3:]
     with pytest.raises(ArgumentError, match="--backbone"):
-        made.run(made.Config(out=str(tmp_path / "y"), stages="recycle", **SMALL))
+        recipe.run(recipe.Config(out=str(tmp_path / "y"), stages="recycle", **SMALL))
     with pytest.raises(ArgumentError, match="at step 3 of 9"):
-        made.run(made.Config(out=str(tmp_path), stages="measure", **{**SMALL, "steps": 9}))
+        recipe.run(recipe.Config(out=str(tmp_path), stages="measure", **{**SMALL, "steps": 9}))
 
 
-def test_products_that_measure_are_never_shown() -> None:
-    made = recipe()
-    config = made.Config(**{**SMALL, "batch": 256})
+def test_products_that_measure_are_never_shown(recipe: ModuleType) -> None:
+    config = recipe.Config(**{**SMALL, "batch": 256})
     shown, kept = (
-        {tuple(row) for step in range(20) for row in made.lessons(config, seed, held_out=out)(step).ids.tolist()}
+        {tuple(row) for step in range(20) for row in recipe.lessons(config, seed, held_out=out)(step).ids.tolist()}
         for seed, out in ((0, False), (0, True))
     )
     assert len(shown) > 3000 and len(kept) > 1000 and not shown & kept
@@ -65,31 +59,29 @@ def test_products_that_measure_are_never_shown() -> None:
         left, right = row[0] * 10 + row[1], row[3] * 10 + row[4]
         assert (row[2], row[5]) == (10, 11)
         assert int("".join(map(str, row[6:]))) == left * right
-    again, other = (made.lessons(config, seed)(3).ids for seed in (0, 1))
-    assert torch.equal(again, made.lessons(config, 0)(3).ids) and not torch.equal(again, other)
+    again, other = (recipe.lessons(config, seed)(3).ids for seed in (0, 1))
+    assert torch.equal(again, recipe.lessons(config, 0)(3).ids) and not torch.equal(again, other)
 
 
-def test_files_that_measure_are_never_shown(tmp_path: Path) -> None:
-    made = recipe()
+def test_files_that_measure_are_never_shown(recipe: ModuleType, tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number}.py").write_text(f"# {chr(65 + number % 26) * 30} {number}\n")
-    shown, kept = made._corpus(str(tmp_path))
+    shown, kept = recipe._corpus(str(tmp_path))
     assert len(shown) + len(kept) == sum(p.stat().st_size for p in tmp_path.iterdir()) + 38
-    config = made.Config(**{**SMALL, "task": "code", "text": str(tmp_path), "length": 12})
-    lesson = made.lessons(config, 0)(0)
+    config = recipe.Config(**{**SMALL, "task": "code", "text": str(tmp_path), "length": 12})
+    lesson = recipe.lessons(config, 0)(0)
     text = bytes(shown.astype("uint8")).decode()
     assert all(bytes(row).decode() in text for row in lesson.ids.tolist())
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArgumentError, match="0 Python files"):
-        made._corpus(str(tmp_path / "empty"))
+        recipe._corpus(str(tmp_path / "empty"))
 
 
-def test_mistaken_arguments_are_refused(tmp_path: Path) -> None:
-    made = recipe()
+def test_mistaken_arguments_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
     for wrong, said in (
         ({"stages": "trian"}, "no 'trian'"),
         ({"sides": "two"}, "no 'two'"),
         ({"task": "x"}, "no task"),
     ):
         with pytest.raises(ArgumentError, match=said):
-            made.run(made.Config(out=str(tmp_path), **{**SMALL, **wrong}))
+            recipe.run(recipe.Config(out=str(tmp_path), **{**SMALL, **wrong}))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -36,20 +34,15 @@ from partsong.zoo.lists.model import (
 from partsong.zoo.lists.training import Batch, causal_loss, diffusion_loss, draw_batch, draw_masks
 from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.training import World
+from tests.recipe_module import loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("lists-mdlm", "lists-ar")
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("train_lists", ROOT / "recipes" / "train_lists.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("train_lists") as module:
+        yield module
 
 
 def tiny(recipe: ModuleType, out: Path, **changed: Any) -> Any:

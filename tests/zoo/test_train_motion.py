@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -40,20 +38,15 @@ from partsong.zoo.motion.model import (
 from partsong.zoo.motion.training import Animator, Pool, count_nulls, draw_clips, window_length
 from partsong.zoo.motion.world import generator
 from partsong.zoo.training import World
+from tests.recipe_module import loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 CAPTIONS = ["a red circle moves right", "a big blue square bounces up and down slowly, a red circle moves left"]
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("train_motion", ROOT / "recipes" / "train_motion.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("train_motion") as module:
+        yield module
 
 
 def tiny(recipe: ModuleType, out: Path) -> Any:

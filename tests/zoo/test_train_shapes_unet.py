@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,20 +27,15 @@ from partsong.zoo.shapes_unet.model import (
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.shapes_unet.stage import Stage, adam
 from partsong.zoo.training import World
+from tests.recipe_module import loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 CAPTION = "a red circle left of a blue square"
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("train_shapes_unet", ROOT / "recipes" / "train_shapes_unet.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("train_shapes_unet") as module:
+        yield module
 
 
 def tiny(recipe: ModuleType, out: Path) -> Any:

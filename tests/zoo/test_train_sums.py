@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -40,8 +38,8 @@ from partsong.zoo.sums.training import (
     row_ids,
 )
 from partsong.zoo.training import World
+from tests.recipe_module import loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 POOL = [
     Attempts("3+4+5=?", "3+4=7, 7+5=12. answer: 12", ("4+5=9, 3+9=12. answer: 12", "3+4=8, 8+5=13. answer: 13")),
     Attempts(
@@ -54,13 +52,8 @@ POOL = [
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("train_sums", ROOT / "recipes" / "train_sums.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("train_sums") as module:
+        yield module
 
 
 def tiny(recipe: ModuleType, out: Path, **changed: Any) -> Any:

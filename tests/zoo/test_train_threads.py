@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,19 +21,13 @@ from partsong.zoo.products.model import build_tokenizer
 from partsong.zoo.products.rollouts import Rollout, rewards_of
 from partsong.zoo.products.stage import Stage
 from partsong.zoo.products.training import speech_of, text_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.recipe_module import loaded
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("train_threads", ROOT / "recipes" / "train_threads.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("train_threads") as module:
+        yield module
 
 
 def tiny(recipe: ModuleType, out: Path, **changed: Any) -> Any:

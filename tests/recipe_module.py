@@ -1,0 +1,26 @@
+"""The recipes are scripts in no package: tests load them by their path."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+@contextmanager
+def loaded(name: str) -> Iterator[ModuleType]:
+    """A recipe as a module, known to `sys.modules` for the time of the block: its dataclasses look themselves up."""
+    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[name]
