@@ -3,8 +3,8 @@
 ``python benchmarks/parscale.py cost --out benchmarks/NAME``: P = 1, 2, 4, 8 streams of one model beside wider models of
 the same predicted loss, measured in turn in one process; and computed for a model of 1.6 billion parameters on a GPU.
 
-``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME``: what recipes/train_parscale.py
-measured in one or more folders, with 95 % intervals over seeds.
+``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME``: what recipes/train_parscale.py or
+recipes/train_prices.py measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations
@@ -127,27 +127,52 @@ def _line(row: dict[str, Any]) -> list[object]:
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 
 
+#: The recipes' sides, as far as a table has them.
+SIDES = {
+    "one": "one stream of the backbone, trained from nothing",
+    "wide": "one stream, feed-forward layers widened to as many parameters as P streams have in all, prefixes and "
+    "network counted",
+    "longer": "`wide` with P times the steps, hence as much computing as `streams`",
+    "streams": "the backbone and P streams, all weights trained",
+    "frozen": "a backbone that stays as it is",
+    "prefix": "it stays as it is, one stream behind a longer prefix: as many parameters as P streams in all",
+    "recycled": "it stays as it is, P streams and their network are trained",
+}
+#: Which recipe, and from what its sides begin, by a setting that only one of them has.
+RECIPES = {
+    "task": (
+        "`recipes/train_parscale.py`, bytes of files that no side was shown. `one`, `wide` and `streams` begin with "
+        "the same random weights, the frozen backbone is the same for all seeds"
+    ),
+    "shops": (
+        "`recipes/train_prices.py`, the highest of as many prices as there are streams, questions drawn afresh. Each "
+        "seed has its own prices, and a model that learned them one at a time, from which all its sides begin. Rates "
+        "and sizes were chosen on seed 0"
+    ),
+}
+
+
 def trained(config: Trained) -> None:
     """Reads the recipe's scores and writes the files."""
-    rows, settings = list[dict[str, Any]](), list[str]()
+    rows, settings, recipes = list[dict[str, Any]](), list[str](), set[str]()
     for folder in config.runs:
         said = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         how = {name: value for name, value in said["config"].items() if name not in ("out", "stages", "items")}
-        how["text"] = Path(how["text"]).name or "Python's library"
+        if "text" in how:
+            how["text"] = Path(how["text"]).name or "Python's library"
+        recipes |= {what for knob, what in RECIPES.items() if knob in how}
         settings.append(f"`{folder.name}`: {', '.join(f'{name} {value}' for name, value in how.items())}")
         rows += [{"run": folder.name, **row} for row in said["rows"]]
     groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["run"], row["side"], row["streams"], row["parameters"]), []).append(row)
+    sides = [f"- `{side}`: {what}" for side, what in SIDES.items() if any(row["side"] == side for row in rows)]
     note = (
-        "Small models trained with `recipes/train_parscale.py`, measured on texts that no side was shown. Within a run "
-        "and a seed all sides have the same lessons in the same order, hence the same tokens and steps, and the same "
-        "schedule; P streams compute P times as much per token. Trained from nothing: `one` and `streams` have the "
-        "same backbone with the same first weights; `wide` has one stream and as many parameters in all as `streams`, "
-        "prefixes and aggregator counted. On a frozen backbone, the same for all seeds: `frozen` is it alone, "
-        "`recycled` has P streams trained on it, `prefix` one stream behind a longer prefix, which has as many "
-        "parameters as those streams with their aggregator. Intervals are Student's over seeds, of which each draws "
-        "its own first weights and lessons; all are measured on the same texts. Settings, one line a run:\n\n"
+        f"Small models, {'; '.join(sorted(recipes))}. Within a run and a seed all sides have the same lessons in the "
+        "same order; P streams compute P times as much per token. Intervals are Student's over seeds, of which each "
+        "draws its own first weights and lessons. Sides:\n\n"
+        + "\n".join(sides)
+        + "\n\nSettings, one line a run:\n\n"
         + "\n".join(f"- {line}" for line in settings)
     )
     columns = ("run", "side", "P", "parameters", "seeds", "loss, nats a token", "tokens right", "rows right")

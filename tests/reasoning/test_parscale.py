@@ -84,6 +84,38 @@ def test_every_family_equals_itself_stream_by_stream(family: str) -> None:
     close(found, weights.aggregate(torch.cat(hidden)))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_streams_begin_as_prompts(family: str) -> None:
+    """Each stream is the model behind its prompt, and their first weights are equal."""
+    ids, prompts, hidden = texts(), torch.tensor([[5, 9, 2], [40, 8, 8], [3, 60, 7], [11, 12, 13]]), []
+    model: Any = tiny(family)
+    for prompt in prompts:
+        whole = torch.cat([prompt.expand(len(ids), -1), ids], dim=1)
+        counted = model.base_model(whole).last_hidden_state[:, 3:]
+        hidden.append(model.base_model(whole, position_ids=torch.arange(-3, 7)[None]).last_hidden_state[:, 3:])
+        # Only distances between tokens count, but angles are worked out in float32.
+        torch.testing.assert_close(hidden[-1], counted, rtol=0, atol=1e-5)
+    head = model.get_output_embeddings()
+    scale = getattr(model.config, "logits_scaling", 1.0)
+    model.train()
+    with ParScale(model, StreamWeights.from_prompts(model, prompts)) as parscale:
+        assert model.training
+        close(model.eval()(ids).logits, head(torch.stack(hidden).mean(0)) / scale)
+        with pytest.raises(UnsupportedError, match="undo"):
+            StreamWeights.from_prompts(model, prompts)
+        parscale.undo()
+    one = StreamWeights.from_prompts(model, prompts[:1], prefix_length=8, spread=0.5)
+    fresh = StreamWeights.new(model, 1, prefix_length=8, spread=0.5)
+    assert torch.equal(one.prefix_k[0][:, :, :5], fresh.prefix_k[0][:, :, :5])
+    assert not torch.equal(one.prefix_v[1][:, :, 5:], fresh.prefix_v[1][:, :, 5:])
+    for wrong in (prompts[0], prompts.double(), prompts[:, :0]):
+        with pytest.raises(ArgumentError, match="token ids"):
+            StreamWeights.from_prompts(model, wrong)
+    with pytest.raises(ArgumentError, match="prefix_length=2"):
+        StreamWeights.from_prompts(model, prompts, prefix_length=2)
+
+
 @torch.inference_mode()
 def test_tokens_may_come_in_any_pieces() -> None:
     model, ids = tiny("qwen3"), texts(2, 9)

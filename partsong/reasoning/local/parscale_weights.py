@@ -141,6 +141,50 @@ class StreamWeights(nn.Module):
         first = next(model.parameters())
         return made.to(device=first.device, dtype=first.dtype)
 
+    @classmethod
+    @torch.no_grad()
+    def from_prompts(cls, model: PreTrainedModel, prompts: Tensor, **more: Any) -> Self:
+        """Streams that begin as prompts: behind its first prefix each says what the model says behind its prompt.
+
+        Exactly so where `prefix_length` is not given: the keys are those of a text at the positions before 0. Training
+        goes on from there; prefixes do better from the activations of words than from noise (Li & Liang, arXiv
+        2101.00190), and streams need not come apart by themselves.
+
+        Args:
+            model: of `FAMILIES`, without ParScale attached.
+            prompts: token ids, `[streams, tokens]`; prompts of one length, without padding.
+            **more: `prefix_length`, the prompts' own by default; more keys go in front of the prompts, with values as
+                of `new`. `smoothing`, `seed` and `spread` of the class.
+
+        Raises:
+            ArgumentError: no token ids of that shape, or a shorter prefix than the prompts.
+            UnsupportedError: a model that streams would be wrong for, or one that has some.
+
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+        >>> weights = StreamWeights.from_prompts(LlamaForCausalLM(LlamaConfig(**sizes)), torch.tensor([[1, 2], [3, 4]]))
+        >>> weights.num_streams, weights.prefix_length
+        (2, 2)
+        """
+        if prompts.ndim != 2 or prompts.is_floating_point() or not prompts.numel():
+            raise ArgumentError(f"prompts are token ids [streams, tokens], found {prompts.dtype} {[*prompts.shape]}")
+        num_streams, tokens = prompts.shape
+        made = cls.new(model, num_streams, **{"prefix_length": tokens, **more})
+        if made.prefix_length < tokens:
+            raise ArgumentError(f"prompts of {tokens} tokens do not fit prefix_length={made.prefix_length}; give more")
+        mode, places = model.training, torch.arange(-tokens, 0, device=model.device)[None]
+        model.eval()
+        try:
+            read: Any = model.base_model(prompts.to(model.device), position_ids=places, use_cache=True)
+        finally:
+            model.train(mode)
+        for layer, kept in enumerate(read.past_key_values.layers):
+            if len(kept.keys) != num_streams:
+                raise UnsupportedError("this model has ParScale attached; undo() that first")
+            made.prefix_k[layer][:, :, -tokens:] = kept.keys
+            made.prefix_v[layer][:, :, -tokens:] = kept.values
+        return made
+
     def aggregate(self, hidden: Tensor) -> Tensor:
         """`[streams * batch, tokens, width]` to `[batch, tokens, width]`; see the function of this name."""
         if self.num_streams == 1:
