@@ -17,6 +17,7 @@ Its sequential twin:    OMP_NUM_THREADS=1 python recipes/train_threads.py --out 
 Reinforced, then:       python recipes/train_threads.py --out runs/threads --stages grpo,export,evaluate
 A model of your own:    accelerate launch recipes/train_threads.py --out runs/mine --model FOLDER --device cuda
                             --rate 1e-5 --batch 8
+One that forks already: python recipes/train_threads.py --out runs/mine --model FOLDER --stages grpo,export,evaluate
 
 Every step draws its problems from (seed, step, process), so a stage that was stopped continues from its checkpoint with
 just the steps it would have made; `sft` on one core to the last bit.
@@ -194,8 +195,13 @@ def sft(work: Work) -> Stage:
 
 
 def grpo(work: Work) -> Stage:
-    """Stage 3: goes on from `sft-MODE.pt`; writes `grpo-MODE.pt` and a line per batch to `grpo-MODE.jsonl`."""
-    config, model = work.config, work.trained(("sft",))
+    """Stage 3: goes on from `sft-MODE.pt`, or from a model of your own that has had no `sft` here.
+
+    Writes `grpo-MODE.pt` and a line per batch to `grpo-MODE.jsonl`.
+    """
+    config = work.config
+    skipped = config.model and not (work.out / f"sft-{config.mode}.pt").exists()
+    model = work.new_model() if skipped else work.trained(("sft",))
     reference = copy.deepcopy(model).to(work.accelerator.device) if config.divergence else None
     stage = Stage(
         work.accelerator,

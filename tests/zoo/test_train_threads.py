@@ -59,6 +59,20 @@ def test_the_recipe_makes_a_stock_folder_and_scores(finished: tuple[Path, str]) 
     assert all(0 < line["tokens_critical"] <= line["tokens_total"] for line in steps)
 
 
+def test_a_model_of_ones_own_is_reinforced_as_it_is(
+    recipe: ModuleType, finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Without a stage `sft`; at a rate of 0 it stays what it was."""
+    out, mode = finished
+    folder = out / "export" / mode
+    config = tiny(recipe, tmp_path, mode=mode, model=str(folder), grpo_rate=0.0, stages="grpo,export")
+    recipe.run(config)
+    was: Any = AutoModelForCausalLM.from_pretrained(folder)
+    became: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / mode)
+    assert all(torch.equal(value, became.state_dict()[name]) for name, value in was.state_dict().items())
+    assert len((tmp_path / f"grpo-{mode}.jsonl").read_text().splitlines()) == 2
+
+
 def test_training_lowers_the_loss_on_problems_it_has_not_seen(recipe: ModuleType, finished: tuple[Path, str]) -> None:
     out, mode = finished
     model = recipe.Work(tiny(recipe, out, mode=mode)).new_model()
