@@ -134,6 +134,7 @@ SIDES = {
     "network counted",
     "longer": "`wide` with P times the steps, hence as much computing as `streams`",
     "streams": "the backbone and P streams, all weights trained",
+    "noise": "`streams`, which begin as prompts, beginning as noise instead",
     "frozen": "a backbone that stays as it is",
     "prefix": "it stays as it is, one stream behind a longer prefix: as many parameters as P streams in all",
     "recycled": "it stays as it is, P streams and their network are trained",

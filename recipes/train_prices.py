@@ -12,11 +12,12 @@ them. All sides have the same lessons, in the same order:
 - `recycled`: it stays as it is; P streams and their network learn;
 - `wide`: one stream, all weights learn, feed-forward layers widened by as many parameters as `streams` adds in all;
 - `longer`: the same with P times the steps, which computes as much as `streams`;
-- `streams`: P streams, all weights learn.
+- `streams`: P streams, all weights learn;
+- `noise`: the same with streams that begin as noise.
 
 `export` writes `export/`, the model of `streams`, first seed, in ParScale's published layout.
 
-Run, five minutes a seed on one core: OMP_NUM_THREADS=1 python recipes/train_prices.py --out runs/prices
+Run, seven minutes a seed on one core: OMP_NUM_THREADS=1 python recipes/train_prices.py --out runs/prices
 
 Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps.
 """
@@ -45,7 +46,7 @@ from partsong.reasoning.local.parscale_weights import StreamWeights
 from partsong.seeds import derive
 
 STAGES: tuple[str, ...] = ("learn", "ask", "export")
-SIDES: tuple[str, ...] = ("frozen", "prefix", "recycled", "wide", "longer", "streams")
+SIDES: tuple[str, ...] = ("frozen", "prefix", "recycled", "wide", "longer", "streams", "noise")
 DIGITS = 10
 
 
@@ -191,8 +192,11 @@ def side(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, Stream
         case "prefix":
             # It begins as all the prompts, one behind another.
             num = math.ceil(added / (2 * config.depth * config.width))
-            one = {"prefix_length": num, "spread": config.spread, "seed": derive(seed, "prefix")}
+            one: dict[str, Any] = {"prefix_length": num, "spread": config.spread, "seed": derive(seed, "prefix")}
             return model, StreamWeights.from_prompts(model, ordinals.T, **one)
+        case "noise":
+            fresh: dict[str, Any] = {"prefix_length": 1, "spread": config.spread, "seed": derive(seed, "noise")}
+            return model, StreamWeights.new(model, config.streams, **fresh)
         case "wide" | "longer":
             return widened(config, model, seed, added), None
         case _:
@@ -204,15 +208,16 @@ def ask(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamW
     model, weights = side(config, name, seed)
     frozen = name in ("frozen", "prefix", "recycled")
     if name != "frozen":
-        # For each what did best on the first seed, of three or four.
-        rate = {"streams": config.streams_rate, "recycled": config.network_rate}.get(name, config.rate)
+        # For each what did best on seed 0, of three or four.
+        many = {"streams": config.streams_rate, "noise": config.streams_rate, "recycled": config.network_rate}
+        rate = many.get(name, config.rate)
         train(
             model,
             weights,
             questions(config, seed),
             steps=config.steps * (config.streams if name == "longer" else 1),
             rate=rate,
-            prefix_rate=config.prefix_rate if frozen else rate,
+            prefix_rate=config.prefix_rate if frozen or name == "noise" else rate,
             frozen=frozen,
             folder=Path(config.out) / f"{name}-{seed}",
         )

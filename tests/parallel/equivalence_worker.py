@@ -35,7 +35,7 @@ from tests.parallel.ranks import error
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SIDES = (8, 6)
-STEPS = (900, 500, 100)
+STEPS = (900, 100)
 #: Strategies whose exchanges have tests of their own, in the shapes that matter to them.
 BRIEF = ("TokenRing", "TokenRing x Ulysses", "PartialPatch")
 
@@ -98,7 +98,7 @@ def _row(name: str) -> Adapter:
 
 @functools.cache
 def _twin(name: str, side: int, dtype: torch.dtype) -> tuple[Any, list[dict[str, Any]], list[torch.Tensor]]:
-    """A model, the calls of three steps, and what it answers on one rank."""
+    """A model, the calls of two steps, and what it answers on one rank."""
     family = FAMILIES[name]
     model, named = family.model(side, dtype), family.call(side, 2, dtype)
     calls = [family.at(named, time) for time in STEPS]

@@ -61,7 +61,8 @@ def test_all_stages_run_and_go_on(recipe: ModuleType, tmp_path: Path) -> None:
     rows = {row["side"]: row for row in first["rows"]}
     assert tuple(rows) == recipe.SIDES
     size = rows["streams"]["parameters"]
-    assert rows["recycled"]["parameters"] == size and rows["recycled"]["streams"] == 4
+    for name in ("recycled", "noise"):
+        assert rows[name]["parameters"] == size and rows[name]["streams"] == 4
     assert size <= rows["prefix"]["parameters"] < size + 4 * 8
     assert size <= rows["wide"]["parameters"] == rows["longer"]["parameters"] < size + 6 * 8
     model, (weights,) = load_model(tmp_path / "export")
