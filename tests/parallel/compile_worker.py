@@ -11,8 +11,7 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
 
 #: Family, strategy, whether the blocks are compiled before parallelize(), and by what. What strategies can disturb is
-#: the capture of graphs and its guards, so one case generates C++, for one block (which takes most of the time), and two
-#: do not.
+#: the capture of graphs and its guards, so one case generates C++, which takes most of the time, for one block.
 CASES: dict[str, tuple[str, Strategy, bool, str]] = {
     "Ulysses, compiled before": ("DiT", Ulysses(), True, "eager"),
     "Ring, compiled after": ("Flux", Ring(), False, "eager"),
