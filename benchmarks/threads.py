@@ -61,7 +61,7 @@ def main(config: Config) -> None:
     asyncio.run(_main(config))
 
 
-def _problems(num: int, seed: int) -> list[Problem]:
+def fresh_problems(num: int, seed: int) -> list[Problem]:
     """As many of each size."""
     made = []
     for size in SIZES:
@@ -96,12 +96,12 @@ async def _main(config: Config) -> None:
     strategies: dict[str, Any] = {"threads": threads, **dict.fromkeys(config.names, greedy)}
     folders = (config.threads, *config.sequential)
     engines = {mode: LocalEngine(folder) for mode, folder in zip(strategies, folders, strict=True)}
-    parameters, problems = Parameters(temperature=0, max_tokens=512), _problems(config.problems, config.seed)
+    parameters, problems = Parameters(temperature=0, max_tokens=512), fresh_problems(config.problems, config.seed)
     found: dict[str, list[Outcome]] = {}
     for mode, strategy in strategies.items():
         found[mode] = await evaluate(problems, {mode: strategy}, engines[mode], parameters=parameters, together=32)
     asides = _asides(seen)
-    timed = _problems(config.timed, config.seed + 1)
+    timed = fresh_problems(config.timed, config.seed + 1)
     times = {(mode, together): [] for mode in strategies for together in (1, 16)}
     for _ in range(config.repeats):
         for (mode, together), taken in times.items():
