@@ -25,17 +25,17 @@ minutes only matter when they are made short.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import tyro
 from diffusers import AutoencoderKLWan, DiffusionPipeline
 from PIL import Image
 from torch import Tensor, nn
@@ -367,14 +367,6 @@ def evaluate(config: Config, world: World) -> None:
         sheet.save(Path(config.out) / f"samples-{folder.name}.png")
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def run(config: Config, world: World) -> None:
     """Runs the stages asked for."""
     Path(config.out).mkdir(parents=True, exist_ok=True)
@@ -390,7 +382,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = parse_arguments()
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     run(config, World(config.device))
 

@@ -33,7 +33,6 @@ several ranks, `accelerate launch recipes/train_parscale.py ...`: each takes its
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -47,6 +46,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import tyro
 from accelerate import Accelerator
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -311,14 +311,6 @@ def export(config: Config) -> None:
     save(Path(config.out) / "export", model, weights)
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def run(config: Config) -> None:
     """Runs the stages asked for."""
     stages, sides = config.stages.split(","), config.sides.split(",")
@@ -342,7 +334,7 @@ def run(config: Config) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = parse_arguments()
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(1)
     run(config)

@@ -24,7 +24,6 @@ Lessons are drawn from (seed, step), so a run that was stopped goes on from its 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -35,6 +34,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import tyro
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -257,14 +257,6 @@ def ask_all(config: Config) -> None:
     (Path(config.out) / "scores.json").write_text(json.dumps(said, indent=1) + "\n")
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def run(config: Config) -> None:
     """Runs the stages asked for."""
     stages, sides = config.stages.split(","), config.sides.split(",")
@@ -287,4 +279,4 @@ def run(config: Config) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(parse_arguments())
+    run(tyro.cli(Config, description=cast("str", __doc__).splitlines()[0]))

@@ -19,19 +19,19 @@ whichever comes first, and its learning rate falls to zero by then; the minutes 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import logging
 import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 from PIL import Image
@@ -375,17 +375,9 @@ def evaluate(config: Config, world: World) -> None:
     grid.resize((2 * grid.width, 2 * grid.height), Image.Resampling.NEAREST).save(out / "samples.png")
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def main() -> None:
     """Runs the stages asked for."""
-    config = parse_arguments()
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     world = World(config.device)
     Path(config.out).mkdir(parents=True, exist_ok=True)

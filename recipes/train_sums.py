@@ -24,16 +24,16 @@ then.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -157,14 +157,6 @@ def evaluate(config: Config) -> None:
     print(json.dumps(found))
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def run(config: Config, world: World) -> None:
     """Runs the stages asked for."""
     asked = config.stages.split(",")
@@ -185,7 +177,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = parse_arguments()
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     run(config, World(config.device))
 

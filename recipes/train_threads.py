@@ -25,19 +25,19 @@ just the steps it would have made; `sft` on one core to the last bit.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import torch
+import tyro
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -309,14 +309,6 @@ def _right(question: str, answer: str | None) -> bool:
     return answer is not None and check(question, answer)
 
 
-def parse_arguments() -> Config:
-    """The command line: one flag per field of `Config`."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    return Config(**vars(parser.parse_args()))
-
-
 def run(config: Config) -> None:
     """Runs the stages asked for."""
     asked = config.stages.split(",")
@@ -335,7 +327,7 @@ def run(config: Config) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = parse_arguments()
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     run(config)
 
