@@ -148,7 +148,7 @@ RECIPES = {
     "shops": (
         "`recipes/train_prices.py`, the highest of as many prices as there are streams, questions drawn afresh. Each "
         "seed has its own prices, and a model that learned them one at a time, from which all its sides begin. Rates "
-        "and sizes were chosen on seed 0"
+        "and sizes were chosen on seed 0; `noise` and `longer` have those of `streams` and `wide`"
     ),
 }
 

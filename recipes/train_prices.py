@@ -208,7 +208,7 @@ def ask(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamW
     model, weights = side(config, name, seed)
     frozen = name in ("frozen", "prefix", "recycled")
     if name != "frozen":
-        # For each what did best on seed 0, of three or four.
+        # What did best on seed 0, of three or four for each; `noise` and `longer` take those of their siblings.
         many = {"streams": config.streams_rate, "noise": config.streams_rate, "recycled": config.network_rate}
         rate = many.get(name, config.rate)
         train(
