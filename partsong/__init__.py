@@ -39,12 +39,12 @@ if TYPE_CHECKING:
         TokenRing,
         Ulysses,
         Usp,
-        launch,
         mesh_for,
         parallelize,
         parse_strategy,
         predict,
     )
+    from partsong.parallel.ranks import launch
     from partsong.samplers import generate, stream
     from partsong.samplers.text import BlockDecoder, decode, decode_steps, load_text_model, parse_cache, parse_rule
 

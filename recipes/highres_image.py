@@ -29,8 +29,9 @@ from PIL import Image
 
 from partsong import zoo
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, ParallelVae, StructureGuidance, launch, mesh_for, parallelize
-from partsong.parallel.collectives import agree
+from partsong.parallel import Mesh, ParallelVae, StructureGuidance, mesh_for, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.collectives import agree
 from partsong.samplers import generate
 
 

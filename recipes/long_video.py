@@ -31,7 +31,8 @@ from partsong import zoo
 from partsong.evals.compare import gather
 from partsong.evals.films import Film, shoot
 from partsong.ledger import Ledger
-from partsong.parallel import ClipParallel, DualParallel, Mesh, TimestepPipeline, launch, mesh_for, parallelize
+from partsong.parallel import ClipParallel, DualParallel, Mesh, TimestepPipeline, mesh_for, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import sliding_windows
 from partsong.videos import VideoWriter
 

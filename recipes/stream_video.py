@@ -23,9 +23,10 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 
 from partsong import zoo
-from partsong.parallel import Mesh, TimestepPipeline, launch, parallelize
-from partsong.parallel.collectives import agree
-from partsong.parallel.mesh import AXES
+from partsong.parallel import Mesh, TimestepPipeline, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.mesh import AXES
 from partsong.samplers import stream
 from partsong.samplers.video_blocks import frames_of
 from partsong.videos import VideoWriter

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from partsong.evals.bench_models import BENCH_MODELS, BenchModel
 from partsong.evals.peers import cpu_shims, diffusers_ring, diffusers_ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import AXES, Mesh, launch, mesh_for, parallelize
-from partsong.parallel.collectives import agree
+from partsong.parallel import AXES, Mesh, mesh_for, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["run"]

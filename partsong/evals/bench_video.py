@@ -18,7 +18,8 @@ import torch
 from partsong.evals.bench_models import bench_video_pipeline
 from partsong.evals.compare import gather
 from partsong.ledger import Ledger
-from partsong.parallel import ClipParallel, DualParallel, Mesh, Strategy, TimestepPipeline, launch, parallelize
+from partsong.parallel import ClipParallel, DualParallel, Mesh, Strategy, TimestepPipeline, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import generate, stream
 
 __all__ = ["run"]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Strategy, parallelize
-from partsong.parallel.collectives import agree
+from partsong.parallel.ranks.collectives import agree
 
 __all__ = ["WARM_UP_STEPS", "Draw", "Drift", "Run", "drift", "gather", "parallel_run", "serial_run"]
 

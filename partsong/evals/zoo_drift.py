@@ -16,7 +16,8 @@ from partsong import zoo
 from partsong.evals.compare import Images, gather
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
-from partsong.parallel import Mesh, Strategy, launch, mesh_for, parallelize
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import generate
 from partsong.seeds import generators
 

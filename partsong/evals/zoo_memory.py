@@ -14,7 +14,8 @@ import torch
 
 from partsong import zoo
 from partsong.evals.compare import gather
-from partsong.parallel import Mesh, Plan, Strategy, launch, mesh_for, parallelize
+from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import stream
 
 __all__ = ["study"]

@@ -16,8 +16,9 @@ from partsong import zoo
 from partsong.evals.compare import gather
 from partsong.evals.films import Film, shoot
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, Strategy, launch, mesh_for, parallelize
-from partsong.parallel.shards import offsets, split_sizes
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers import sliding_windows
 from partsong.seeds import generators
 

@@ -2,29 +2,29 @@
 
 from partsong.parallel.adapters import ADAPTERS, Adapter, Split
 from partsong.parallel.cfg_parallel import CfgParallel
-from partsong.parallel.clip_parallel import ClipParallel
+from partsong.parallel.clip.strategy import ClipParallel
 from partsong.parallel.data_parallel import DataParallel
-from partsong.parallel.displaced_patch import DisplacedPatch
-from partsong.parallel.dry import predict
 from partsong.parallel.dual_parallel import DualParallel
 from partsong.parallel.dynamic_sequence import DynamicSequence
-from partsong.parallel.explain import Explanation
-from partsong.parallel.launch import launch
-from partsong.parallel.mesh import AXES, Axis, Mesh
-from partsong.parallel.parallel_vae import ParallelVae
-from partsong.parallel.partial_patch import PartialPatch
+from partsong.parallel.exchange.displaced_patch import DisplacedPatch
+from partsong.parallel.exchange.partial_patch import PartialPatch
+from partsong.parallel.exchange.ring import Ring
+from partsong.parallel.exchange.sync_patch import SyncPatch
+from partsong.parallel.exchange.token_ring import TokenRing
+from partsong.parallel.exchange.ulysses import Ulysses
+from partsong.parallel.exchange.usp import Usp
 from partsong.parallel.patch_pipeline import PatchPipeline
-from partsong.parallel.plan import Plan, parallelize
+from partsong.parallel.plan.explain import Explanation
+from partsong.parallel.plan.plan import Plan, parallelize
+from partsong.parallel.plan.predict import predict
+from partsong.parallel.ranks.launch import launch
+from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
 from partsong.parallel.registry import STRATEGIES, parse_strategy
-from partsong.parallel.ring import Ring
 from partsong.parallel.step_cache import StepCache
 from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.parallel.structure_guidance import StructureGuidance
-from partsong.parallel.sync_patch import SyncPatch
 from partsong.parallel.timestep_pipeline import TimestepPipeline
-from partsong.parallel.token_ring import TokenRing
-from partsong.parallel.ulysses import Ulysses
-from partsong.parallel.usp import Usp
+from partsong.parallel.vae.parallel_vae import ParallelVae
 
 __all__ = [
     "ADAPTERS",

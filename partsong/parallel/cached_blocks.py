@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.block_lists import Block, blocks_of
-from partsong.parallel.collectives import agree
-from partsong.parallel.hooks import AroundHook, HookSet, InputHook, OutputHook
+from partsong.parallel.cuts.block_lists import Block, blocks_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook
+from partsong.parallel.ranks.collectives import agree
 
 if TYPE_CHECKING:
-    from partsong.parallel.denoiser import Denoiser
+    from partsong.parallel.plan.denoiser import Denoiser
     from partsong.parallel.step_cache import StepCache
 
 __all__ = ["CachedBlocks"]

@@ -9,9 +9,9 @@ from torch import nn
 
 from partsong.errors import ArgumentError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.clock import StepClock
 from partsong.parallel.frame_rotary import FRAME_TABLES
-from partsong.parallel.mesh import Mesh
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.staged_frames import StagedFrames
 from partsong.parallel.strategy import Kind, Strategy
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.clock import StepClock
-from partsong.parallel.mesh import Mesh
-from partsong.parallel.sequence import TOKEN_AXES
+from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.switched_blocks import SwitchedBlocks
 

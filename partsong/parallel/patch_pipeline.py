@@ -9,9 +9,9 @@ from torch import nn
 
 from partsong.errors import ArgumentError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.block_lists import chain_reason
-from partsong.parallel.clock import StepClock
-from partsong.parallel.mesh import Mesh
+from partsong.parallel.cuts.block_lists import chain_reason
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.staged_patches import StagedPatches
 from partsong.parallel.strategy import Kind, Strategy
 

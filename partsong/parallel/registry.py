@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 from partsong.knobs import by_name, parse_knobs
 from partsong.parallel.cfg_parallel import CfgParallel
-from partsong.parallel.clip_parallel import ClipParallel
+from partsong.parallel.clip.strategy import ClipParallel
 from partsong.parallel.data_parallel import DataParallel
-from partsong.parallel.displaced_patch import DisplacedPatch
 from partsong.parallel.dual_parallel import DualParallel
 from partsong.parallel.dynamic_sequence import DynamicSequence
-from partsong.parallel.parallel_vae import ParallelVae
-from partsong.parallel.partial_patch import PartialPatch
+from partsong.parallel.exchange.displaced_patch import DisplacedPatch
+from partsong.parallel.exchange.partial_patch import PartialPatch
+from partsong.parallel.exchange.ring import Ring
+from partsong.parallel.exchange.sync_patch import SyncPatch
+from partsong.parallel.exchange.token_ring import TokenRing
+from partsong.parallel.exchange.ulysses import Ulysses
+from partsong.parallel.exchange.usp import Usp
 from partsong.parallel.patch_pipeline import PatchPipeline
-from partsong.parallel.ring import Ring
 from partsong.parallel.step_cache import StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.structure_guidance import StructureGuidance
-from partsong.parallel.sync_patch import SyncPatch
 from partsong.parallel.timestep_pipeline import TimestepPipeline
-from partsong.parallel.token_ring import TokenRing
-from partsong.parallel.ulysses import Ulysses
-from partsong.parallel.usp import Usp
+from partsong.parallel.vae.parallel_vae import ParallelVae
 
 __all__ = ["STRATEGIES", "parse_strategy"]
 

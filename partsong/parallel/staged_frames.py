@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.cuts.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.frame_rotary import FrameRotary
-from partsong.parallel.mesh import Mesh
-from partsong.parallel.sequence import AttentionCall, attend_locally
-from partsong.parallel.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.ranks.mesh import Mesh
 
 __all__ = ["FrameContext", "KeysAround", "StagedFrames"]
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.clock import StepClock
-from partsong.parallel.mesh import Mesh
-from partsong.parallel.sequence import AttentionCall, attend_locally
-from partsong.parallel.shards import offsets, split_sizes
-from partsong.parallel.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.cuts.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

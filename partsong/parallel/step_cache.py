@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.block_lists import chain_reason
 from partsong.parallel.cached_blocks import CachedBlocks
+from partsong.parallel.cuts.block_lists import chain_reason
 from partsong.parallel.strategy import Kind, Strategy
 
 if TYPE_CHECKING:
-    from partsong.parallel.denoiser import Denoiser
-    from partsong.parallel.hooks import HookSet
+    from partsong.parallel.hooks.model_hooks import HookSet
+    from partsong.parallel.plan.denoiser import Denoiser
 
 __all__ = ["StepCache"]
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.mesh import AXES, check_degrees
-from partsong.parallel.sequence import TOKEN_AXES
+from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.parallel.ranks.mesh import AXES, check_degrees
 
 if TYPE_CHECKING:
     from torch import nn
 
     from partsong.parallel.adapters import Adapter
-    from partsong.parallel.autoencoder import AutoencoderParallel
-    from partsong.parallel.borders import Borders
     from partsong.parallel.cached_blocks import CachedBlocks
-    from partsong.parallel.clock import StepClock
-    from partsong.parallel.denoiser import Denoiser
-    from partsong.parallel.hooks import HookSet
-    from partsong.parallel.mesh import Axis, Mesh
-    from partsong.parallel.sequence import SequenceParallel, Stage
+    from partsong.parallel.cuts.tokens import SequenceParallel, Stage
+    from partsong.parallel.exchange.borders import Borders
+    from partsong.parallel.hooks.clock import StepClock
+    from partsong.parallel.hooks.model_hooks import HookSet
+    from partsong.parallel.plan.denoiser import Denoiser
+    from partsong.parallel.ranks.mesh import Axis, Mesh
+    from partsong.parallel.vae.autoencoder import AutoencoderParallel
 
 __all__ = ["Kind", "Strategy", "mesh_for"]
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.clock import StepClock
-from partsong.parallel.collectives import Pending, all_gather, exchange
-from partsong.parallel.hooks import HookSet
-from partsong.parallel.mesh import Axis, Mesh
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.collectives import Pending, all_gather, exchange
+from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
-from partsong.parallel.tiles import blend_weights
+from partsong.parallel.vae.tiles import blend_weights
 
 __all__ = ["PATCHES", "Grid", "GuidedPatches", "StructureGuidance", "grid_for"]
 

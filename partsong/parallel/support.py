@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import ADAPTERS, Adapter
-from partsong.parallel.mesh import Mesh
+from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.registry import STRATEGIES
 from partsong.parallel.strategy import Strategy
 

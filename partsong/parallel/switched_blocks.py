@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, places
 from partsong.parallel.adapters.row import IMAGE
-from partsong.parallel.collectives import all_to_all
-from partsong.parallel.hooks import AroundHook, HookSet
-from partsong.parallel.mesh import Mesh
-from partsong.parallel.sequence import SequenceParallel
-from partsong.parallel.shards import offsets, split_sizes
+from partsong.parallel.cuts.tokens import SequenceParallel
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.ranks.collectives import all_to_all
+from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
 
 __all__ = ["FRAMES", "SwitchedBlocks"]
 

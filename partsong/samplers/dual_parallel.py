@@ -23,11 +23,11 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.collectives import Pending, exchange
+from partsong.parallel.cuts.staged_blocks import Layout
 from partsong.parallel.dual_parallel import DualParallel
 from partsong.parallel.frame_contexts import INPUT, NeighbourKeys, Visit
-from partsong.parallel.noise import share_random_state
-from partsong.parallel.staged_blocks import Layout
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.staged_frames import StagedFrames
 from partsong.samplers.journal import Journal, open_journal, parts_of, write_cut
 from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped

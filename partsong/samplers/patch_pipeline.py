@@ -23,10 +23,10 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.collectives import Pending, exchange
-from partsong.parallel.explain import AGREED_STEPS
-from partsong.parallel.noise import share_random_state
-from partsong.parallel.staged_blocks import Layout
+from partsong.parallel.cuts.staged_blocks import Layout
+from partsong.parallel.plan.explain import AGREED_STEPS
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.staged_patches import StagedPatches
 from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.positionwise import check_positionwise

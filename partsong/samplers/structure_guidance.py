@@ -19,9 +19,9 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.collectives import Pending
-from partsong.parallel.hooks import sample_of
-from partsong.parallel.noise import share_random_state
+from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.ranks.collectives import Pending
+from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.structure_guidance import Grid, GuidedPatches, grid_for
 from partsong.samplers.estimates import Prediction
 from partsong.samplers.object_mask import ObjectMask

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.collectives import Pending, exchange
-from partsong.parallel.explain import AGREED_STEPS
+from partsong.parallel.cuts.staged_blocks import Layout
 from partsong.parallel.frame_contexts import CausalKeys, Visit
-from partsong.parallel.noise import share_random_state
-from partsong.parallel.shards import offsets, split_sizes
-from partsong.parallel.staged_blocks import Layout
+from partsong.parallel.plan.explain import AGREED_STEPS
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.noise import share_random_state
+from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.staged_frames import StagedFrames
 from partsong.parallel.timestep_pipeline import TimestepPipeline, causal_block
 from partsong.samplers.journal import Journal, open_journal

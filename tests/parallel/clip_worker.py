@@ -26,8 +26,8 @@ from partsong.parallel import (
     parallelize,
     predict,
 )
-from partsong.parallel.collectives import agree
-from partsong.parallel.hooks import sample_of
+from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.ranks.collectives import agree
 from tests.parallel.clip_models import LONGEST, MAIN, VIDEOS, attention_by_definition
 from tests.parallel.clip_pipelines import PIPES
 from tests.parallel.ranks import error, gathered

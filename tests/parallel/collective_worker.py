@@ -10,7 +10,7 @@ import torch
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
-from partsong.parallel.collectives import (
+from partsong.parallel.ranks.collectives import (
     agree,
     all_gather,
     all_to_all,
@@ -20,8 +20,8 @@ from partsong.parallel.collectives import (
     halo_exchange,
     ring_exchange,
 )
-from partsong.parallel.mesh import Axis
-from partsong.parallel.shards import offsets
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import offsets
 
 Outcome = tuple[bool, int, int]  # right, bytes that should have been sent, bytes that should have been received
 

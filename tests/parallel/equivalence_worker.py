@@ -28,8 +28,8 @@ from partsong.parallel import (
     mesh_for,
     parallelize,
 )
-from partsong.parallel.collectives import agree
-from partsong.parallel.hooks import sample_of
+from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.ranks.collectives import agree
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import Mesh, Ring, Ulysses, health, parallelize
-from partsong.parallel.collectives import agree, broadcast, exchange, ring_exchange
+from partsong.parallel import Mesh, Ring, Ulysses, parallelize
+from partsong.parallel.ranks import health
+from partsong.parallel.ranks.collectives import agree, broadcast, exchange, ring_exchange
 from tests.parallel.families import FAMILIES
 
 VICTIM_STEP = 3

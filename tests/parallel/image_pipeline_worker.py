@@ -9,7 +9,7 @@ from diffusers.utils import logging
 
 from partsong.ledger import Ledger
 from partsong.parallel import CfgParallel, DataParallel, Mesh, Strategy, Ulysses, mesh_for, parallelize
-from partsong.parallel.hooks import sample_of
+from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.image_pipelines import IMAGE_PIPES
 from tests.parallel.ranks import error, gathered

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from partsong.errors import ArgumentError
 from partsong.parallel import Mesh, Ulysses, parallelize
-from partsong.parallel.collectives import agree
+from partsong.parallel.ranks.collectives import agree
 from tests.parallel.families import FAMILIES
 
 

@@ -25,10 +25,10 @@ from partsong.parallel import (
     mesh_for,
     parallelize,
 )
-from partsong.parallel.clock import StepClock
-from partsong.parallel.partial_patch import PartialStage
-from partsong.parallel.sequence import AttentionCall, attend_locally
-from partsong.parallel.shards import split_sizes
+from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
+from partsong.parallel.exchange.partial_patch import PartialStage
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel.displaced_worker import STREAMS, TIMES, Simulated, calls_of, simulate
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered

@@ -11,9 +11,10 @@ import pytest
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import ClipParallel, Ulysses, launch, parallelize, parse_strategy
-from partsong.parallel.clip_keys import ClipLayout, KeySet
-from partsong.parallel.shards import split_sizes
+from partsong.parallel import ClipParallel, Ulysses, parallelize, parse_strategy
+from partsong.parallel.clip.keys import ClipLayout, KeySet
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel import clip_worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error

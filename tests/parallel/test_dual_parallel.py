@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import DualParallel, Ulysses, launch, parallelize
+from partsong.parallel import DualParallel, Ulysses, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import stream
 from partsong.samplers.dual_parallel import _Order
 from partsong.samplers.frame_noise import FrameNoise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partsong.parallel.health import DIVERGED, Heartbeat
+from partsong.parallel.ranks.health import DIVERGED, Heartbeat
 
 NOW = 1000.0
 

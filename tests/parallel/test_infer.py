@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel import launch
+from partsong.parallel.ranks import launch
 from tests.parallel import infer_worker
 
 

@@ -18,10 +18,10 @@ from partsong.parallel import (
     Strategy,
     Ulysses,
     Usp,
-    launch,
     mesh_for,
     parse_strategy,
 )
+from partsong.parallel.ranks import launch
 from tests.parallel import mesh_worker
 
 

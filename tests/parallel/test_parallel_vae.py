@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.parallel import (
-    CfgParallel,
-    DataParallel,
-    ParallelVae,
-    Strategy,
-    Ulysses,
-    launch,
-    mesh_for,
-    parse_strategy,
-)
-from partsong.parallel.row_blocks import AUTOENCODER_BLOCKS, UNET_BLOCKS
+from partsong.parallel import CfgParallel, DataParallel, ParallelVae, Strategy, Ulysses, mesh_for, parse_strategy
+from partsong.parallel.cuts.row_blocks import AUTOENCODER_BLOCKS, UNET_BLOCKS
+from partsong.parallel.ranks import launch
 from tests.parallel import parallel_vae_worker as worker
 from tests.parallel.autoencoders import VAES
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError
-from partsong.parallel import PartialPatch, launch, mesh_for, parse_strategy
+from partsong.parallel import PartialPatch, mesh_for, parse_strategy
+from partsong.parallel.ranks import launch
 from tests.parallel import partial_worker
 from tests.parallel.displaced_worker import TIMES
 from tests.parallel.partial_worker import BUDGETS, SHARPNESS, TOKENS, attention_inputs, cases

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError, DistributedError, OutputError, UnsupportedError
-from partsong.parallel import DualParallel, Ulysses, launch, parallelize
+from partsong.parallel import DualParallel, Ulysses, parallelize
+from partsong.parallel.ranks import launch
 from partsong.samplers import generate, stream
 from partsong.samplers.journal import Journal
 from tests.parallel import dual_worker, resume_worker

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from partsong.parallel import ring
-from partsong.parallel.sequence import AttentionCall
+from partsong.parallel.cuts.tokens import AttentionCall
+from partsong.parallel.exchange import ring
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 
 

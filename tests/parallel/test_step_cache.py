@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import DisplacedPatch, Mesh, PatchPipeline, StepCache, launch, parallelize
+from partsong.parallel import DisplacedPatch, Mesh, PatchPipeline, StepCache, parallelize
 from partsong.parallel.adapters import adapter_for
-from partsong.parallel.block_lists import blocks_of, chain_reason
+from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
+from partsong.parallel.ranks import launch
 from tests.parallel import cache_worker
 from tests.parallel.families import FAMILIES, Family
 from tests.parallel.pipelines import PIPES

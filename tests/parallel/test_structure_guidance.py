@@ -11,7 +11,8 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscr
 
 from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import Mesh, StructureGuidance, launch, parallelize, parse_strategy
+from partsong.parallel import Mesh, StructureGuidance, parallelize, parse_strategy
+from partsong.parallel.ranks import launch
 from partsong.parallel.structure_guidance import Grid, grid_for
 from partsong.samplers import generate
 from partsong.samplers.estimates import Prediction

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partsong.parallel import ADAPTERS, STRATEGIES, launch
+from partsong.parallel import ADAPTERS, STRATEGIES
+from partsong.parallel.ranks import launch
 from partsong.parallel.support import support_rows, support_table
 from tests.parallel import support_worker
 from tests.parallel.equivalence_worker import pairs

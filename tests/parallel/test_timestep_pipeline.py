@@ -14,7 +14,8 @@ from diffusers import (
 )
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import TimestepPipeline, launch
+from partsong.parallel import TimestepPipeline
+from partsong.parallel.ranks import launch
 from partsong.samplers.memoryless import check_memoryless
 from tests.parallel import timestep_worker
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel import launch
+from partsong.parallel.ranks import launch
 from tests.parallel import two_denoisers_worker as worker
 
 Results = dict[str, list[dict[str, Any]]]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from partsong.errors import UnsupportedError
-from partsong.parallel import ADAPTERS, DynamicSequence, Ring, Strategy, Ulysses, launch, predict
+from partsong.parallel import ADAPTERS, DynamicSequence, Ring, Strategy, Ulysses, predict
+from partsong.parallel.ranks import launch
 from tests.parallel import video_worker as worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.video_pipelines import VIDEO_PIPES

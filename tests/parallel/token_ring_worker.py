@@ -10,8 +10,8 @@ from torch import Tensor
 from partsong.kernels import attention
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
-from partsong.parallel.sequence import AttentionCall, AttentionShape, attend_locally
-from partsong.parallel.token_ring import TokenRingStage
+from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, attend_locally
+from partsong.parallel.exchange.token_ring import TokenRingStage
 from tests.parallel.ranks import gathered
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -23,11 +23,11 @@ from partsong.parallel import (
     parallelize,
     predict,
 )
-from partsong.parallel.borders import DisplacedBorders
-from partsong.parallel.clock import StepClock
-from partsong.parallel.collectives import agree, gather_tokens
-from partsong.parallel.hooks import HookSet
-from partsong.parallel.rows import RowLevels, RowSplit
+from partsong.parallel.cuts.rows import RowLevels, RowSplit
+from partsong.parallel.exchange.borders import DisplacedBorders
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.collectives import agree, gather_tokens
 from tests.parallel.equivalence_worker import strategies
 from tests.parallel.ranks import error, gathered
 from tests.parallel.unets import UNET_PIPES, UNETS

@@ -22,7 +22,7 @@ from partsong.parallel import (
     mesh_for,
     parallelize,
 )
-from partsong.parallel.hooks import sample_of
+from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe
 from tests.parallel.ranks import error, gathered

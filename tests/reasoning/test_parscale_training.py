@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel import launch
+from partsong.parallel.ranks import launch
 from partsong.reasoning.local.parscale import ParScale
 from partsong.reasoning.local.parscale_training import Lesson, learning_rate, next_token_loss, train
 from partsong.reasoning.local.parscale_weights import StreamWeights

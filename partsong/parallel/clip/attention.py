@@ -1,0 +1,208 @@
+"""Attention of a clip's frames to the frames they see, on whichever rank those are.
+
+The keys and values of frames that a rank needs come in one message per peer, point to point, and only those frames:
+neighbours for the window, samples of the others. They are put in the order of the video, so that the window of a frame
+is one run of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.kernels import Segment, attention, merge
+from partsong.parallel.clip.keys import ClipLayout, KeySet
+from partsong.parallel.exchange.ring import unpack_keys_values, write_keys_values
+from partsong.parallel.ranks.collectives import all_gather, exchange
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import split_sizes
+
+if TYPE_CHECKING:
+    from partsong.parallel.clip.strategy import ClipParallel
+
+__all__ = ["FrameAttention", "Shared"]
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Keys and values `[B, Hkv, L, D]` that are the same on every rank: those of the text.
+
+    Attributes:
+        k: the keys.
+        v: the values.
+        mask: `[B, 1, 1, L]`; bool keeps True, float is added to the logits; None masks nothing.
+    """
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+
+
+class FrameAttention:
+    """Attention between frames that lie on several ranks, or on one.
+
+    Args:
+        axis: the ranks, in the order of the video.
+        strategy: whose knobs say which frames see which.
+        model: class name of the model, for messages.
+    """
+
+    def __init__(self, axis: Axis, strategy: ClipParallel, model: str) -> None:
+        self.axis, self.strategy, self.model = axis, strategy, model
+        self.layout = self._layout(axis.size)
+        self.batch = 1
+        self.emphasis = (0.0, 0.0)
+        self._known: tuple[Any, ...] = ()
+        self._bias: Tensor | None = None
+        # Bytes of all samples and attentions of a call: of one frame's keys and values, and of what is gathered.
+        self._frame_bytes = self._gathered_bytes = 0
+
+    def _layout(self, frames: int) -> ClipLayout:
+        keys = KeySet(frames, self.strategy.window, self.strategy.stride)
+        return ClipLayout(keys, split_sizes(frames, self.axis.size))
+
+    @property
+    def own(self) -> slice:
+        """This rank's frames."""
+        clip = self.layout.clip(self.axis.index)
+        return slice(clip.start, clip.stop)
+
+    def begin(self, frames: int, batch: int, reach: int = 1) -> None:
+        """Lays the frames of a call out over the ranks.
+
+        Args:
+            frames: of the video, as the model attends to them.
+            batch: videos in the call.
+            reach: frames a clip needs at least.
+
+        Raises:
+            UnsupportedError: there are too few frames for the number of ranks.
+        """
+        if frames < reach * self.axis.size:
+            each = "" if reach == 1 else f" of at least {reach} frames, which its convolutions reach"
+            raise UnsupportedError(
+                f"{self.model}: {frames} frames cannot be cut into {self.axis.size} clips{each}; use at most "
+                f"{max(1, frames // reach)} ranks or {reach * self.axis.size} frames (as the model sees them: a video "
+                "autoencoder may put several into one)"
+            )
+        self.layout, self.batch = self._layout(frames), batch
+        self._frame_bytes = self._gathered_bytes = 0
+
+    def note_time(self, timestep: Any) -> None:
+        """Takes note of the timestep of a call, which decides what is emphasised."""
+        near, far = self.strategy.local_emphasis, self.strategy.global_emphasis
+        if not near and not far:
+            return  # reading it would make a GPU wait
+        times = torch.as_tensor(timestep)
+        now = 0.0 if times.is_meta else float(times.max())  # frames that are given have a timestep of nothing
+        self.emphasis = (0.0, far) if now >= self.strategy.emphasis_from else (near, 0.0)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, unit: int, scale: float | None, shared: Shared | None = None
+    ) -> Tensor:
+        """Attention of this rank's frames to all frames they see.
+
+        Args:
+            q: queries `[B, Hq, F * unit, D]` of the rank's F frames.
+            k: their keys.
+            v: their values.
+            unit: tokens of a frame.
+            scale: logit scale; None is ``D ** -0.5``.
+            shared: what every frame sees besides, the same on every rank.
+        """
+        k, v = self._fetch(k, v, unit)
+        if unit == 1 and shared is None:
+            # One token a frame: a small table of weights beats many small calls.
+            return attention(q, k, v, bias=self._weights(q), scale=scale)[0]
+        parts = []
+        for frames, runs in self.layout.runs(self.axis.index, self.emphasis):
+            rows = q[:, :, frames.start * unit : frames.stop * unit]
+            segments = [Segment(k[:, :, s * unit : e * unit], v[:, :, s * unit : e * unit], w) for s, e, w in runs]
+            parts.append(_attention(rows, segments, scale, shared)[0])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _weights(self, like: Tensor) -> Tensor | None:
+        """What is added to the logits `[own frames, seen frames]`; None where that is nothing."""
+        known = (self.layout, self.emphasis, like.dtype, like.device)
+        if self._known != known:
+            table = self.layout.table(self.axis.index, self.emphasis)
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            is_plain = not any(weight for row in table for weight in row)
+            self._known, self._bias = known, None if is_plain else torch.tensor(table, dtype=dtype, device=like.device)
+        return self._bias
+
+    def _fetch(self, k: Tensor, v: Tensor, unit: int) -> KeysValues:
+        """Keys and values of all frames that this rank's frames see, in the order of the video."""
+        me, (batch, heads, _, dim) = self.axis.index, k.shape
+        self._frame_bytes += 2 * unit * batch * heads * dim * k.element_size()
+        if self.axis.size == 1:
+            return k, v
+        counts = [len(self.layout.sent(peer, me)) * unit for peer in range(self.axis.size)]
+        block = k.new_empty((sum(counts), batch, 2, heads, dim))
+        parts = block.split(counts)
+        write_keys_values(parts[me], k, v)
+        peers = [peer for peer in range(self.axis.size) if peer != me]
+        sends = {peer: self._picked(parts[me], peer, unit) for peer in peers}
+        exchange(self.axis, sends, {peer: parts[peer] for peer in peers}, name="keys and values of frames").wait()
+        return unpack_keys_values(block)
+
+    def _picked(self, own: Tensor, peer: int, unit: int) -> Tensor:
+        """The rows of this rank's frames that a peer sees, in one piece."""
+        me = self.axis.index
+        start = self.layout.clip(me).start
+        frames = [frame - start for frame in self.layout.sent(me, peer)]
+        if frames and frames[-1] - frames[0] == len(frames) - 1:
+            return own[frames[0] * unit : (frames[-1] + 1) * unit]
+        picked = own.new_empty((len(frames) * unit, *own.shape[1:]))
+        for place, frame in enumerate(frames):
+            picked[place * unit : (place + 1) * unit] = own[frame * unit : (frame + 1) * unit]
+        return picked
+
+    def attend_to_all(self, q: Tensor, own: KeysValues, shared: Shared, scale: float | None) -> Tensor:
+        """Attention of queries that every rank has to the frames of all ranks and to keys that every rank has.
+
+        Each rank computes it over its own frames; the results and their log-sum-exps are gathered and merged.
+
+        Args:
+            q: queries `[B, Hq, L, D]`, the same on every rank.
+            own: keys and values of this rank's frames.
+            shared: what every rank has.
+            scale: logit scale.
+        """
+        among = _attention(q, [], scale, shared)
+        out, lse = attention(q, *own, scale=scale)
+        part = torch.cat([out.to(lse.dtype), lse.unsqueeze(-1)], dim=-1)
+        every = part.new_empty((self.axis.size, *part.shape))
+        every[self.axis.index] = part
+        all_gather(self.axis, every, [1] * self.axis.size, name="attention of the text").wait()
+        self._gathered_bytes += part.numel() * part.element_size()
+        parts = [(each[..., :-1], each[..., -1]) for each in every]
+        return merge([*parts, (among[0].to(lse.dtype), among[1])])[0].to(q.dtype)
+
+    def predict(self, batch: int, index: int) -> int:
+        """Bytes the rank at `index` sends in all attentions of a call of `batch` videos."""
+        everyone = self._gathered_bytes * (self.axis.size - 1)
+        return batch * (self.layout.num_sent(index) * self._frame_bytes + everyone) // self.batch
+
+
+def _attention(
+    q: Tensor, segments: Sequence[Segment], scale: float | None, shared: Shared | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to frames, and to what is shared, whose mask covers it alone."""
+    if shared is None:
+        return attention(q, segments=segments, scale=scale)
+    every, mask = [*segments, Segment(shared.k, shared.v)], shared.mask
+    if mask is None:
+        return attention(q, segments=every, scale=scale)
+    frames = sum(segment.length for segment in segments)
+    if mask.dtype == torch.bool:
+        return attention(q, segments=every, mask=F.pad(mask, (frames, 0), value=True), scale=scale)
+    return attention(q, segments=every, bias=F.pad(mask, (frames, 0)), scale=scale)

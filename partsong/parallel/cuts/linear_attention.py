@@ -1,0 +1,140 @@
+"""What a model exchanges whose attention is linear: sums over tokens, and border rows for its convolutions.
+
+Linear attention reads keys and values only through one small matrix per head, a sum over all tokens. Every rank sums
+its own, the sums are added in rank order, so all ranks hold the same bits, and the rest is local. Its place in the
+network is often shared with a depthwise convolution over the token grid, which needs the neighbours' border rows.
+Both are exact and the same under every strategy that cuts tokens: there is nothing large to send, displace or pass on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from diffusers.hooks import ModelHook
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter, places
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, original_forward
+from partsong.parallel.ranks.collectives import all_gather, halo_exchange
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["TokenSumHook", "TokenSums", "sum_over_ranks"]
+
+
+class TokenSums:
+    """Exchanges the token sums and border rows of one model.
+
+    Args:
+        axis: the ranks over which tokens are cut.
+        adapter: the model's row, resolved.
+    """
+
+    def __init__(self, axis: Axis, adapter: Adapter) -> None:
+        self.axis, self.adapter = axis, adapter
+        self._sums: dict[str, int] = {}
+        self._borders: dict[str, int] = {}
+
+    def attach(self, hooks: HookSet, modules: Mapping[str, nn.Module]) -> int:
+        """Puts hooks on linear attention and convolutions; returns how many linear attention modules there are."""
+        count = 0
+        for path, processor in self.adapter.linear_attention.items():
+            for name in places(path, modules):
+                _check_processor(name, modules[name], processor)
+                hooks.add(modules[name], TokenSumHook(self._summed(name), name), "attention")
+                count += 1
+        for path in self.adapter.convolutions:
+            for name in places(path, modules):
+                convolution = modules[name]
+                halo = _halo(name, convolution)
+                run = self._with_borders(name, halo)
+                hooks.add(convolution, AroundHook(run, inspect.signature(convolution.forward)), "borders")
+        return count
+
+    def _summed(self, name: str) -> Callable[[Tensor], Tensor]:
+        def change(part: Tensor) -> Tensor:
+            self._sums[name] = part[0].numel() * part.element_size()
+            return sum_over_ranks(self.axis, part)
+
+        return change
+
+    def _with_borders(self, name: str, halo: int) -> Callable[..., Any]:
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
+            own: Tensor = named["input"]  # [B, C, rows, width]
+            self._borders[name] = own[0, :, :halo].numel() * own.element_size()
+            batch, channels, rows, width = own.shape
+            wide = own.new_zeros(batch, channels, rows + 2 * halo, width)
+            wide[:, :, halo:-halo] = own
+            halo_exchange(self.axis, wide, halo, 2, name="border rows").wait()
+            return forward(input=wide)[:, :, halo:-halo]
+
+        return run
+
+    def predict(self, batch: int, index: int) -> int:
+        """Bytes the rank at `index` sends in one forward of `batch` samples."""
+        neighbours = (index > 0) + (index < self.axis.size - 1)
+        return batch * (sum(self._sums.values()) * (self.axis.size - 1) + sum(self._borders.values()) * neighbours)
+
+
+def sum_over_ranks(axis: Axis, part: Tensor) -> Tensor:
+    """Adds every rank's `part` in rank order, so that all ranks hold the same bits."""
+    parts = part.new_empty((axis.size, *part.shape))
+    parts[axis.index] = part
+    all_gather(axis, parts, [1] * axis.size, name="sum over tokens").wait()
+    return parts.sum(dim=0)
+
+
+class TokenSumHook(ModelHook):
+    """Adds up over ranks the one product inside a module's forward that sums over tokens."""
+
+    def __init__(self, summed: Callable[[Tensor], Tensor], name: str) -> None:
+        super().__init__()
+        self.summed, self.name = summed, name
+
+    @torch.compiler.disable
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module with its sum over tokens completed."""
+        with _Products(self.summed) as products:
+            output = original_forward(self)(*args, **kwargs)
+        if products.count != 2:
+            raise UnsupportedError(
+                f"{self.name} made {products.count} matrix products where linear attention makes two; use the "
+                "model's default processor"
+            )
+        return output
+
+
+class _Products(TorchFunctionMode):
+    """Of the two products of linear attention, values by keys sums over tokens, the one with the queries does not."""
+
+    def __init__(self, summed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.summed, self.count = summed, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.matmul:
+            self.count += 1
+            return self.summed(result) if self.count == 1 else result
+        return result
+
+
+def _check_processor(name: str, module: Any, processor: str) -> None:
+    found = type(module.processor)
+    if processor not in [kind.__name__ for kind in found.__mro__]:
+        raise UnsupportedError(
+            f"{name} has the processor {found.__name__}; its linear attention is known with {processor} only"
+        )
+
+
+def _halo(name: str, convolution: Any) -> int:
+    """Width of the border a convolution needs; one that moves or strides over the grid is refused."""
+    size = convolution.kernel_size[0]
+    plain = convolution.stride == (1, 1) and convolution.dilation == (1, 1) and convolution.padding_mode == "zeros"
+    if not plain or size % 2 == 0 or convolution.padding[0] != size // 2:
+        raise UnsupportedError(f"{name}: {convolution} does not keep the token grid, so its rows cannot be cut")
+    return size // 2

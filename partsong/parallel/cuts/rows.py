@@ -1,0 +1,306 @@
+"""Images cut into rows: a convolutional model in which every rank computes a run of rows, with its neighbours' help.
+
+Cuts are made so that each halving of the image stays within a rank: the coarsest level is shared out evenly and finer
+ones follow. Convolutions, group norms and self-attention are hooked where they stand; what they need from other ranks
+comes through `Borders` and, for attention, through the same chain of stages that token models use.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.kernels import group_norm_apply, group_norm_stats
+from partsong.parallel.cuts.linear_attention import TokenSumHook, sum_over_ranks
+from partsong.parallel.cuts.row_blocks import (
+    border_rows,
+    check_convolution,
+    doubled_columns,
+    is_causal,
+    is_low_rank,
+    level_change,
+)
+from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, Stage, attend_through
+from partsong.parallel.exchange.borders import Borders
+from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import offsets, split_sizes
+
+__all__ = ["RowLevels", "RowSplit", "halved"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLevels:
+    """Which rows each rank holds at every resolution of a model.
+
+    Attributes:
+        heights: rows of the whole image, finest level first; each level has about half the rows of the one before.
+        parts: number of ranks.
+    """
+
+    heights: tuple[int, ...]
+    parts: int
+
+    def starts(self, level: int) -> tuple[int, ...]:
+        """First row of each rank at a level, and the height."""
+        return _starts(self.heights, self.parts, level)
+
+    def sizes(self, level: int) -> tuple[int, ...]:
+        """Rows of each rank at a level.
+
+        Example:
+            >>> RowLevels((11, 6, 3), 2).sizes(0)
+            (8, 3)
+        """
+        return tuple(end - start for start, end in itertools.pairwise(self.starts(level)))
+
+
+@functools.lru_cache(maxsize=256)  # every layer of every step asks
+def _starts(heights: tuple[int, ...], parts: int, level: int) -> tuple[int, ...]:
+    coarsest = len(heights) - 1
+    return (*(s << (coarsest - level) for s in offsets(split_sizes(heights[coarsest], parts))), heights[level])
+
+
+def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
+    """Heights from `height` down through convolutions of stride 2 (padding 0: the row below is padded outside)."""
+    heights = [height]
+    for padding in paddings:
+        heights.append((heights[-1] + (2 * padding if padding else 1) - 3) // 2 + 1)
+    return tuple(heights)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What one layer sends: bytes per sample to the rank before, to the rank after, and to everybody else."""
+
+    before: int = 0
+    after: int = 0
+    everyone: int = 0
+
+
+class RowSplit:
+    """Hooks on the layers of one convolutional module that is called with a rank's rows.
+
+    Args:
+        module: the module whose layers are hooked.
+        axis: the ranks, from the image's top to its bottom.
+        borders: how they come to know of each other's rows.
+        stages: the attention stages, outermost first.
+        is_attention: whether the module of that name is a self-attention over the image.
+        input_name: what the module takes, in messages.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        axis: Axis,
+        borders: Borders,
+        stages: Sequence[Stage],
+        is_attention: Callable[[str], bool],
+        input_name: str = "latent",
+    ) -> None:
+        self.input_name = input_name
+        self.module, self.axis, self.borders, self.stages = module, axis, borders, tuple(stages)
+        self.is_attention = is_attention
+        self.levels = RowLevels((axis.size,), axis.size)
+        self.level, self.batch = 0, 1
+        self.moves: list[_Move] = []
+        self.shapes: list[AttentionShape] = []
+        self._layers = 0
+        #: Rows a rank needs at the coarsest level: a convolution there may reach no further than the next rank.
+        self._reach = max((border_rows(child) + 1) // 2 for child in module.modules())
+
+    def begin(self, levels: RowLevels, level: int, batch: int) -> None:
+        """Starts a forward of a number of samples at a level.
+
+        Raises:
+            UnsupportedError: the coarsest level has too few rows for the number of ranks.
+        """
+        coarsest, needed = levels.heights[-1], max(self._reach, 1) * self.axis.size
+        if coarsest < needed:
+            factor = 1 << (len(levels.heights) - 1 - level)
+            reach = f", whose convolutions reach {self._reach} rows" if self._reach > 1 else ""
+            raise UnsupportedError(
+                f"{type(self.module).__name__}: at its coarsest level the image has {coarsest} rows, too few to cut "
+                f"over {self.axis.size} ranks{reach}; use at most {coarsest * self.axis.size // needed} ranks or a "
+                f"{self.input_name} of at least {factor * needed} rows"
+            )
+        self.levels, self.level, self.batch = levels, level, batch
+        self.moves.clear()
+        self.shapes.clear()
+
+    @property
+    def own(self) -> slice:
+        """This rank's rows at the current level."""
+        return self.own_at(self.level)
+
+    def own_at(self, level: int) -> slice:
+        """This rank's rows at a level."""
+        starts = self.levels.starts(level)
+        return slice(starts[self.axis.index], starts[self.axis.index + 1])
+
+    def attach(self, hooks: HookSet, skip: Sequence[str] = ()) -> None:
+        """Puts the hooks on all layers but those whose names are in `skip`."""
+        modules = dict(self.module.named_modules())
+        doubled = doubled_columns(modules)
+        for name, child in modules.items():
+            if name in skip:
+                continue
+            if border_rows(child):
+                check_convolution(name, child)
+                compute = self._convolve_frames if is_causal(child) else self._convolve
+                hooks.add(child, self._around(compute, child, self._number(), name in doubled), "rows")
+                if int(child.stride[-2]) > 1 and not is_low_rank(name):  # type: ignore[index]
+                    hooks.add(child, OutputHook(self._changed(1)), "rows-level")
+            elif isinstance(child, nn.GroupNorm):
+                hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
+            elif level_change(child):
+                hooks.add(child, OutputHook(self._changed(level_change(child))), "rows")
+            elif hasattr(child, "apply_linear_attention"):
+                hooks.add(
+                    child, InputHook(self._check_sums(name, child), inspect.signature(child.forward)), "rows-input"
+                )
+                hooks.add(child, TokenSumHook(self._summed, name), "rows")
+            elif self.is_attention(name):
+                attend = self._attention(self._number(), name)
+                hooks.add(child, AttentionHook(attend, name), "rows")
+
+    def _number(self) -> int:
+        self._layers += 1
+        return self._layers - 1
+
+    def _around(self, compute: Callable[..., Tensor], layer: Any, *settings: Any) -> AroundHook:
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
+            return compute(layer, *settings, *named.values())
+
+        return AroundHook(run, inspect.signature(layer.forward))
+
+    def _changed(self, by: int) -> Callable[[Any], Any]:
+        def change(output: Any) -> Any:
+            self.level += by
+            return output
+
+        return change
+
+    def _convolve(self, conv: nn.Conv2d, layer: int, doubled: bool, x: Tensor) -> Tensor:
+        """The convolution of this rank's rows, with the rows around them."""
+        padding, stride = int(conv.padding[0]), conv.stride[0]
+        if stride > 1 and padding == 0:  # the row of zeros put below by the caller stands for the next rank's first
+            x, reach, edge = x[..., :-1, :], 1, 1
+        else:
+            reach, edge = border_rows(conv) - padding - (stride - 1), padding
+        whole = self._framed(x, layer, doubled, padding, reach, edge)
+        pad = (0, int(conv.padding[1]))
+        return F.conv2d(whole, conv.weight, conv.bias, conv.stride, pad, conv.dilation, conv.groups)
+
+    def _convolve_frames(self, conv: Any, layer: int, doubled: bool, x: Tensor, past: Tensor | None = None) -> Tensor:
+        """A convolution over frames too, `[B, C, T, H, W]`, which sees past frames but no later ones."""
+        columns, _, rows, _, frames, _ = conv._padding
+        if past is not None and frames:
+            x, frames = torch.cat([past, x], dim=2), frames - past.shape[2]
+        whole = F.pad(self._framed(x, layer, doubled, rows, rows, rows), (columns, columns, 0, 0, frames, 0))
+        return F.conv3d(whole, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+
+    def _framed(self, x: Tensor, layer: int, doubled: bool, padding: int, reach: int, edge: int) -> Tensor:
+        """The rows of this rank between `padding` rows from above and `reach` from below, `edge` zeros at the end."""
+        rows = x.shape[-2]
+        assert rows >= max(padding, reach), "a rank holds fewer rows than a convolution reaches"
+        first = x[..., :reach, :] if reach else None
+        last = x[..., rows - padding :, :] if padding else None
+        above, below = self._ghosts(layer, first, last, 2 if doubled else 1)
+        if above is None and padding:
+            above = x.new_zeros((*x.shape[:-2], padding, x.shape[-1]))
+        if self.axis.index == self.axis.size - 1:
+            below = x.new_zeros((*x.shape[:-2], edge, x.shape[-1]))
+        return torch.cat([part for part in (above, x, below) if part is not None], dim=-2)
+
+    def _ghosts(self, layer: int, first: Tensor | None, last: Tensor | None, every: int) -> list[Tensor | None]:
+        """The rows around this rank's; of rows whose columns are all repeated `every` times, one copy is sent."""
+        width = next(rows for rows in (first, last) if rows is not None).shape[-1]
+        thin = [None if rows is None else rows[..., ::every] for rows in (first, last)]
+        self._note(*thin)
+        found = self.borders.ghosts(layer, *thin)
+        return [None if rows is None else _repeated(rows, every, width) for rows in found]
+
+    def _normalise(self, norm: nn.GroupNorm, layer: int, x: Tensor) -> Tensor:
+        """The group norm with the statistics of the whole image."""
+        own = group_norm_stats(x, norm.num_groups)
+        self.moves.append(_Move(everyone=2 * self._per_sample(own[0])))
+        mean, var = self.borders.statistics(layer, own, self.levels.sizes(self.level))
+        return group_norm_apply(x, mean, var, norm.weight, norm.bias, norm.eps)
+
+    def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
+        """Linear attention is computed another way where it has few positions: refused, on all ranks alike."""
+
+        def check(named: dict[str, Any]) -> None:
+            fewest, least = min(self.levels.sizes(self.level)), attention.attention_head_dim + 1
+            width = next(iter(named.values())).shape[-1]
+            if fewest * width < least:
+                raise UnsupportedError(
+                    f"{name}: a rank would hold {fewest} rows of {width} positions, and linear attention over fewer "
+                    f"than {least} positions is computed another way, which cannot be cut; use fewer ranks"
+                )
+
+        return check
+
+    def _summed(self, part: Tensor) -> Tensor:
+        self.moves.append(_Move(everyone=self._per_sample(part)))
+        return sum_over_ranks(self.axis, part)
+
+    def _note(self, first: Tensor | None, last: Tensor | None) -> None:
+        before, after = (0 if rows is None else self._per_sample(rows) for rows in (first, last))
+        self.moves.append(_Move(before=before, after=after))
+
+    def _per_sample(self, tensor: Tensor) -> int:
+        # Frames may be folded into the first dimension, so its length is no number of samples.
+        return tensor.numel() * tensor.element_size() // self.batch
+
+    def _attention(self, layer: int, name: str) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            rows = self.levels.sizes(self.level)
+            mine = rows[self.axis.index]
+            if query.shape[2] != key.shape[2] or query.shape[2] % mine:
+                raise UnsupportedError(
+                    f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {mine} "
+                    "rows; this call form cannot be cut"
+                )
+            if mask is not None:
+                raise UnsupportedError(f"{name}: attention masks are not supported over rows")
+            sizes = tuple(count * (query.shape[2] // mine) for count in rows)
+            shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), sizes)
+            self.shapes.append(AttentionShape(len(query) // self.batch, *shape, self.axis.index, layer=layer))
+            call = AttentionCall(layer, query, key, value, sizes, self.axis.index, None, scale)
+            return attend_through(self.stages, call)
+
+        return attend
+
+    def predict(self, batch: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        size, moved = self.axis.size, 0
+        if self.borders.sends(*step):
+            moved += sum(move.before for move in self.moves) * (index > 0)
+            moved += sum(move.after for move in self.moves) * (index < size - 1)
+        if self.borders.sends_statistics(*step):
+            moved += sum(move.everyone for move in self.moves) * (size - 1)
+        return batch * moved + sum(self._predict_attention(shape, batch, index, step) for shape in self.shapes)
+
+    def _predict_attention(self, seen: AttentionShape, batch: int, index: int, step: tuple[int, bool]) -> int:
+        moved = 0
+        shape = replace(seen, batch=batch * seen.batch, index=index, step=step[0], is_last=step[1])
+        for stage in self.stages:
+            sent, shape = stage.predict(shape)
+            moved += sent
+        return moved
+
+
+def _repeated(rows: Tensor, every: int, width: int) -> Tensor:
+    return rows if every == 1 else rows.repeat_interleave(every, dim=-1)[..., :width]

@@ -1,0 +1,279 @@
+"""One rank's run of a model's blocks, on the tokens of one part at a time.
+
+The model's own forward runs on every rank, but only the rank's own blocks compute. The others hand on what they were
+given, so everything around them (embeddings, rotations, the last projection, which cost next to nothing) is the
+model's own code. What enters the first own block is replaced by what the stage before sent, and what enters the first
+block after the last own one is sent on.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.adapters import Adapter, Split
+from partsong.parallel.cuts.block_lists import blocks_of
+from partsong.parallel.cuts.tokens import SequenceParallel
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample, sample_of
+from partsong.parallel.ranks.mesh import Axis, Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
+
+__all__ = ["Layout", "StagedBlocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a call of the model looks like from outside its blocks, learned without running any.
+
+    A part is the number of a patch, or None for the whole picture.
+
+    Attributes:
+        output: what the model returns; its sample holds, at every position, the number of the patch it belongs to.
+        positions: for each patch, its positions in one flattened sample.
+        inputs: for each part, shape and type of what enters each stage's first block.
+    """
+
+    output: Any
+    positions: tuple[Tensor, ...]
+    inputs: Mapping[int | None, Sequence[tuple[Tensor, ...]]]
+
+    @property
+    def owners(self) -> Tensor:
+        """The patch of every position of a sample, `[B, ...]` like the sample."""
+        return sample_of(self.output)
+
+    def read(self, sample: Tensor, part: int | None) -> Tensor:
+        """The positions of a part, `[B, n]`."""
+        flat = sample.flatten(1)
+        return (flat if part is None else flat[:, self.positions[part]]).contiguous()
+
+    def write(self, sample: Tensor, part: int | None, values: Tensor) -> None:
+        """Overwrites the positions of a part with `[B, n]`."""
+        where = slice(None) if part is None else self.positions[part]
+        sample.view(len(sample), -1)[:, where] = values
+
+    def returned(self, sample: Tensor) -> Any:
+        """What the model would return with this sample."""
+        return map_sample(self.output, lambda _: sample)
+
+    def empty_output(self, part: int | None) -> Tensor:
+        """Room for a part of the sample."""
+        count = self.owners[0].numel() if part is None else len(self.positions[part])
+        return self.owners.new_empty((len(self.owners), count))
+
+    def empty_input(self, part: int | None, stage: int) -> Tensor:
+        """Room for what enters a stage, in one piece."""
+        tensors = self.inputs[part][stage]
+        return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=self.owners.device)
+
+
+class StagedBlocks(SequenceParallel):
+    """The blocks of one rank in a pipeline of stages.
+
+    Args:
+        module: the transformer.
+        adapter: its row, resolved.
+        mesh: the ranks; those of axis ``pipe`` are the stages in order.
+        layers: blocks of each stage; None deals them out evenly by number.
+        num_patches: parts that travel one after another.
+
+    Raises:
+        UnsupportedError: a model whose blocks hand on more than tokens, or that cannot be cut into patches.
+        ArgumentError: the stages do not add up to the model's blocks.
+    """
+
+    parts_name = "patches"
+
+    def __init__(
+        self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None, num_patches: int = 1
+    ) -> None:
+        super().__init__(module, adapter, mesh, ())
+        self.pipe, self.num_patches = mesh.axis("pipe"), num_patches
+        self.blocks = blocks_of(module, adapter)
+        sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
+        self.starts = offsets(sizes)
+        self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
+        self.last_layout: Layout | None = None
+        self._layouts: dict[Any, Layout] = {}
+        self._received: list[Tensor] | None = None
+        self._entering: dict[int, tuple[Tensor, ...]] = {}
+        self._reached, self._learning = 0, False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.pipe.index == self.pipe.size - 1
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on the blocks, and those that cut and attend."""
+        # Innermost: a block that is left out still has its inputs cut, so what it hands on has the right shape.
+        for number, block in enumerate(self.blocks):
+            signature = inspect.signature(block.module.forward)
+            hooks.add(block.module, AroundHook(self._around(number, block.names), signature), "block")
+        super().attach(hooks)
+
+    def forget(self) -> None:
+        """Drops what belongs to one generation."""
+        self._layouts.clear()
+        self._entering.clear()
+
+    def layout(self, named: Mapping[str, Any]) -> Layout:
+        """What a call with such arguments looks like; learned once per set of shapes.
+
+        Raises:
+            UnsupportedError: the picture cannot be cut into patches.
+        """
+        key = tuple((name, _shape_of(value)) for name, value in named.items() if name != self.adapter.timestep)
+        if key not in self._layouts:
+            self._layouts[key] = self._learn(named)
+        return self._layouts[key]
+
+    def _learn(self, named: Mapping[str, Any]) -> Layout:
+        inputs: dict[int | None, list[tuple[Tensor, ...]]] = {}
+        output: Any = None
+        self._learning = True
+        try:
+            for part in (None, *range(self.num_patches)):
+                # In a context of its own no ledger is active: nothing is computed here that a step would count.
+                output = contextvars.Context().run(self._forward, named, part)
+                inputs[part] = [
+                    tuple(torch.empty_like(tensor, device="meta") for tensor in self._entering[start])
+                    for start in self.starts
+                ]
+        finally:
+            self._learning = False
+        if self.num_patches == 1:
+            output = map_sample(output, torch.zeros_like)  # whatever was made of the number of the only part
+        owners = sample_of(output)[0].flatten()
+        positions = tuple((owners == part).nonzero().flatten() for part in range(self.num_patches))
+        if sum(map(len, positions)) != len(owners):
+            raise UnsupportedError(
+                f"{self.adapter.model}: its output is not its last tokens in another order, so no patch of it can be "
+                "told from another; use Ulysses or DisplacedPatch"
+            )
+        return Layout(output, positions, inputs)
+
+    def work(self, named: Mapping[str, Any], layout: Layout, part: int | None, received: Tensor | None) -> Tensor:
+        """This rank's blocks on one part.
+
+        Args:
+            named: arguments of the model's call.
+            layout: of that call.
+            part: number of the patch; None is the whole picture.
+            received: what the stage before sent; None in the first.
+
+        Returns:
+            What the next stage needs, in one piece; in the last one the part's positions of the sample, `[B, n]`.
+        """
+        index = self.pipe.index
+        if received is not None:
+            tensors = layout.inputs[part][index]
+            pieces = received.split([tensor.numel() for tensor in tensors])
+            self._received = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+        self.last_layout = layout
+        output = self._forward(named, part)
+        if self.is_last:
+            return layout.read(sample_of(output), part)
+        leaving = self._entering[self.starts[index + 1]]
+        for got, wanted in zip(leaving, layout.inputs[part][index + 1], strict=True):
+            if got.shape != wanted.shape or got.dtype != wanted.dtype:
+                raise UnsupportedError(
+                    f"{self.adapter.model}: blocks turn {list(wanted.shape)} of {wanted.dtype} into {list(got.shape)} "
+                    f"of {got.dtype}; only blocks that keep shape and type can be staged"
+                )
+        return torch.cat([tensor.flatten() for tensor in leaving])
+
+    def _forward(self, named: Mapping[str, Any], part: int | None) -> Any:
+        parts = 1 if part is None else self.num_patches
+        self.axis = Axis(self.parts_name, tuple(range(parts)), part or 0)
+        self._reached = 0
+        output = self.module(**named)
+        self._received = None
+        if self._reached != len(self.blocks):
+            raise UnsupportedError(
+                f"{self.adapter.model}: {self._reached} of {len(self.blocks)} blocks were called; calls that leave "
+                "blocks out (skip_layers) cannot be staged, use Ulysses or DisplacedPatch"
+            )
+        return output
+
+    def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            self._reached += 1
+            if number in self.starts:
+                self._entering[number] = tuple(named[name] for name in names)
+            if self._learning or number not in self.own:
+                given = tuple(named[name] for name in names)
+                return given if len(names) > 1 else given[0]
+            if number == self.own.start and self._received is not None:
+                named.update(zip(names, self._received, strict=True))
+            output = forward(**named)
+            returned = output if isinstance(output, tuple) else (output,)
+            if len(returned) != len(names):
+                raise UnsupportedError(
+                    f"{self.adapter.model}: block {self.blocks[number].name} returns {len(returned)} values where "
+                    f"{' and '.join(names)} are expected; its layout has changed"
+                )
+            return output
+
+        return run
+
+    def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
+        """This part's rows among those of the whole; the numbers of the patches while learning."""
+        sizes = self.sizes[cut.stream]
+        if len(sizes) == 1 and not self._learning:
+            return output
+        moved = output.movedim(cut.dim, 0)
+        whole = moved.new_zeros((sum(sizes), *moved.shape[1:]))
+        for part, (start, size) in enumerate(zip(offsets(sizes), sizes, strict=True)):
+            if self._learning:
+                whole[start : start + size] = part
+            elif part == self.axis.index:
+                whole[start : start + size] = moved
+        return whole.movedim(0, cut.dim)
+
+    def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """The mask of this part: nothing is gathered."""
+        return (rows[:, None, None],)
+
+    def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The mask of this part, out of those of all parts."""
+        return (shares[self.axis.index],)
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the stage at `index` sends in one call of the model: to the next, or the output to all others."""
+        assert self.last_layout is not None
+        if index == self.pipe.size - 1:
+            owners = self.last_layout.owners
+            return owners.numel() * owners.element_size() * (self.pipe.size - 1)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.last_layout.inputs[None][index + 1])
+
+
+def _shape_of(value: Any) -> Any:
+    """What of an argument decides how a call looks; hashable."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, Mapping):
+        return tuple((key, _shape_of(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_shape_of, value))
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
+
+
+def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:
+    if layers is None:
+        if blocks < stages:
+            raise ArgumentError(f"{blocks} blocks of {adapter.model} cannot be {stages} stages")
+        return split_sizes(blocks, stages)
+    if len(layers) != stages or sum(layers) != blocks:
+        raise ArgumentError(
+            f"layers={layers} are {len(layers)} stages of {sum(layers)} blocks; {adapter.model} has "
+            f"{blocks} blocks and there are {stages} ranks"
+        )
+    return layers

@@ -1,0 +1,147 @@
+"""What of a model's tensors belongs to a rank: which are cut along their tokens, and where."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter, Split, places
+from partsong.parallel.cuts.unpadded_tokens import PresentTokens
+from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import offsets, split_sizes
+
+__all__ = ["TokenCuts", "totals"]
+
+
+class TokenCuts:
+    """Cuts what a row names along its tokens, in a contiguous run for each rank.
+
+    Args:
+        module: the transformer.
+        adapter: its row, resolved.
+        axis: the ranks.
+
+    Attributes:
+        sizes: tokens of each rank in the current call of the model, by stream.
+        batch: samples in that call.
+        present: the tokens that each sample has, where a model attends sample by sample.
+    """
+
+    #: What holds a part of the tokens, in messages.
+    parts_name = "ranks"
+
+    def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis) -> None:
+        self.module, self.adapter, self.axis = module, adapter, axis
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.batch, self.present = 1, PresentTokens()
+        self._unit = 1
+
+    def attach_cuts(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
+        """Puts the hooks on that cut the arguments and outputs of modules, given by name."""
+        assert self.adapter.splits is not None
+        for name, entry in self._by_module(self.adapter.splits, modules).items():
+            inputs = {str(key): cut for key, cut in entry.items() if not cut.output}
+            outputs = {key: cut for key, cut in entry.items() if cut.output}
+            if inputs:
+                signature = inspect.signature(modules[name].forward)
+                hooks.add(
+                    modules[name], InputHook(lambda named, i=inputs: self._cut_inputs(named, i), signature), "split"
+                )
+            if outputs:
+                hooks.add(modules[name], OutputHook(lambda out, o=outputs: self._cut_outputs(out, o)), "split-output")
+
+    def _by_module(
+        self, splits: Mapping[str, Mapping[str | int, Split]], modules: dict[str, nn.Module]
+    ) -> dict[str, dict[str | int, Split]]:
+        """The cuts of every module that some paths name: one hook each, however many paths."""
+        found: dict[str, dict[str | int, Split]] = {}
+        for path, entry in splits.items():
+            for name in places(path, modules):
+                found.setdefault(name, {}).update(entry)
+        return found
+
+    def _cut_inputs(self, named: dict[str, Any], cuts: dict[str, Split]) -> None:
+        for name, cut in cuts.items():
+            value = named.get(name)
+            if value is not None or not cut.optional:
+                named[name] = self._cut_any(value, cut, name)
+
+    def _cut_outputs(self, output: Any, cuts: dict[str | int, Split]) -> Any:
+        if isinstance(output, Tensor):
+            return self._cut(output, cuts[0], "output")
+        return tuple(self._cut(x, cuts[i], f"output {i}") if i in cuts else x for i, x in enumerate(output))
+
+    def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return self._cut(value, cut, name)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._cut_any(item, cut, name) for item in value)
+        if isinstance(value, dict):
+            return {key: self._cut_any(item, cut, name) for key, item in value.items()}
+        if isinstance(value, int) and not cut.leading:
+            return split_sizes(value, self.axis.size)[self.axis.index]
+        if isinstance(value, int):
+            sizes = self.shard_sizes((cut.stream,))
+            return min(max(value - offsets(sizes)[self.axis.index], 0), sizes[self.axis.index])
+        raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
+
+    def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
+        if cut.ndim is not None and tensor.ndim != cut.ndim:
+            if cut.optional and tensor.ndim < cut.ndim:
+                return tensor  # nothing per token in it, such as one timestep for the whole sample
+            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
+        if cut.folded:
+            inner = replace(cut, dim=1, folded=False)
+            return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
+        total, parts = tensor.shape[cut.dim], self.axis.size
+        if total // self._unit < parts:
+            what = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
+            raise UnsupportedError(
+                f"{self.adapter.model}: {what} cannot be cut over {parts} {self.parts_name}; "
+                f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
+            )
+        sizes = self.cut_sizes(total)
+        if self.sizes.setdefault(cut.stream, sizes) != sizes:
+            raise UnsupportedError(
+                f"{self.adapter.model}: {name} has {total} {cut.stream} tokens, another input has "
+                f"{sum(self.sizes[cut.stream])}"
+            )
+        if cut.present and not self.present.counts:  # every block is given the same one
+            self.present.note(tensor, cut.stream, sizes)
+        start = offsets(sizes)[self.axis.index]
+        return tensor.narrow(cut.dim, start, sizes[self.axis.index])
+
+    def cut_sizes(self, total: int) -> tuple[int, ...]:
+        """Tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
+        return tuple(self._unit * size for size in split_sizes(total // self._unit, self.axis.size))
+
+    def begin_forward(self, sample: Any) -> None:
+        """Forgets the token counts of the last call: the next one may have another shape.
+
+        Args:
+            sample: the noisy latents of this call.
+        """
+        self.sizes.clear()
+        self.present.clear()
+        self.batch = len(sample)
+        if self.adapter.whole_rows:
+            patch: Any = self.module.config["patch_size"]  # type: ignore[index]
+            self._unit = sample.shape[-1] // patch
+
+    def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
+        """Tokens each rank contributes to an attention over `streams`."""
+        for stream in streams:
+            if stream not in self.sizes:
+                raise UnsupportedError(f"{self.adapter.model}: no {stream} tokens were cut; its layout has changed")
+        return totals(self.sizes, streams)
+
+
+def totals(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[int, ...]:
+    """Tokens of each rank over several streams."""
+    return tuple(map(sum, zip(*(sizes[stream] for stream in streams), strict=True)))

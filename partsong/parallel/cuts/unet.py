@@ -1,0 +1,110 @@
+"""A UNet under a plan: its latent is cut into rows, its prediction put together again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
+from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
+from partsong.parallel.cuts.tokens import TOKEN_AXES, Stage, abandon_stages
+from partsong.parallel.exchange.borders import Borders
+from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
+from partsong.parallel.ranks.collectives import gather_tokens
+from partsong.parallel.ranks.mesh import Mesh
+
+__all__ = ["RowParallel"]
+
+
+class RowParallel:
+    """Cuts a UNet's rows over the token axes of a mesh.
+
+    Args:
+        module: the UNet.
+        adapter: its row; `splits` names where the image enters and `gather` where it leaves.
+        mesh: the ranks.
+        stages: attention stages, outermost first.
+        borders: how neighbours come to know of each other's rows.
+    """
+
+    def __init__(
+        self, module: nn.Module, adapter: Adapter, mesh: Mesh, stages: tuple[Stage, ...], borders: Borders
+    ) -> None:
+        self.module, self.adapter = module, adapter
+        self.axis = mesh.axis(*TOKEN_AXES)
+        self.stages, self.borders = stages, borders
+        is_attention = lambda name: adapter.streams_of(name) is not None  # noqa: E731
+        self.split = RowSplit(module, self.axis, borders, stages, is_attention)
+        children: Iterator[Any] = module.modules()
+        self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
+        self._gathered = (0, 0)
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the cutting, gathering and layer hooks on the module.
+
+        Raises:
+            UnsupportedError: the UNet holds a module that no rule here covers.
+        """
+        assert self.adapter.splits is not None and self.adapter.gather is not None
+        refuse_unknown(self.module, UNET_BLOCKS, UNET_ADVICE)
+        entry = next(path for path in self.adapter.splits if path)
+        self.split.attach(hooks, skip=(entry,))
+        hooks.add(self.module.get_submodule(entry), OutputHook(self._cut), "split-output")
+        hooks.add(self.module.get_submodule(next(iter(self.adapter.gather))), OutputHook(self._gather), "gather")
+        signature = inspect.signature(self.module.forward)
+        hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
+
+    def begin_forward(self, sample: Tensor) -> None:
+        """Lays the rows of a call out over the ranks."""
+        batch, _, height, _ = sample.shape
+        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, batch)
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        self.borders.abandon()
+        abandon_stages(self.stages)
+
+    def _cut_inputs(self, named: dict[str, Any]) -> None:
+        if "ip_adapter_masks" in (named.get("cross_attention_kwargs") or {}):
+            raise UnsupportedError(
+                f"{self.adapter.model}: ip_adapter_masks were given, which cross-attention would stretch over this "
+                "rank's rows; leave them out, or use CfgParallel or DataParallel"
+            )
+        cuts = self.adapter.splits or {}
+        for name in cuts.get("", {}):
+            if named.get(str(name)) is not None:
+                named[str(name)] = self._cut_residuals(named[str(name)])
+
+    def _cut_residuals(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            heights = self.split.levels.heights
+            if value.shape[2] not in heights:
+                raise UnsupportedError(
+                    f"{self.adapter.model}: a residual has {value.shape[2]} rows, the image has {heights} at its levels"
+                )
+            return value[:, :, self.split.own_at(heights.index(value.shape[2]))]
+        return type(value)(self._cut_residuals(part) for part in value)
+
+    def _cut(self, image: Tensor) -> Tensor:
+        return image[:, :, self.split.own].contiguous()
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        self._gathered = (rows[0, :, 0].numel(), rows.element_size())
+        sizes = self.split.levels.sizes(0)
+        return gather_tokens(self.axis, rows, sizes, 2, name="gather of the output rows").contiguous()
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Rows of each rank."""
+        return {"latent rows": self.split.levels.sizes(0)}
+
+    def predict(self, batch: int, tokens: Mapping[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        row, size = self._gathered
+        gathered = batch * self.split.levels.sizes(0)[index] * row * size * (self.axis.size - 1)
+        return gathered + self.split.predict(batch, index, step)

@@ -1,0 +1,79 @@
+"""Which tokens of a padded stream each sample has, where a model attends sample by sample, and to these alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.ranks.shards import offsets
+
+__all__ = ["PresentTokens"]
+
+
+class PresentTokens:
+    """Counts the tokens that each sample has on each rank, and the samples that each attention has served.
+
+    Such a model calls attention once per sample, so that the padding of a shorter text is neither asked nor seen. A
+    rank's share of the text then has another length in every sample, from all of its tokens to none.
+
+    Attributes:
+        counts: for each sample, its tokens on each rank; empty where no mask was cut in this call of the model.
+    """
+
+    def __init__(self) -> None:
+        self.counts: tuple[tuple[int, ...], ...] = ()
+        self._stream = ""
+        self._served: Counter[int] = Counter()
+
+    def clear(self) -> None:
+        """Forgets the last call of the model."""
+        self.counts = ()
+        self._served.clear()
+
+    def note(self, mask: Tensor, stream: str, sizes: tuple[int, ...]) -> None:
+        """Counts what a mask keeps.
+
+        Args:
+            mask: `[B, L]`, nonzero where a sample has a token of the stream; whole on every rank.
+            stream: the stream it belongs to.
+            sizes: tokens of each rank, which add up to L.
+
+        Raises:
+            UnsupportedError: a token follows one that is left out.
+        """
+        if mask.is_meta:  # a prediction from shapes alone: as many as there can be
+            self.counts = (sizes,) * len(mask)
+        else:
+            kept = (mask != 0).long()
+            if not bool((kept.cumprod(dim=1) == kept).all()):
+                raise UnsupportedError(
+                    f"a mask leaves out {stream} tokens in front of others; only padding at the end can be cut: move "
+                    "it there, or use CfgParallel or DataParallel"
+                )
+            self.counts = tuple(
+                tuple(min(max(total - start, 0), size) for start, size in zip(offsets(sizes), sizes, strict=True))
+                for total in kept.sum(dim=1).tolist()
+            )
+        self._stream = stream
+
+    def next_sample(self, layer: int) -> int:
+        """Which sample the next call of an attention is for."""
+        sample, self._served[layer] = self._served[layer], self._served[layer] + 1
+        if sample >= len(self.counts):
+            raise UnsupportedError(
+                f"attention {layer} was called {sample + 1} times for {len(self.counts)} samples; use the model's "
+                "default processor and the native attention backend"
+            )
+        return sample
+
+    def of_sample(self, sizes: Mapping[str, tuple[int, ...]], sample: int) -> dict[str, tuple[int, ...]]:
+        """The tokens of each rank in one sample, by stream.
+
+        Args:
+            sizes: tokens of each rank, padding included.
+            sample: its number; a rank with other samples than this one's tells theirs as if they were these.
+        """
+        return {**sizes, self._stream: self.counts[sample % len(self.counts)]}

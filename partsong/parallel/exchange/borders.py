@@ -1,0 +1,254 @@
+"""What convolutions and group norms need from other ranks when an image is cut into rows.
+
+A convolution reads a few rows beyond its own, which belong to the two neighbours; a group norm needs the statistics
+of the whole image. `SyncBorders` waits for the fresh values. `DisplacedBorders` reads those of the step before while
+the fresh ones travel: written layer by layer into flat buffers, sent in a few messages, read one step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from partsong.kernels import corrected_group_norm_stats, merge_group_norm_stats
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.collectives import all_gather, exchange
+from partsong.parallel.ranks.mailbox import Letter, Mailbox
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["Borders", "DisplacedBorders", "SyncBorders"]
+
+#: Layers whose border rows or statistics travel in one message.
+LAYERS_PER_MESSAGE = 16
+
+Ghosts = tuple[Tensor | None, Tensor | None]
+Statistics = tuple[Tensor, Tensor]
+
+
+class Borders(Protocol):
+    """How ranks that hold neighbouring rows of an image come to know of each other's."""
+
+    axis: Axis
+
+    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
+        """The rows right above and right below this rank's, `[B, C, p, W]`; None at the image's edge.
+
+        Args:
+            layer: number of the layer in its model.
+            first: own first rows, which the rank before needs; None where the layer reads nothing below its rows.
+            last: own last rows, which the rank after needs; None where the layer reads nothing above.
+        """
+        ...
+
+    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
+        """Mean and biased variance `[B, G]` of the whole image out of this rank's.
+
+        Args:
+            layer: number of the layer in its model.
+            own: mean and variance of this rank's rows.
+            counts: rows of each rank.
+        """
+        ...
+
+    def sends(self, step: int, is_last: bool) -> bool:
+        """Whether border rows are sent in a step."""
+        ...
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Whether statistics are sent in a step."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets messages under way without waiting, after an error."""
+        ...
+
+
+class SyncBorders:
+    """Fresh values, waited for."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
+        """The rows right above and below this rank's."""
+        sends, recvs = neighbours(self.axis, first, last)
+        incoming = {peer: torch.empty_like(like, memory_format=torch.contiguous_format) for peer, like in recvs.items()}
+        outgoing = {peer: rows.contiguous() for peer, rows in sends.items()}
+        exchange(self.axis, outgoing, incoming, name="border rows").wait()
+        return incoming.get(self.axis.index - 1), incoming.get(self.axis.index + 1)
+
+    def gathered(self, own: Statistics) -> Tensor:
+        """Everybody's statistics `[ranks, 2, B, G]`."""
+        table = own[0].new_empty((self.axis.size, 2, *own[0].shape))
+        table[self.axis.index, 0], table[self.axis.index, 1] = own
+        all_gather(self.axis, table, [1] * self.axis.size, name="group norm statistics").wait()
+        return table
+
+    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
+        """Mean and variance of the whole image."""
+        return merged(counts, self.gathered(own))
+
+    def sends(self, step: int, is_last: bool) -> bool:
+        """Always."""
+        return True
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """All steps are alike."""
+        return True
+
+    def abandon(self) -> None:
+        """Nothing is ever under way."""
+
+
+def neighbours(axis: Axis, first: Tensor | None, last: Tensor | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Which rows go to which peer, and a tensor of the shape that comes from each."""
+    before, after = axis.index - 1, axis.index + 1
+    sends: dict[int, Tensor] = {}
+    recvs: dict[int, Tensor] = {}
+    if before >= 0:
+        sends |= {} if first is None else {before: first}
+        recvs |= {} if last is None else {before: last}
+    if after < axis.size:
+        sends |= {} if last is None else {after: last}
+        recvs |= {} if first is None else {after: first}
+    return sends, recvs
+
+
+def _letter(sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Letter:
+    shapes = ({peer: tensor.shape for peer, tensor in tensors.items()} for tensors in (sends, recvs))
+    return Letter(*shapes)
+
+
+def merged(counts: Sequence[int], table: Tensor) -> Statistics:
+    """The whole image's statistics out of a table `[ranks, 2, B, G]`."""
+    return merge_group_norm_stats(counts, list(table[:, 0]), list(table[:, 1]))
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One guidance branch: what its synchronous steps saw, then its mailboxes.
+
+    Attributes:
+        letters: what each layer sends and receives, in order of execution, for rows and for statistics.
+        history: what each layer of the last synchronous steps received, newest last.
+        boxes: the mailbox of each layer, once the first displaced step has begun.
+        own: this rank's statistics of the last step.
+    """
+
+    letters: dict[str, dict[int, Letter]] = field(default_factory=dict)
+    history: dict[int, list[dict[int, Tensor]]] = field(default_factory=dict)
+    boxes: dict[int, Mailbox] = field(default_factory=dict)
+    own: dict[int, Tensor] = field(default_factory=dict)
+
+
+class DisplacedBorders:
+    """Values of the step before, or forecasts from the last two, while the fresh ones travel.
+
+    With ``order=0`` a group norm's statistics are corrected as DistriFusion does, by the change of the own ones
+    (arXiv 2402.19481, with the biased variance that torch has); with ``order=1`` the others' are extrapolated in
+    time, and the own ones are fresh.
+
+    Args:
+        axis: the ranks, from the image's top to its bottom.
+        clock: where the generation stands.
+        warmup_steps: first steps that wait for fresh values.
+        order: 0 or 1, as in `DisplacedPatch`.
+        fresh_norms: statistics are waited for in every step.
+    """
+
+    def __init__(
+        self, axis: Axis, clock: StepClock, warmup_steps: int, order: int, *, fresh_norms: bool = False
+    ) -> None:
+        self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
+        self.fresh_norms = fresh_norms
+        self._sync = SyncBorders(axis)
+        self._branches: dict[int, _Branch] = {}
+        clock.on_begin(self.reset)
+
+    def reset(self) -> None:
+        """Waits for what is under way and forgets it."""
+        for branch in self._branches.values():
+            for box in set(branch.boxes.values()):
+                box.settle()
+        self._branches.clear()
+
+    def abandon(self) -> None:
+        """Forgets what is under way without waiting, after an error."""
+        self._branches.clear()
+
+    def sends(self, step: int, is_last: bool) -> bool:
+        """What is sent in the last step has no reader, unless that step is a synchronous one."""
+        return not is_last or step < self.warmup_steps
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Fresh ones are sent in the last step too."""
+        return self.fresh_norms or self.sends(step, is_last)
+
+    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
+        """The rows right above and below this rank's, as far as they are known."""
+        branch = self._branch()
+        sends, recvs = neighbours(self.axis, first, last)
+        before, after = self.axis.index - 1, self.axis.index + 1
+        if not self._displaced(branch, layer):
+            above, below = self._sync.ghosts(layer, first, last)
+            known = {peer: rows for peer, rows in ((before, above), (after, below)) if rows is not None}
+            self._remember(branch, "rows", layer, _letter(sends, recvs), known)
+            return above, below
+        like = next(iter((*sends.values(), *recvs.values())))
+        box = self._box(branch, layer, like)
+        old = box.read(layer)
+        box.write(layer, sends, post=not self.clock.is_last_step)
+        return old.get(before), old.get(after)
+
+    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
+        """Mean and variance of the whole image, as far as they are known."""
+        if self.fresh_norms:
+            return merged(counts, self._sync.gathered(own))
+        branch, mine = self._branch(), torch.stack(own)
+        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
+        sends = dict.fromkeys(peers, mine)
+        stale, branch.own[layer] = branch.own.get(layer), mine
+        if not self._displaced(branch, layer):
+            table = self._sync.gathered(own)
+            self._remember(branch, "statistics", layer, _letter(sends, sends), {peer: table[peer] for peer in peers})
+            return merged(counts, table)
+        assert stale is not None
+        box = self._box(branch, layer, mine)
+        old = box.read(layer)
+        table = torch.stack([old.get(peer, mine if self.order else stale) for peer in range(self.axis.size)])
+        box.write(layer, sends, post=not self.clock.is_last_step)
+        if self.order == 0:
+            whole = merged(counts, table)
+            return corrected_group_norm_stats(whole, (stale[0], stale[1]), own)
+        # A variance that falls fast may be extrapolated below nothing; the own one is the better guess then.
+        table[:, 1] = torch.where(table[:, 1] > 0, table[:, 1], own[1])
+        return merged(counts, table)
+
+    def _branch(self) -> _Branch:
+        return self._branches.setdefault(self.clock.branch, _Branch())
+
+    def _displaced(self, branch: _Branch, layer: int) -> bool:
+        return self.clock.step >= self.warmup_steps and (layer in branch.boxes or layer in branch.history)
+
+    def _remember(self, branch: _Branch, kind: str, layer: int, letter: Letter, known: dict[int, Tensor]) -> None:
+        branch.letters.setdefault(kind, {})[layer] = letter
+        # The last two steps are all that a forecast looks at.
+        branch.history[layer] = [*branch.history.get(layer, [])[-1:], known]
+
+    def _box(self, branch: _Branch, layer: int, like: Tensor) -> Mailbox:
+        if layer not in branch.boxes:
+            kind = next(kind for kind, letters in branch.letters.items() if layer in letters)
+            letters = branch.letters.pop(kind)
+            layers = list(letters)
+            for start in range(0, len(layers), LAYERS_PER_MESSAGE):
+                run = {index: letters[index] for index in layers[start : start + LAYERS_PER_MESSAGE]}
+                past = {index: branch.history.pop(index) for index in run}
+                box = Mailbox(self.axis, run, past, like=like, name=f"displaced {kind}", keep=self.order + 1)
+                branch.boxes |= dict.fromkeys(run, box)
+        box = branch.boxes[layer]
+        box.open(self.clock.step_ratio if self.order else None, self.clock.step)
+        return box

@@ -1,0 +1,131 @@
+"""Token ring: keys and values stay, queries travel one way and partial results the other (arXiv 2412.20501)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from partsong.kernels import merge
+from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, masked_attention
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.mesh import Axis, Mesh
+from partsong.parallel.strategy import Strategy
+
+__all__ = ["TokenRing", "TokenRingStage"]
+
+Partial = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRing(Strategy):
+    """Splits tokens over ranks; queries go around them, and partial results come straight back. Exact.
+
+    Keys and values never move. While a rank computes on one block of queries, the next block is on its way in and the
+    last partial result on its way home, in opposite directions, so both directions of the links carry data. Any
+    number of heads; key masks stay where their keys are. `Ring` sends fewer bytes in all, and far fewer where several
+    query heads share a key/value head; this one halves what goes in one direction where none do.
+
+    Args:
+        degree: number of ranks; None takes all ranks that other strategies leave.
+
+    Source: TokenRing, arXiv 2412.20501.
+
+    Example:
+        >>> TokenRing(degree=3).degree
+        3
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("ring",)
+
+    degree: int | None = None
+
+    def stages(self, mesh: Mesh, clock: StepClock) -> list[TokenRingStage]:
+        """The attention stages this strategy adds to a plan."""
+        return [TokenRingStage(mesh.axis("ring"))]
+
+
+class TokenRingStage:
+    """Answers one block of queries after the other from the keys and values at hand."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+        """Attention of the local queries to the keys of all ranks; `inner` is not needed."""
+        # Tokens before heads: that is how queries lie in memory already, so sending them copies nothing.
+        block = call.q.transpose(1, 2).contiguous()
+        mask = None if call.masks is None else call.masks[call.index]
+        parts: list[Partial] = []
+        letter: Tensor | None = None
+        for turn in range(self.axis.size + 1):
+            pending, incoming, returned = self._exchange(call, turn, block, letter)
+            if turn < self.axis.size:
+                part = masked_attention(block.transpose(1, 2), call.k, call.v, mask, call.scale)
+                letter = _pack(part) if turn else None
+                # One's own part is no message; it is the first, so its memory layout is that of the result.
+                parts += [] if turn else [part]
+            pending.wait()
+            parts += [] if returned is None else [_unpack(returned, call.q)]
+            block = incoming
+        return merge(parts)[0]
+
+    def _exchange(
+        self, call: AttentionCall, turn: int, block: Tensor, letter: Tensor | None
+    ) -> tuple[Pending, Tensor, Tensor | None]:
+        """Passes a block of queries on and sends the last turn's result home, posted together so that both travel.
+
+        In turn t a rank holds the queries of the t-th rank before it, and the t-th rank behind it holds its own.
+        """
+        size, me = self.axis.size, self.axis.index
+        sends: dict[int, Tensor] = {}
+        recvs: dict[int, Tensor] = {}
+        incoming, returned = block, None
+        if turn < size - 1:
+            incoming = block.new_empty((block.shape[0], call.sizes[(me - turn - 1) % size], *block.shape[2:]))
+            sends[(me + 1) % size], recvs[(me - 1) % size] = block, incoming
+        if letter is not None:
+            returned = letter.new_empty(_letter_bytes(call.q.shape, call.q.element_size()))
+            sends[(me - turn + 1) % size], recvs[(me + turn - 1) % size] = letter, returned
+        return exchange(self.axis, sends, recvs, name="token ring"), incoming, returned
+
+    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+        """Bytes this rank sends: every block of queries but the one that ends here, and every result but its own."""
+        size, dim = self.axis.size, shape.head_dim
+        before = [shape.sizes[(shape.index - turn) % size] for turn in range(size)]
+        queries = sum(before[:-1]) * shape.batch * shape.heads * dim * shape.itemsize
+        letters = (_letter_bytes((shape.batch, shape.heads, tokens, dim), shape.itemsize) for tokens in before[1:])
+        return queries + sum(letters), shape
+
+
+def _lse_bytes(itemsize: int) -> int:
+    """Kernels give the log-sum-exp in float32, and in float64 for float64."""
+    return max(itemsize, 4)
+
+
+def _letter_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """Size of a partial result for queries `[B, H, L, D]`."""
+    *rows, dim = shape
+    return math.prod(rows) * (_lse_bytes(itemsize) + dim * itemsize)
+
+
+def _pack(part: Partial) -> Tensor:
+    """A partial result as one message; the log-sum-exp comes first, which keeps both aligned."""
+    out = part[0]
+    letter = torch.empty(_letter_bytes(out.shape, out.element_size()), dtype=torch.uint8, device=out.device)
+    for target, source in zip(_unpack(letter, out), part, strict=True):
+        target.copy_(source)
+    return letter
+
+
+def _unpack(letter: Tensor, like: Tensor) -> Partial:
+    """Views `[B, H, L, D]` and `[B, H, L]` of the output and the log-sum-exp in a message."""
+    batch, heads, length, dim = like.shape
+    width = _lse_bytes(like.element_size())
+    lse, out = letter.split([batch * heads * length * width, batch * heads * length * dim * like.element_size()])
+    out = out.view(like.dtype).view(batch, length, heads, dim).transpose(1, 2)
+    return out, lse.view(torch.float64 if width == 8 else torch.float32).view(batch, heads, length)

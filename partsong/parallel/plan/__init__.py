@@ -1,0 +1,1 @@
+"""Attaches strategies to a pipeline, and says beforehand what they will move."""

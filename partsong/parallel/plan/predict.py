@@ -1,0 +1,100 @@
+"""What a plan would move on ranks that need not exist, from shapes alone: no weights are read, nothing is sent."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from partsong.errors import ArgumentTypeError, UnsupportedError
+from partsong.parallel.plan.explain import AGREED_STEPS, Explanation
+from partsong.parallel.plan.plan import Plan
+from partsong.parallel.ranks.mesh import AXES, Axis, check_degrees
+from partsong.parallel.strategy import Strategy, mesh_for
+
+__all__ = ["DryMesh", "predict"]
+
+
+class DryMesh:
+    """A mesh as one rank would see it, without the other ranks: exchanges on its axes are counted and not made."""
+
+    def __init__(self, degrees: dict[str, int], world_size: int, rank: int = 0) -> None:
+        check_degrees(degrees, world_size)
+        self.degrees = {name: degrees[name] for name in AXES}
+        self.world_size, self.rank = world_size, rank
+        self.device, self.is_main = torch.device("meta"), rank == 0
+        self._axes: dict[tuple[str, ...], Axis] = {}
+
+    def axis(self, *names: str) -> Axis:
+        """One axis by name, or several flattened into one (outermost first)."""
+        wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
+        if wanted not in self._axes:
+            grid = torch.arange(self.world_size).view(*self.degrees.values())
+            mine = (grid == self.rank).nonzero()[0].tolist()
+            line = grid[tuple(slice(None) if name in wanted else place for name, place in zip(AXES, mine, strict=True))]
+            ranks = tuple(line.flatten().tolist())
+            self._axes[wanted] = Axis("*".join(wanted) or "alone", ranks, ranks.index(self.rank), dry=True)
+        return self._axes[wanted]
+
+
+def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any) -> Explanation:
+    """The bytes a plan would move for one call of a denoiser, on any number of ranks.
+
+    Args:
+        module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
+        *strategies: as for `parallelize`.
+        ranks: number of ranks to predict for.
+        **inputs: the module's arguments for one call, full size; tensors on any device.
+
+    Returns:
+        The prediction for a generation long enough to reach the steady state: `Explanation.bytes_by_step` ends with a
+        step in the middle of a generation.
+
+    Raises:
+        ArgumentTypeError: not a module.
+        ArgumentError: degrees and ranks do not fit.
+        UnsupportedError: an architecture or a combination without a correct parallel form, or a model whose code needs
+            more than shapes.
+
+    Example:
+        >>> from diffusers import DiTTransformer2DModel
+        >>> from partsong.parallel import SyncPatch
+        >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
+        ...     sample_size=8, num_embeds_ada_norm=10)
+        >>> latents, labels = torch.zeros(1, 4, 8, 8), torch.zeros(1, dtype=torch.long)
+        >>> said = predict(model, SyncPatch(), ranks=2, hidden_states=latents, timestep=labels, class_labels=labels)
+        >>> len(said.bytes_per_step)
+        2
+    """
+    if not isinstance(module, nn.Module):
+        raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
+    if any(getattr(strategy, "portion", None) == "auto" for strategy in strategies):
+        raise UnsupportedError('portion="auto" depends on what the layers compute; give predict() a number')
+    mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks)
+    # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
+    steady = max(AGREED_STEPS, *(getattr(strategy, "warmup_steps", 0) for strategy in strategies))
+    steps = 2 * steady + 2
+    # Not the state dict: it leaves out tables that a model computes for itself.
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    state = {name: tensor.detach().to("meta") for name, tensor in tensors}
+    named = tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, inputs)
+    with Plan(module, [module], strategies, mesh, owns_mesh=False) as plan, torch.no_grad():
+        plan.clock.driven = True
+        plan.clock.begin(list(range(steps, 0, -1)))
+        for _ in range(steady + 1):
+            _call(module, state, named)
+            plan.clock.advance()
+        return plan.explain()
+
+
+def _call(module: nn.Module, state: dict[str, Tensor], named: dict[str, Any]) -> None:
+    try:
+        torch.func.functional_call(module, state, kwargs=named)
+    except RuntimeError as problem:
+        raise UnsupportedError(
+            f"{type(module).__name__} does something that takes more than shapes ({problem}); make a call under a plan "
+            "and ask its explain() instead"
+        ) from problem

@@ -1,0 +1,73 @@
+"""Checks a row that nobody wrote: the first call is computed serially too, and must agree on every rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partsong.errors import PartsongError, UnsupportedError
+from partsong.parallel.hooks.model_hooks import HookSet, sample_of
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["TOLERANCE", "verified"]
+
+logger = logging.getLogger(__name__)
+
+#: Largest relative difference that rounding explains, per type.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+
+
+def verified(
+    everyone: Axis, module: nn.Module, hooks: HookSet, named: dict[str, Any], shared: Callable[[dict[str, Any]], Any]
+) -> Any:
+    """Makes a call under hooks and compares it with the same call without them.
+
+    Args:
+        everyone: all ranks; they reach the same verdict.
+        module: the model.
+        hooks: what to lift for the serial call.
+        named: the arguments of the call.
+        shared: makes the call under hooks.
+
+    Returns:
+        What the call under hooks returned.
+
+    Raises:
+        UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
+    """
+    with hooks.lifted():
+        want = sample_of(module(**named))
+    name = type(module).__name__
+    wrong = f"{name} has no row, and the one inferred from its structure is wrong"
+    try:
+        output = shared(named)
+    except PartsongError:
+        raise
+    except Exception as problem:
+        raise UnsupportedError(f"{wrong}: {problem}; use CfgParallel or DataParallel") from problem
+    apart = _difference(sample_of(output), want)
+    worst = max(row[0] for row in agree(everyone, [apart], name="check of an inferred row"))
+    allowed = TOLERANCE.get(want.dtype, TOLERANCE[torch.float16])
+    if not worst <= allowed:
+        raise UnsupportedError(
+            f"{wrong}: its first call differs from one rank's by {worst:.1e} where rounding explains {allowed:.0e}; "
+            "use CfgParallel or DataParallel"
+        )
+    if everyone.index == 0:
+        logger.warning(
+            "%s has no row: one was inferred, and its first call agrees with one rank's to %.1e", name, worst
+        )
+    return output
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    apart = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300)
+    # What is not a number would pass any comparison of maxima.
+    return apart.item() if bool(torch.isfinite(apart)) else float("inf")

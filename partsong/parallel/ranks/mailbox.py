@@ -1,0 +1,139 @@
+"""Small tensors of many layers in flat buffers: written one by one, sent together, read one step later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["Letter", "Mailbox"]
+
+
+Shapes = Mapping[int, torch.Size]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Shapes of what one layer sends to each peer and receives from each."""
+
+    sends: Shapes
+    recvs: Shapes
+
+
+class _Flat:
+    """One flat buffer per peer, with the place of every layer's tensor in it."""
+
+    def __init__(self, shapes: Mapping[int, Mapping[int, torch.Size]], like: Tensor) -> None:
+        self.buffers: dict[int, Tensor] = {}
+        self._views: dict[int, dict[int, Tensor]] = {}
+        for peer, layers in shapes.items():
+            sizes = [shape.numel() for shape in layers.values()]
+            self.buffers[peer] = like.new_empty(sum(sizes))
+            parts = self.buffers[peer].split(sizes)
+            for (layer, shape), part in zip(layers.items(), parts, strict=True):
+                self._views.setdefault(layer, {})[peer] = part.view(shape)
+
+    def write(self, layer: int, tensors: Mapping[int, Tensor]) -> None:
+        for peer, view in self._views.get(layer, {}).items():
+            view.copy_(tensors[peer])
+
+    def read(self, layer: int) -> dict[int, Tensor]:
+        return self._views.get(layer, {})
+
+
+def _by_peer(letters: Mapping[int, Shapes]) -> dict[int, dict[int, torch.Size]]:
+    turned: dict[int, dict[int, torch.Size]] = {}
+    for layer, shapes in letters.items():
+        for peer, shape in shapes.items():
+            turned.setdefault(peer, {})[layer] = shape
+    return turned
+
+
+class Mailbox:
+    """The letters of a run of layers, which every rank visits once per step and in the same order.
+
+    A step opens the box (waits for what the peers sent in the step before, and looks ahead where there are two older
+    steps), reads and writes each layer's tensors, and the last one written posts the whole. No memory is taken after
+    construction.
+
+    Args:
+        axis: the ranks.
+        letters: what each layer sends and receives, in order of execution.
+        past: what each layer received in the last steps, newest last.
+        like: a tensor of the letters' type and device.
+        name: what errors call the messages.
+        keep: steps to look back on, 1 or 2.
+    """
+
+    def __init__(
+        self,
+        axis: Axis,
+        letters: Mapping[int, Letter],
+        past: Mapping[int, Sequence[Mapping[int, Tensor]]],
+        *,
+        like: Tensor,
+        name: str,
+        keep: int,
+    ) -> None:
+        self.axis, self.name, self.layers = axis, name, tuple(letters)
+        self._outgoing = _Flat(_by_peer({layer: letter.sends for layer, letter in letters.items()}), like)
+        shapes = _by_peer({layer: letter.recvs for layer, letter in letters.items()})
+        known = min([keep, *map(len, past.values())])
+        self._keep = keep
+        self._held = [_Flat(shapes, like) for _ in range(known)]  # newest last
+        # What is being read may not be overwritten by what arrives, so there is one buffer more than is read.
+        self._free = [_Flat(shapes, like) for _ in range(keep + 1 - known)]
+        for layer, steps in past.items():
+            for flat, tensors in zip(reversed(self._held), reversed(steps), strict=False):
+                flat.write(layer, tensors)
+        self._incoming: _Flat | None = None
+        self._pending: Pending | None = None
+        self._now = self._held[-1]
+        self._opened = -1
+
+    def open(self, ratio: float | None, step: int) -> None:
+        """Gets the box ready for a step; later calls in the same step do nothing.
+
+        Args:
+            ratio: how far to extrapolate, in units of the last step; None reads the last step as it is.
+            step: the step's number.
+        """
+        if step == self._opened:
+            return
+        self._opened = step
+        self.settle()
+        self._now = self._held[-1]
+        if ratio is not None and len(self._held) > 1:
+            # The older step is not needed any more: last + ratio * (last - older) is written over it.
+            older, last = self._held.pop(0), self._held[-1]
+            for peer, buffer in older.buffers.items():
+                buffer.lerp_(last.buffers[peer], 1.0 + ratio)
+            self._now = older
+            self._free.append(older)
+
+    def read(self, layer: int) -> dict[int, Tensor]:
+        """What each peer sent for a layer, as views into the box."""
+        return self._now.read(layer)
+
+    def write(self, layer: int, tensors: Mapping[int, Tensor], *, post: bool) -> None:
+        """Puts a layer's tensors into the outgoing buffers; the run's last layer posts them all if `post` is set."""
+        self._outgoing.write(layer, tensors)
+        if post and layer == self.layers[-1]:
+            self._incoming = next(flat for flat in self._free if flat is not self._now)
+            self._free.remove(self._incoming)
+            self._pending = exchange(self.axis, self._outgoing.buffers, self._incoming.buffers, name=self.name)
+
+    def settle(self) -> None:
+        """Waits for the letters under way."""
+        if self._pending is None or self._incoming is None:
+            return
+        self._pending.wait()
+        self._held.append(self._incoming)
+        if len(self._held) > self._keep:
+            self._free.append(self._held.pop(0))
+        self._pending = self._incoming = None

@@ -1,0 +1,228 @@
+"""Named axes over the ranks of a run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from partsong.errors import ArgumentError
+from partsong.parallel.ranks.health import Heartbeat
+
+__all__ = ["AXES", "Axis", "Mesh"]
+
+_OPENED = itertools.count()
+
+#: Outermost first: ranks of the last axis are neighbours, so the chattiest axis gets the fastest links.
+AXES = ("data", "cfg", "pipe", "stage", "clip", "patch", "ring", "ulysses")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One named axis as one rank sees it.
+
+    Attributes:
+        name: the axis' name, several joined by ``*`` for a flattened axis, ``alone`` where there is one rank.
+        ranks: global ranks along the axis, in order.
+        index: this rank's place in `ranks`.
+        group: the process group, None when the axis has a single rank.
+        dry: exchanges are counted and not made (`partsong.parallel.predict`).
+        calls: numbers the exchanges on this axis; all its ranks make the same ones, other groups of the mesh need not.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    group: Any = None
+    dry: bool = False
+    calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks along the axis."""
+        return len(self.ranks)
+
+
+class Mesh:
+    """Axes of a run: degrees that multiply to the number of ranks.
+
+    Works under ``torchrun``, under `launch`, and in a plain process, where every axis has one rank
+    and every collective is a no-op. Use it as a context manager, or leave the process group to the program.
+
+    Args:
+        cfg: ranks over the guidance branches.
+        data: ranks over images or prompts.
+        pipe: ranks over layers.
+        patch: ranks over image patches that exchange one-step-old activations.
+        clip: ranks over clips of a video.
+        stage: ranks over timesteps.
+        ring: ranks passing key/value blocks around.
+        ulysses: ranks sharing the heads.
+        device: the torch device type; default is ``cuda`` when every local rank can have a GPU, else ``cpu``.
+        timeout: seconds until a stuck collective fails.
+
+    Raises:
+        ArgumentError: a degree is not a positive integer, or the degrees do not multiply to the number of ranks.
+
+    Example:
+        >>> with Mesh() as mesh:
+        ...     mesh.world_size, mesh.axis("ulysses").size
+        (1, 1)
+    """
+
+    def __init__(
+        self,
+        cfg: int = 1,
+        data: int = 1,
+        pipe: int = 1,
+        patch: int = 1,
+        clip: int = 1,
+        stage: int = 1,
+        ring: int = 1,
+        ulysses: int = 1,
+        *,
+        device: str | None = None,
+        timeout: float = 120.0,
+    ) -> None:
+        given = {"cfg": cfg, "data": data, "pipe": pipe, "patch": patch, "clip": clip, "stage": stage}
+        given |= {"ring": ring, "ulysses": ulysses}
+        self.degrees = {name: given[name] for name in AXES}
+        self.rank, self.world_size = _rank_and_world()
+        check_degrees(self.degrees, self.world_size)
+        self.device = _local_device(device)
+        self._owns_group = _start_group(self.device, self.world_size, timeout)
+        self._axes: dict[tuple[str, ...], Axis] = {}
+        self._heartbeat = Heartbeat.start(self.rank, self.world_size)
+        self._device_mesh = self._build()
+
+    def _build(self) -> DeviceMesh | None:
+        if self.world_size == 1:
+            return None
+        # Size-1 axes need no communicator; the mesh holds the others, in AXES order.
+        names = tuple(name for name, degree in self.degrees.items() if degree > 1)
+        shape = tuple(self.degrees[name] for name in names)
+        return dist.device_mesh.init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The torch `DeviceMesh` of the axes larger than one; None in a plain process."""
+        return self._device_mesh
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that prints and writes files."""
+        return self.rank == 0
+
+    def print(self, *values: object) -> None:
+        """Prints on rank 0 only."""
+        if self.is_main:
+            print(*values, flush=True)  # noqa: T201 - printing is what was asked for
+
+    def axis(self, *names: str) -> Axis:
+        """One axis by name, or several flattened into one (outermost first).
+
+        Args:
+            *names: names out of `AXES`.
+
+        Raises:
+            ArgumentError: an unknown name.
+        """
+        for name in names:
+            if name not in AXES:
+                raise ArgumentError(f"no mesh axis {name!r}; the axes are {', '.join(AXES)}")
+        wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
+        if wanted not in self._axes:
+            self._axes[wanted] = self._make_axis(wanted)
+        return self._axes[wanted]
+
+    def alone(self) -> Mesh:
+        """This rank as a mesh of its own, for what one rank computes while the others wait, such as a serial twin."""
+        mesh = copy.copy(self)
+        mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
+        mesh._axes, mesh._device_mesh, mesh._owns_group = {}, None, False
+        return mesh
+
+    def _make_axis(self, wanted: tuple[str, ...]) -> Axis:
+        if self._device_mesh is None or not wanted:
+            return Axis("alone", (self.rank,), 0)
+        sub = self._device_mesh[wanted]
+        if len(wanted) > 1:
+            sub = sub._flatten("_".join(wanted))
+        ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
+        return Axis("*".join(wanted), ranks, ranks.index(self.rank), sub.get_group())
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process group if this mesh started it."""
+        self._heartbeat.stop()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+            self._owns_group = False
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
+        return f"Mesh({axes or 'one rank'}; rank {self.rank} of {self.world_size}, {self.device})"
+
+
+def check_degrees(degrees: dict[str, int], world_size: int) -> None:
+    """Refuses degrees that are no positive integers or do not multiply to the number of ranks."""
+    product = 1
+    for name, degree in degrees.items():
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            raise ArgumentError(f"mesh axis {name}={degree!r}: a degree is a positive integer")
+        product *= degree
+    if product != world_size:
+        axes = " x ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "all axes 1"
+        raise ArgumentError(
+            f"the mesh degrees ({axes}) multiply to {product}, but there are {world_size} ranks; "
+            f"start {product} ranks or choose degrees whose product is {world_size}"
+        )
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _local_device(device: str | None) -> torch.device:
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        # More ranks than GPUs share them round robin; gloo then carries the data (see _start_group).
+        chosen = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(chosen)
+        return chosen
+    return torch.device(device)
+
+
+def _start_group(device: torch.device, world_size: int, timeout: float) -> bool:
+    if world_size == 1 or dist.is_initialized():
+        return False
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= local_world
+    extra: dict[str, Any] = {"device_id": device} if own_gpu else {}
+    backend = "nccl" if own_gpu else "gloo"
+    limit = timedelta(seconds=timeout)
+    store, rank, _ = next(dist.rendezvous("env://", timeout=limit))
+    # A process may open one mesh after another; each finds its peers under keys of its own, never stale ones.
+    store = dist.PrefixStore(f"partsong/{next(_OPENED)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit, **extra)
+    return True

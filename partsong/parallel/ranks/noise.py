@@ -1,0 +1,64 @@
+"""One noise on all ranks: rank 0's, wherever a call brings no generator and every rank would draw its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+from partsong.parallel.ranks.collectives import agree, broadcast
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["SHAPE_NUMBERS", "share_latents", "share_random_state"]
+
+#: Numbers with which the ranks compare the shape of the first latents.
+SHAPE_NUMBERS = 8
+
+
+def share_latents(everyone: Axis, latents: Tensor) -> Tensor:
+    """The first rank's latents, on every rank.
+
+    Args:
+        everyone: all ranks.
+        latents: of any shape, the same on all ranks; left as they are.
+
+    Raises:
+        ArgumentError: the ranks make latents of different sizes. It is refused on all of them alike, since a message
+            longer than its buffer ends the process.
+    """
+    padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
+    table = agree(everyone, padded, name="comparison of the ranks' latents")
+    for rank, row in zip(everyone.ranks, table, strict=True):
+        if row != table[0]:
+            shapes = [[int(size) for size in shape if size] for shape in (row, table[0])]
+            raise ArgumentError(
+                f"rank {rank} makes latents of shape {shapes[0]}, rank {everyone.ranks[0]} of {shapes[1]}: make the "
+                "same call on every rank, with the same height, width and number of pictures"
+            )
+    return broadcast(everyone, latents.clone(), name="sharing of the first latents")
+
+
+def share_random_state(everyone: Axis, device: torch.device) -> int:
+    """Sets the default generators to the state they have on the first rank, so that all ranks go on drawing alike.
+
+    Samplers that add noise in every step draw it from there when they are given no generator. The first rank draws
+    what it would have drawn alone.
+
+    Args:
+        everyone: all ranks.
+        device: where the model is; its generator is set as well as the CPU's.
+
+    Returns:
+        Bytes of the state, which went to each of the other ranks.
+    """
+    state = torch.get_rng_state()
+    torch.set_rng_state(_from_first(everyone, state, device))
+    if device.type != "cuda":
+        return state.numel()
+    on_device = torch.cuda.get_rng_state(device)
+    torch.cuda.set_rng_state(_from_first(everyone, on_device, device), device)
+    return state.numel() + on_device.numel()
+
+
+def _from_first(everyone: Axis, state: Tensor, device: torch.device) -> Tensor:
+    return broadcast(everyone, state.to(device), name="sharing of the random state").cpu()

@@ -1,0 +1,1 @@
+"""The autoencoder shared out over ranks."""

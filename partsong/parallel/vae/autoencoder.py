@@ -1,0 +1,169 @@
+"""An autoencoder under a plan: its encoder and decoder are cut over all ranks, into rows or into overlapping tiles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.cuts.row_blocks import (
+    AUTOENCODER_ADVICE,
+    AUTOENCODER_BLOCKS,
+    SELF_ATTENTION,
+    halves_evenly,
+    level_change,
+    refuse_unknown,
+)
+from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
+from partsong.parallel.exchange.borders import SyncBorders
+from partsong.parallel.exchange.sync_patch import GatherStage
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE, check_alike
+from partsong.parallel.ranks.collectives import gather_tokens
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["AutoencoderParallel", "Half", "RowHalf", "two_halves"]
+
+
+class Half(Protocol):
+    """The encoder or the decoder of an autoencoder, shared out over ranks."""
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts hooks on what is inside."""
+        ...
+
+    def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
+        """One call; `first` names the argument that is the image."""
+        ...
+
+    def sent(self) -> list[int]:
+        """Bytes each rank sent in the last call."""
+        ...
+
+
+class AutoencoderParallel:
+    """Shares the calls of an autoencoder's encoder and decoder out over ranks.
+
+    Args:
+        axis: all ranks.
+        halves: the modules by name, and how each is shared out.
+    """
+
+    def __init__(self, axis: Axis, halves: dict[str, tuple[nn.Module, Half]]) -> None:
+        self.axis, self.halves = axis, halves
+        self.rows: dict[str, int] = {}
+        # What each rank sent, by half and by the step of the generation in which it was called.
+        self._sent: dict[tuple[str, int], list[int]] = {}
+
+    def attach(self, hooks: HookSet, clock: StepClock) -> None:
+        """Puts the hooks on."""
+        for name, (module, half) in self.halves.items():
+            half.attach(hooks)
+            signature = inspect.signature(module.forward)
+            first = next(iter(signature.parameters))
+            hooks.add(module, AroundHook(self._runner(name, half, first, clock), signature), "autoencoder")
+        clock.on_begin(lambda: self._begin(clock.steps_before))
+
+    def _runner(self, name: str, half: Half, first: str, clock: StepClock) -> Callable[..., Tensor]:
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
+            if not self.axis.dry:
+                check_alike(self.axis, {f"input of the {name}": named[first]})
+            output = half.run(forward, named, first)
+            compared = 8 * NUMBERS_PER_VALUE * (self.axis.size - 1)
+            before = self._sent.get((name, clock.step), [0] * self.axis.size)
+            moved = zip(before, half.sent(), strict=True)
+            self._sent[name, clock.step] = [old + compared + new for old, new in moved]
+            self.rows[name] = named[first].shape[-2]
+            return output
+
+        return run
+
+    def _begin(self, done: int) -> None:
+        """Starts a generation, `done` steps into the one before: pictures encoded since then belong to the new one."""
+        fresh = self._sent.get(("encoder", done))
+        self._sent = {} if fresh is None else {("encoder", 0): fresh}
+
+    @property
+    def known(self) -> bool:
+        """Whether a call has been seen."""
+        return bool(self.rows)
+
+    def predict(self, rank: int) -> int:
+        """Bytes a rank sends in the calls of this generation."""
+        return sum(sent[rank] for sent in self._sent.values())
+
+    def describe(self) -> list[str]:
+        """What is split, one line per half that was called."""
+        return [f"{rows} input rows of the {name} over {self.axis.size} ranks" for name, rows in self.rows.items()]
+
+
+class RowHalf:
+    """A half whose rows are cut; exact.
+
+    Args:
+        module: the encoder or decoder.
+        axis: the ranks, from the image's top to its bottom.
+        input_name: what it takes, in messages.
+
+    Raises:
+        UnsupportedError: it holds a module that no rule here covers.
+    """
+
+    def __init__(self, module: nn.Module, axis: Axis, input_name: str) -> None:
+        refuse_unknown(module, AUTOENCODER_BLOCKS, AUTOENCODER_ADVICE)
+        self.module, self.axis = module, axis
+        kinds = {name: type(child).__name__ for name, child in module.named_modules()}
+        attends = lambda name: kinds[name] in SELF_ATTENTION  # noqa: E731
+        self.split = RowSplit(module, axis, SyncBorders(axis), [GatherStage(axis)], attends, input_name)
+        changes = [change for child in module.modules() if (change := _change(child)) is not None]
+        self._doublings, self._paddings = changes.count(-1), [padding for padding in changes if padding >= 0]
+        self._even = halves_evenly(module)
+        self._last = (0, 0)
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on the layers."""
+        self.split.attach(hooks)
+
+    def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
+        """Computes this rank's rows and puts all rows together."""
+        image: Tensor = named[first]
+        height = image.shape[-2]
+        factor = 1 << len(self._paddings)
+        if self._even and height % factor:
+            raise UnsupportedError(f"{type(self.module).__name__}: {height} rows are no multiple of {factor}")
+        heights = halved(height, self._paddings) if self._paddings else _doubled(height, self._doublings)
+        self.split.begin(RowLevels(heights, self.axis.size), self._doublings, len(image))
+        rows = forward(**{**named, first: image[..., self.split.own, :].contiguous()})
+        sizes = self.split.levels.sizes(self.split.level)
+        assert rows.shape[-2] == sizes[self.axis.index], "the rows that come out are not those of this rank"
+        self._last = (len(image), rows[..., 0, :].numel() * rows.element_size())
+        return gather_tokens(self.axis, rows, sizes, rows.ndim - 2, name="gather of the rows").contiguous()
+
+    def sent(self) -> list[int]:
+        """Bytes each rank sent in the last call."""
+        batch, row = self._last
+        sizes = self.split.levels.sizes(self.split.level)
+        gathered = [size * row * (self.axis.size - 1) for size in sizes]
+        return [gathered[rank] + self.split.predict(batch, rank, (0, False)) for rank in range(self.axis.size)]
+
+
+def two_halves(vae: Any) -> dict[str, nn.Module]:
+    """The encoder and the decoder of an autoencoder, as far as it has them."""
+    found = {name: getattr(vae, name, None) for name in ("encoder", "decoder")}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+
+def _change(child: nn.Module) -> int | None:
+    """-1 where rows are doubled, the padding where they are halved (0: by the row below), else None."""
+    change = level_change(child)
+    if change:
+        return -1 if change < 0 else 0
+    return int(child.padding[0]) if isinstance(child, nn.Conv2d) and child.stride[0] == 2 else None
+
+
+def _doubled(height: int, times: int) -> tuple[int, ...]:
+    return tuple(height << power for power in range(times, -1, -1))

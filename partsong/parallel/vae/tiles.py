@@ -1,0 +1,131 @@
+"""Images cut into overlapping tiles, each computed as if it were alone, and blended where they overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.collectives import gather_tokens
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import offsets, split_sizes
+
+__all__ = ["TileHalf", "blend_weights", "tiles"]
+
+
+def tiles(rows: int, tile: int, overlap: int) -> list[tuple[int, int]]:
+    """First row and end of each tile of `tile` rows; the last one may be shorter, but is longer than the overlap.
+
+    Example:
+        >>> tiles(10, tile=6, overlap=2)
+        [(0, 6), (4, 10)]
+    """
+    return [(start, min(start + tile, rows)) for start in range(0, max(1, rows - overlap), tile - overlap)]
+
+
+def blend_weights(rows: int, before: int, after: int) -> Tensor:
+    """Weights `[rows]` of a tile: straight ramps over the rows it shares, which with its neighbours' add up to 1.
+
+    Args:
+        rows: rows of the tile.
+        before: of these, the first ones shared with the tile before.
+        after: of these, the last ones shared with the tile after.
+
+    Example:
+        >>> blend_weights(5, before=2, after=1).tolist()
+        [0.25, 0.75, 1.0, 1.0, 0.5]
+    """
+    middle = torch.arange(rows, dtype=torch.float64) + 0.5
+    up, down = middle / max(before, 0.5), middle.flip(0) / max(after, 0.5)
+    return up.clamp(max=1) * down.clamp(max=1)
+
+
+class TileHalf:
+    """An encoder or decoder that works on tiles of rows, each on one rank; approximate unless there is one tile.
+
+    Args:
+        vae: the autoencoder.
+        axis: the ranks; each takes a run of tiles.
+        tile: latent rows of a tile.
+        overlap: latent rows that two neighbouring tiles share, at most half a tile.
+        encodes: whether images go in and latents come out, rather than the other way round.
+    """
+
+    def __init__(self, vae: Any, axis: Axis, tile: int, overlap: int, encodes: bool) -> None:
+        self.vae, self.axis, self.tile, self.overlap = vae, axis, tile, overlap
+        # Rows of the image per row of the latent.
+        factor = getattr(vae, "spatial_compression_ratio", None) or 2 ** (len(vae.config.block_out_channels) - 1)
+        self.taken, self.given = (factor, 1) if encodes else (1, factor)
+        self._sent = [0] * axis.size
+
+    def attach(self, hooks: HookSet) -> None:
+        """Nothing inside changes: every tile is computed as a whole."""
+
+    def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
+        """Computes this rank's tiles and blends all of them."""
+        image: Tensor = named[first]
+        self._check(image, named)
+        cut = tiles(image.shape[-2] // self.taken, self.tile, self.overlap)
+        counts = split_sizes(len(cut), self.axis.size)
+        runs = [cut[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
+        bounds = [(run[0][0] * self.given, run[-1][1] * self.given) if run else (0, 0) for run in runs]
+        mine = self._blended(forward, named, first, runs[self.axis.index] or cut[:1], cut)
+        sizes = tuple(end - start for start, end in bounds)
+        own = sizes[self.axis.index]
+        row = mine[..., 0, :].numel() * mine.element_size()
+        self._sent = [size * row * (self.axis.size - 1) for size in sizes]
+        # A rank without a tile has computed the first one to know the shape; none of it is sent.
+        parts = gather_tokens(self.axis, mine[..., :own, :], sizes, mine.ndim - 2, name="gather of the tiles")
+        whole = mine.new_zeros((*mine.shape[:-2], cut[-1][1] * self.given, mine.shape[-1]))
+        for part, (start, end) in zip(parts.split(list(sizes), dim=-2), bounds, strict=True):
+            whole[..., start:end, :] += part
+        return whole
+
+    def _blended(
+        self,
+        forward: Callable[..., Any],
+        named: dict[str, Any],
+        first: str,
+        run: list[tuple[int, int]],
+        cut: list[tuple[int, int]],
+    ) -> Tensor:
+        """The weighted sum of a run of tiles, from the first row of the first to the end of the last."""
+        total: Tensor | None = None
+        size = (run[-1][1] - run[0][0]) * self.given
+        for start, end in run:
+            tile = named[first][..., start * self.taken : end * self.taken, :].contiguous()
+            rows: Tensor = forward(**{**named, first: tile})
+            self._check_rows(rows, end - start)
+            shared = self.overlap * self.given
+            weights = blend_weights(rows.shape[-2], shared if start > 0 else 0, shared if end < cut[-1][1] else 0)
+            total = rows.new_zeros((*rows.shape[:-2], size, rows.shape[-1])) if total is None else total
+            place = slice((start - run[0][0]) * self.given, (end - run[0][0]) * self.given)
+            total[..., place, :] += rows * weights[:, None].to(rows)
+        assert total is not None
+        return total
+
+    def _check(self, image: Tensor, named: dict[str, Any]) -> None:
+        kind = type(self.vae).__name__
+        if named.get("feat_cache") is not None:
+            raise UnsupportedError(
+                f"{kind} remembers earlier frames, which tiles would mix up; leave tile out: its rows are cut exactly"
+            )
+        if getattr(self.vae, "use_tiling", False):
+            raise UnsupportedError(f"{kind} makes tiles of its own; call disable_tiling(), or leave tile out")
+        if image.shape[-2] % self.taken:
+            raise UnsupportedError(f"{kind}: {image.shape[-2]} rows are no multiple of {self.taken}")
+
+    def _check_rows(self, rows: Tensor, latent_rows: int) -> None:
+        if rows.shape[-2] != latent_rows * self.given:
+            raise UnsupportedError(
+                f"{type(self.vae).__name__} makes {rows.shape[-2]} rows of {latent_rows * self.taken}, not "
+                f"{latent_rows * self.given}; tiles cannot be put together"
+            )
+
+    def sent(self) -> list[int]:
+        """Bytes each rank sent in the last call."""
+        return self._sent
