@@ -27,8 +27,8 @@ from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, read_strategies
 from partsong.progress import progress
 from partsong.reasoning import Journal, Parameters
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.virtual_time import run_virtual
 
 #: Run on the model itself; the first is what all are compared with.
 LIVE = ("greedy", "sequential-refinement:rounds=3", "pdr:schedule=4-1,workspace_tokens=160")

@@ -26,11 +26,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from partsong.reasoning import Message, Parameters, Request
+from partsong.reasoning.hogwild.attention import Feed, ViewStep, forward
+from partsong.reasoning.hogwild.cache import PAGE, Block, BlockStore
+from partsong.reasoning.hogwild.rotary import Rotary, rotary_of
 from partsong.reasoning.local import LocalEngine, smollm2
-from partsong.reasoning.local.hogwild_attention import Feed, ViewStep, forward
-from partsong.reasoning.local.hogwild_cache import PAGE, Block, BlockStore
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.rotary import Rotary, rotary_of
 
 
 @dataclass(frozen=True, kw_only=True)

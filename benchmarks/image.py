@@ -34,7 +34,7 @@ class Config:
     repeats: int = 5
     """Rounds; the median counts."""
     models: list[str] = field(default_factory=lambda: ["flux-like", "wan-like"])
-    """Rows of partsong.evals.bench_models."""
+    """Rows of partsong.evals.bench.models."""
     tokens: list[int] = field(default_factory=lambda: [1024, 4096])
     """Image tokens."""
     link: list[str] = field(default_factory=list)

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from partsong.evals.bench_image import run
+from partsong.evals.bench.image import run
 
 if __name__ == "__main__":
     print(json.dumps(run(**json.loads(sys.argv[1]))))

@@ -21,9 +21,9 @@ from filing import file_result, markdown_table
 from kv_fork import chat_of
 
 from partsong.reasoning import Completion, Message, Parameters, Request
+from partsong.reasoning.calls.text_tree import Fork
 from partsong.reasoning.local import LocalEngine, smollm2
 from partsong.reasoning.local.prompt import prompt_ids
-from partsong.reasoning.text_tree import Fork
 from partsong.reasoning.threads import FORMATS
 
 

@@ -21,8 +21,8 @@ import tyro
 from filing import file_result, markdown_table
 from transformers import Qwen2Config
 
-from partsong.evals.bench_parscale import run
-from partsong.reasoning.local.parscale_cost import HARDWARE, LAWS, cost_table
+from partsong.evals.bench.parscale import run
+from partsong.reasoning.parscale.cost import HARDWARE, LAWS, cost_table
 
 
 @dataclass(frozen=True, kw_only=True)

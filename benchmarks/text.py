@@ -12,7 +12,7 @@ import torch
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.bench_text import ROWS_AT_ONCE, bench_text_model, run
+from partsong.evals.bench.text import ROWS_AT_ONCE, bench_text_model, run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.bench_video import run
+from partsong.evals.bench.video import run
 
 
 @dataclass(frozen=True, kw_only=True)

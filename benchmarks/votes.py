@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.reasoning.votes import Ballot
+from partsong.reasoning.answers.votes import Ballot
 
 #: How likely the most likely answer is; the rest is shared by some wrong ones.
 SHARES = (0.3, 0.5, 0.7, 0.9, None)

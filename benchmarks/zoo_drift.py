@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.zoo_drift import study
+from partsong.evals.zoo.drift import study
 from partsong.parallel import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, Strategy, SyncPatch, Ulysses
 
 Cases = list[tuple[Strategy, ...]]

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.zoo_memory import study
+from partsong.evals.zoo.memory import study
 from partsong.parallel import DualParallel, Strategy, TimestepPipeline
 
 #: Model, strategy, frames, steps. A queue of as many blocks as steps is full in a video of that many blocks only: 159

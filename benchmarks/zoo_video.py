@@ -15,7 +15,7 @@ import tyro
 from filing import file_result, markdown_table
 from PIL import Image
 
-from partsong.evals.zoo_video import Case, study
+from partsong.evals.zoo.video import Case, study
 from partsong.parallel import ClipParallel, DualParallel, TimestepPipeline
 
 MODEL, CAUSAL = "motion", "motion-causal"

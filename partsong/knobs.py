@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from partsong.errors import ArgumentError
 
-__all__ = ["by_name", "kebab", "parse_knobs"]
+__all__ = ["by_name", "format_knobs", "kebab", "parse_knobs"]
 
 _WORDS = {
     int: "a whole number",
@@ -61,6 +61,24 @@ def parse_knobs(text: str, classes: Mapping[str, Any], noun: str) -> Any:
     made = classes[name](**values)
     made.validate()
     return made
+
+
+def format_knobs(value: Any, classes: Mapping[str, Any]) -> str:
+    """Writes an instance as `parse_knobs` reads it: ``NAME:key=value,...`` with the knobs that are not the default.
+
+    Example:
+        >>> from partsong.samplers.text.rules import Quota
+        >>> format_knobs(Quota(per_step=4), {"quota": Quota})
+        'quota:per_step=4'
+    """
+    name = next((name for name, kind in classes.items() if type(value) is kind), type(value).__name__)
+    knobs = []
+    for knob in fields(value):
+        set_to = getattr(value, knob.name)
+        if knob.default is MISSING or set_to != knob.default:
+            text = "+".join(map(str, set_to)) if isinstance(set_to, tuple) else str(set_to)
+            knobs.append(f"{knob.name}={text.lower() if isinstance(set_to, bool | None) else text}")
+    return f"{name}:{','.join(knobs)}" if knobs else name
 
 
 def _read(owner: str, types: Any, key: str, text: str) -> Any:

@@ -28,8 +28,8 @@ from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
 from partsong import zoo
-from partsong.evals.compare import gather
-from partsong.evals.films import Film, shoot
+from partsong.jobs.compare import gather
+from partsong.jobs.video_run import Film, shoot
 from partsong.ledger import Ledger
 from partsong.parallel import ClipParallel, DualParallel, Mesh, TimestepPipeline, mesh_for, parallelize
 from partsong.parallel.ranks import launch

@@ -39,10 +39,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.local.parscale import ParScale
-from partsong.reasoning.local.parscale_checkpoint import save
-from partsong.reasoning.local.parscale_training import Lesson, train
-from partsong.reasoning.local.parscale_weights import StreamWeights
+from partsong.reasoning.parscale.checkpoint import save
+from partsong.reasoning.parscale.model import ParScale
+from partsong.reasoning.parscale.training import Lesson, train
+from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 
 STAGES: tuple[str, ...] = ("learn", "ask", "export")

@@ -49,10 +49,10 @@ from partsong.evals.reasoning.suite import evaluate as evaluated
 from partsong.evals.reasoning.suite import greedy
 from partsong.reasoning import Parameters
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.policy_loss import per_token, policy_loss
-from partsong.reasoning.local.thread_batch import ThreadBatch, pack_threads
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads import FORMATS, Format
+from partsong.reasoning.training.policy_loss import per_token, policy_loss
+from partsong.reasoning.training.thread_batch import ThreadBatch, pack_threads
 from partsong.seeds import derive
 from partsong.zoo.motion.training import muon_and_adam
 from partsong.zoo.products.model import build_model, build_tokenizer, save_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from partsong.evals.bench_image import LIMIT, run
+from partsong.evals.bench.image import LIMIT, run
 
 
 @functools.cache

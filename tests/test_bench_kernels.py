@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals import tune_kernels
-from partsong.evals.bench_kernels import run
-from partsong.evals.tune_kernels import tune
+from partsong.evals.bench import tune_kernels
+from partsong.evals.bench.kernels import run
+from partsong.evals.bench.tune_kernels import tune
 from partsong.kernels import Causal, Segment, tuned
 from partsong.kernels.backends import triton_attention
 from partsong.kernels.call import Call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partsong.evals.bench_text import bench_text_model, run
+from partsong.evals.bench.text import bench_text_model, run
 
 
 def test_sides_agree_and_hold_less_memory() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partsong.evals.bench_video import FEW_STEPS, STEPS, run
+from partsong.evals.bench.video import FEW_STEPS, STEPS, run
 
 
 def test_rows_hold_what_the_table_shows() -> None:

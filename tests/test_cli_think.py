@@ -14,8 +14,8 @@ from partsong import zoo
 from partsong.cli import main
 from partsong.cli.draw_threads import Threads
 from partsong.reasoning import Line, Message, Run, ScriptedEngine
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES
-from partsong.reasoning.virtual_time import run_virtual
 
 KEYS = {
     *("command", "strategy", "nproc", "seed", "seconds", "out", "ledger"),

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from partsong.evals.zoo_drift import study
+from partsong.evals.zoo.drift import study
 from partsong.parallel import DisplacedPatch, Ulysses
 
 CAPTIONS = 8

@@ -40,8 +40,8 @@ def bench(options: Bench) -> dict[str, Any]:
 
 
 def _image(options: Bench) -> list[dict[str, Any]]:
-    from partsong.evals import bench_image
-    from partsong.evals.bench_models import BENCH_MODELS
+    from partsong.evals.bench import image as bench_image
+    from partsong.evals.bench.models import BENCH_MODELS
 
     if options.tune is not None:
         raise ArgumentError("--tune belongs to partsong bench kernels")
@@ -55,11 +55,11 @@ def _image(options: Bench) -> list[dict[str, Any]]:
 
 
 def _kernels(options: Bench) -> list[dict[str, Any]]:
-    from partsong.evals import bench_kernels
+    from partsong.evals.bench import kernels as bench_kernels
 
     _no_image_options(options)
     if options.tune is not None:
-        from partsong.evals.tune_kernels import tune
+        from partsong.evals.bench.tune_kernels import tune
 
         tune(Path(options.tune), options.tokens or bench_kernels.GPU_LENGTHS)
         os.environ[TUNED] = options.tune  # the table shows what was just found
@@ -67,7 +67,7 @@ def _kernels(options: Bench) -> list[dict[str, Any]]:
 
 
 def _parscale(options: Bench) -> list[dict[str, Any]]:
-    from partsong.evals import bench_parscale
+    from partsong.evals.bench import parscale as bench_parscale
 
     _no_image_options(options)
     if options.tune is not None:

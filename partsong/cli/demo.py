@@ -15,7 +15,7 @@ from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
-    from partsong.evals.demo import Method
+    from partsong.jobs.demo import Method
 
 __all__ = ["demo", "summary"]
 
@@ -24,8 +24,8 @@ def demo(options: Demo) -> dict[str, Any]:
     """Samples, writes the page and returns the measured rows."""
     _check(options)
     source = find_model("shapes")
-    from partsong.evals.demo import DemoJob, methods_for, run_demo
-    from partsong.evals.page import render_page, render_sheet
+    from partsong.jobs.demo import DemoJob, methods_for, run_demo
+    from partsong.jobs.page import render_page, render_sheet
 
     job = DemoJob(
         model=source.zoo_name or "shapes",

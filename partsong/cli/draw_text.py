@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from partsong.cli.screen import BOLD, DIM, PALETTE, UNDERLINE, Piece, Screen, is_live, printable, wrapped
 
 if TYPE_CHECKING:
-    from partsong.evals.texts import LoadedText
+    from partsong.jobs.texts import LoadedText
     from partsong.samplers.text import Step
 
 __all__ = ["Drawing", "Growing", "Pieces", "Viewer", "Whole", "viewer"]

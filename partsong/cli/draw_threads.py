@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from partsong.cli.screen import BOLD, DIM, PALETTE, Piece, Screen, columns, is_live, printable
 
 if TYPE_CHECKING:
-    from partsong.reasoning.graph import Node
+    from partsong.reasoning.calls.graph import Node
 
 __all__ = ["Threads"]
 
@@ -36,7 +36,7 @@ class Threads:
         self.texts: dict[str, str] = {}
 
     def __call__(self, node: Node, text: str) -> None:
-        """A report of a run; see `partsong.reasoning.run.Observer`."""
+        """A report of a run; see `partsong.reasoning.calls.run.Observer`."""
         is_new = node.name not in self.nodes
         self.nodes[node.name] = node
         # Only the end is ever shown.

@@ -8,7 +8,7 @@ from partsong.cli.options import Asking
 from partsong.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from partsong.reasoning.engine import Engine
+    from partsong.reasoning.calls.engine import Engine
     from partsong.reasoning.strategies import Thinking
 
 __all__ = ["default_model", "make_engine", "own_knobs", "zoo_task"]

@@ -127,7 +127,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
     from partsong.evals.parallelbench import running, tasks
-    from partsong.evals.texts import load_tokenizer, open_text_model
+    from partsong.jobs.texts import load_tokenizer, open_text_model
 
     tokenizer = load_tokenizer(source.folder)
     known = [task.name for task in tasks("lists" if running.reads_lists(tokenizer) else "chat")]

@@ -23,7 +23,7 @@ def image(options: Image) -> dict[str, Any]:
     source = find_model(options.model)
     strategies, degrees = place(options, source, nproc)
     # Last, as it is what takes seconds: everything above fails without torch's help.
-    from partsong.evals.images import ImageJob, run_image
+    from partsong.jobs.images import ImageJob, run_image
 
     class_conditional = source.index.get("id2label") is not None
     job = ImageJob(

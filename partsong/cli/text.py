@@ -24,7 +24,7 @@ def text(options: Text) -> dict[str, Any]:
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
     from partsong.cli.draw_text import viewer
-    from partsong.evals.texts import TextJob, prepare_text, run_text
+    from partsong.jobs.texts import TextJob, prepare_text, run_text
 
     job = TextJob(
         folder=source.folder,

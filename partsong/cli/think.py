@@ -16,7 +16,7 @@ from partsong.outputs import check_writable, write_text
 
 if TYPE_CHECKING:
     from partsong.reasoning import Answer, Budget, Parameters, Price
-    from partsong.reasoning.engine import Engine
+    from partsong.reasoning.calls.engine import Engine
     from partsong.reasoning.strategies import Thinking
 
 __all__ = ["extract_of", "summary", "think"]
@@ -55,7 +55,7 @@ async def _think(
 ) -> tuple[Answer, dict[str, Any]]:
     from partsong.ledger import Ledger
     from partsong.reasoning import Journal, Run
-    from partsong.reasoning.trace import write_trace
+    from partsong.reasoning.calls.trace import write_trace
 
     drawing = Threads() if options.show else None
     journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
@@ -89,7 +89,7 @@ async def _think(
 
 def extract_of(options: Think) -> Callable[[str], str | None]:
     """The function that finds an answer in a text."""
-    from partsong.reasoning import extract
+    from partsong.reasoning.answers import extract
 
     if options.extract is None and (task := zoo_task(options)) is not None:
         return task.answer_of
@@ -123,8 +123,8 @@ def summary(result: dict[str, Any]) -> str:
 
 def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning import Budget, Parameters
+    from partsong.reasoning.calls.trace import check_format
     from partsong.reasoning.strategies import parse_thinking
-    from partsong.reasoning.trace import check_format
 
     if under_torchrun():
         raise ArgumentError("partsong think runs in one process; start it without torchrun")

@@ -16,7 +16,7 @@ from partsong.errors import ArgumentError
 from partsong.outputs import write_json
 
 if TYPE_CHECKING:
-    from partsong.evals.videos import VideoJob
+    from partsong.jobs.videos import VideoJob
 
 __all__ = ["summary", "video"]
 
@@ -40,14 +40,14 @@ def video(options: Video) -> dict[str, Any]:
     if options.journal is not None:
         _keep(options, Path(options.journal), placed[0])
     # Last, as it is what takes seconds: everything above fails without torch's help.
-    from partsong.evals.videos import run_video
+    from partsong.jobs.videos import run_video
 
     measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
     return reported("video", options, nproc, measured)
 
 
 def _job(options: Video, source: Source, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int) -> VideoJob:
-    from partsong.evals.videos import VideoJob
+    from partsong.jobs.videos import VideoJob
 
     strategies, degrees = placed
     arguments = call_arguments(options, source)

@@ -6,34 +6,34 @@ Loads no torch and no client of a server: the names of `_LAZY` are looked up on 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from partsong.reasoning.answer import Answer, final_number
-from partsong.reasoning.budget import Budget, BudgetError, Price
-from partsong.reasoning.call import Completion, Message, Parameters, Piece, Request, Usage
-from partsong.reasoning.engine import Engine, EngineError
-from partsong.reasoning.graph import CallGraph
-from partsong.reasoning.journal import Journal
-from partsong.reasoning.run import Run
-from partsong.reasoning.scripted import Line, ScriptedEngine
+from partsong.reasoning.calls.answer import Answer, final_number
+from partsong.reasoning.calls.budget import Budget, BudgetError, Price
+from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece, Request, Usage
+from partsong.reasoning.calls.engine import Engine, EngineError
+from partsong.reasoning.calls.graph import CallGraph
+from partsong.reasoning.calls.journal import Journal
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.scripted import Line, ScriptedEngine
+from partsong.reasoning.calls.trace import write_trace
 from partsong.reasoning.strategies import STRATEGIES, Thinking, parse_thinking, pdr, self_consistency
-from partsong.reasoning.trace import write_trace
 
 if TYPE_CHECKING:
-    from partsong.reasoning.checking import MathChecker, Verdict
+    from partsong.reasoning.answers.checking import MathChecker, Verdict
+    from partsong.reasoning.answers.sandbox import Runner, Sandbox
     from partsong.reasoning.cluster import RayEngine
     from partsong.reasoning.local import LocalEngine
     from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
-    from partsong.reasoning.sandbox import Runner, Sandbox
 
 _LAZY = {
     "LocalEngine": "local",
-    "MathChecker": "checking",
+    "MathChecker": "answers.checking",
     "OpenAIEngine": "remote",
     "Patience": "remote",
     "RayEngine": "cluster",
     "RemoteError": "remote",
-    "Runner": "sandbox",
-    "Sandbox": "sandbox",
-    "Verdict": "checking",
+    "Runner": "answers.sandbox",
+    "Sandbox": "answers.sandbox",
+    "Verdict": "answers.checking",
 }
 
 __all__ = [

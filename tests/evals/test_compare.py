@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partsong.evals.compare import WARM_UP_STEPS, drift, gather, serial_run
+from partsong.jobs.compare import WARM_UP_STEPS, drift, gather, serial_run
 from partsong.parallel import Mesh
 
 

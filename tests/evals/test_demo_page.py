@@ -16,8 +16,8 @@ from PIL import Image
 
 from partsong import zoo
 from partsong.cli import main
-from partsong.evals.demo import DemoJob, Method, methods_for
-from partsong.evals.page import bars, picture, render_page
+from partsong.jobs.demo import DemoJob, Method, methods_for
+from partsong.jobs.page import bars, picture, render_page
 from partsong.parallel import mesh_for, parse_strategy
 
 

@@ -39,15 +39,15 @@ from inspect_ai.solver import generate
 from inspect_ai.tool import ToolInfo
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.inspect_provider import ThinkingAPI
+from partsong.evals.harness.inspect_provider import ThinkingAPI
 from partsong.reasoning import EngineError, Line, Request, ScriptedEngine
-from partsong.reasoning.journal import Journal
+from partsong.reasoning.calls.journal import Journal
 from partsong.zoo.sums import answer_of, draw
 from tests.reasoning.counting import Counting
 
 ROOT = Path(__file__).parents[2]
 SUMS = [draw("sum", random.Random(seed), fresh=True, sizes=[3]) for seed in range(5)]
-ENTRY_POINT = "partsong.evals.inspect_provider"
+ENTRY_POINT = "partsong.evals.harness.inspect_provider"
 VOTE = "self-consistency:num=3;early_stop=false"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.likelihood import chain_log_likelihood, log_likelihood
+from partsong.evals.harness.likelihood import chain_log_likelihood, log_likelihood
 from partsong.evals.oracle import OracleModel, Support, oracle_tasks
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.runner import StockTextModel

@@ -26,8 +26,8 @@ from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.evals.likelihood import log_likelihood
-from partsong.evals.lm_eval_model import PartsongLM, main
+from partsong.evals.harness.likelihood import log_likelihood
+from partsong.evals.harness.lm_eval_model import PartsongLM, main
 from partsong.samplers.text import decode, load_text_model
 from partsong.zoo.folders import save_folder
 from partsong.zoo.lists import draw, examples

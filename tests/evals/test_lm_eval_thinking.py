@@ -25,10 +25,10 @@ if importlib.util.find_spec("lm_eval") is None:
 from lm_eval.tasks import TaskManager
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.lm_eval_model import PartsongLM, main
-from partsong.evals.lm_eval_thinking import ThinkingLM
+from partsong.evals.harness.lm_eval_model import PartsongLM, main
+from partsong.evals.harness.lm_eval_thinking import ThinkingLM
 from partsong.reasoning import EngineError, Line, Request, ScriptedEngine
-from partsong.reasoning.journal import Journal
+from partsong.reasoning.calls.journal import Journal
 from partsong.zoo.sums import answer_of, draw
 from tests.reasoning.counting import Counting
 from tests.reasoning.misbehaving import Misbehaving

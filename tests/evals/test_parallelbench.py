@@ -15,9 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong.errors import ArgumentError
 from partsong.evals import parallelbench as bench
-from partsong.evals.parallel_curves import SWEEPS, curve, scores, sweep
 from partsong.evals.parallelbench import Facts, Problem, problems, score, tasks
-from partsong.evals.parallelbench.running import ask, reads_lists, run, spelled
+from partsong.evals.parallelbench.curves import SWEEPS, curve, scores, sweep
+from partsong.evals.parallelbench.running import ask, reads_lists, run
+from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapter, parse_cache, parse_rule
 from partsong.samplers.text.model import Head
 from partsong.zoo import lists
@@ -310,9 +311,9 @@ def test_wrong_questions_are_refused_before_any_forward() -> None:
     "text", ["quota:per_step=4", "entropy-bound", "quota:steps=2,by=left", "threshold:threshold=0.5"]
 )
 def test_rules_are_spelled_as_they_are_read(text: str) -> None:
-    assert spelled(parse_rule(text), RULES) == text
+    assert format_knobs(parse_rule(text), RULES) == text
     cache = DelayedCache(refresh_every=None, refresh_blocks=True)
-    assert parse_cache(spelled(cache, CACHES)) == cache
+    assert parse_cache(format_knobs(cache, CACHES)) == cache
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

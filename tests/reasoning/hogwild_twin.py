@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from partsong.reasoning import Parameters
-from partsong.reasoning.local.hogwild_layouts import LAYOUTS
-from partsong.reasoning.local.hogwild_prompts import HogwildPrompts, worker_names
-from partsong.reasoning.local.hogwild_workers import Work
+from partsong.reasoning.hogwild.layouts import LAYOUTS
+from partsong.reasoning.hogwild.prompts import HogwildPrompts, worker_names
+from partsong.reasoning.hogwild.workers import Work
 
 EOS = 1
 #: Ends of paragraphs, a tenth of the vocabulary: a random model writes one every ten tokens.

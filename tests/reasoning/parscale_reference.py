@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from partsong.reasoning.local.parscale_weights import StreamWeights
+from partsong.reasoning.parscale.weights import StreamWeights
 
 BUILT_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 

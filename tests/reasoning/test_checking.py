@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.reasoning import checking_process
-from partsong.reasoning.checking import CheckingError, MathChecker, same_number
+from partsong.reasoning.answers import checking_process
+from partsong.reasoning.answers.checking import CheckingError, MathChecker, same_number
 
 pytest.importorskip("math_verify")
 
@@ -144,7 +144,7 @@ def test_closing_ends_a_check_under_way() -> None:
 def test_nothing_is_left_behind() -> None:
     """Python ends without a word, and so do the processes of the shared checker."""
     code = (
-        "from partsong.reasoning.checking import shared_checker as s\n"
+        "from partsong.reasoning.answers.checking import shared_checker as s\n"
         "assert s() is s() and s().check('p - q', '-q + p')\nprint(s()._idle[0].pid)"
     )
     made = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

@@ -27,10 +27,10 @@ from partsong.reasoning import (
     ScriptedEngine,
     final_number,
 )
-from partsong.reasoning.extract import final_code
-from partsong.reasoning.sandbox import Outcome
+from partsong.reasoning.answers.extract import final_code
+from partsong.reasoning.answers.sandbox import Outcome
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, self_consistency, sequential_refinement
-from partsong.reasoning.virtual_time import run_virtual
 
 QUESTION = "What is three and four?"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from partsong.reasoning.extract import (
+from partsong.reasoning.answers.extract import (
     TAIL,
     final_choice,
     final_code,
@@ -20,7 +20,7 @@ from partsong.reasoning.extract import (
     normal_math,
     spoken,
 )
-from partsong.reasoning.extract_rows import final_grid, final_list, items_of
+from partsong.reasoning.answers.extract_rows import final_grid, final_list, items_of
 
 EXTRACTORS: list[Callable[[str], str | None]] = [
     *(final_number, final_choice, final_expression, final_math, final_code, last_boxed, final_list),

@@ -8,7 +8,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import CallGraph, Completion, Message, Request, Usage
-from partsong.reasoning.graph import Node
+from partsong.reasoning.calls.graph import Node
 
 
 def graph_of(draw: random.Random, size: int) -> CallGraph:

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from partsong.errors import UnsupportedError
 from partsong.reasoning import Parameters
-from partsong.reasoning.local import hogwild_workers
-from partsong.reasoning.local.hogwild_attention import Feed, forward
-from partsong.reasoning.local.hogwild_cache import PAGE, SLAB, BlockStore
-from partsong.reasoning.local.hogwild_workers import Writing
+from partsong.reasoning.hogwild import workers as hogwild_workers
+from partsong.reasoning.hogwild.attention import Feed, forward
+from partsong.reasoning.hogwild.cache import PAGE, SLAB, BlockStore
+from partsong.reasoning.hogwild.rotary import rotary_of
+from partsong.reasoning.hogwild.workers import Writing
 from partsong.reasoning.local.model import FAMILIES, LocalModel
-from partsong.reasoning.local.rotary import rotary_of
 from partsong.reasoning.local.sampling import Draw, draw
 from partsong.seeds import derive
 from tests.reasoning.hogwild_twin import EOS, Twin, tiny, tokenizer, work

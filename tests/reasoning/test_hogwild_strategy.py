@@ -32,10 +32,11 @@ from partsong.reasoning import (
     ScriptedEngine,
     final_number,
 )
-from partsong.reasoning.graph import Node
-from partsong.reasoning.local import LocalEngine, hogwild_workers
-from partsong.reasoning.local.hogwild import _Workers, hogwild
-from partsong.reasoning.local.hogwild_workers import Writing
+from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.hogwild import workers as hogwild_workers
+from partsong.reasoning.hogwild.strategy import _Workers, hogwild
+from partsong.reasoning.hogwild.workers import Writing
+from partsong.reasoning.local import LocalEngine
 from tests.reasoning.hogwild_twin import SHORT, tiny, tokenizer, work
 
 QUESTION = "What is three and four?"

@@ -10,10 +10,10 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Completion, Parameters, final_number
-from partsong.reasoning.local.hogwild_cache import Block
-from partsong.reasoning.local.hogwild_layouts import LAYOUTS, Table
-from partsong.reasoning.local.hogwild_prompts import HogwildPrompts
-from partsong.reasoning.local.hogwild_workers import Writer, Writing
+from partsong.reasoning.hogwild.cache import Block
+from partsong.reasoning.hogwild.layouts import LAYOUTS, Table
+from partsong.reasoning.hogwild.prompts import HogwildPrompts
+from partsong.reasoning.hogwild.workers import Writer, Writing
 from partsong.reasoning.local.model import LocalModel
 from tests.reasoning.hogwild_twin import EOS, PARAGRAPHS, SHORT, tiny, tokenizer, work
 
@@ -99,7 +99,7 @@ class Fed:
     """What every block holds, as text: read off the feeds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from partsong.reasoning.local import hogwild_workers
+        from partsong.reasoning.hogwild import workers as hogwild_workers
 
         self.texts: dict[int, str] = {}
         self.longest = 0

@@ -11,8 +11,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.parscale import ParScale
-from partsong.reasoning.local.parscale_weights import FAMILIES, StreamWeights, aggregate, smooth
+from partsong.reasoning.parscale.model import ParScale
+from partsong.reasoning.parscale.weights import FAMILIES, StreamWeights, aggregate, smooth
 from tests.reasoning.local_models import tokenizer
 from tests.reasoning.parscale_reference import BUILT_LIKE_LLAMA, plain_logits, streams, tiny
 

@@ -11,9 +11,8 @@ import torch
 from transformers import Qwen2Config
 
 from partsong.errors import ArgumentError
-from partsong.evals.bench_parscale import bench_parscale_model, run
-from partsong.reasoning.local.parscale import ParScale
-from partsong.reasoning.local.parscale_cost import (
+from partsong.evals.bench.parscale import bench_parscale_model, run
+from partsong.reasoning.parscale.cost import (
     HARDWARE,
     LAWS,
     Hardware,
@@ -22,7 +21,8 @@ from partsong.reasoning.local.parscale_cost import (
     equivalent_parameters,
     predicted_loss,
 )
-from partsong.reasoning.local.parscale_weights import StreamWeights
+from partsong.reasoning.parscale.model import ParScale
+from partsong.reasoning.parscale.weights import StreamWeights
 from tests.reasoning.parscale_reference import tiny
 
 #: Parameters without embeddings of the published models, in billions, and their losses for P = 1, 2, 4, 8

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks import launch
-from partsong.reasoning.local.parscale import ParScale
-from partsong.reasoning.local.parscale_training import Lesson, learning_rate, next_token_loss, train
-from partsong.reasoning.local.parscale_weights import StreamWeights
+from partsong.reasoning.parscale.model import ParScale
+from partsong.reasoning.parscale.training import Lesson, learning_rate, next_token_loss, train
+from partsong.reasoning.parscale.weights import StreamWeights
 from tests.reasoning.parscale_reference import streams, tiny
 
 

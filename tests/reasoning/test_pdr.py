@@ -9,7 +9,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Budget, Line, Parameters, Request, Run, ScriptedEngine, final_number, pdr
-from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.calls.virtual_time import run_virtual
 
 #: Answers of the four first drafts: three say 7, one says 9; the second is the first that says 9.
 FIRST = ["a 7", "b 9", "c 7", "d 7"]

@@ -24,11 +24,11 @@ if importlib.util.find_spec("ray") is None:
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.reasoning import Completion, EngineError, Line, Message, Parameters, Request, Run, ScriptedEngine
+from partsong.reasoning.calls.running_call import Partial
 from partsong.reasoning.cluster import RayEngine
 from partsong.reasoning.cluster.engine import _check_room
 from partsong.reasoning.cluster.placement import LEAN, Placement, gpu_share
 from partsong.reasoning.strategies import parse_thinking
-from partsong.reasoning.under_way import Partial
 
 #: Words of an answer that takes a second.
 LONG = 500

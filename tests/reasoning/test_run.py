@@ -31,8 +31,8 @@ from partsong.reasoning import (
     pdr,
     self_consistency,
 )
-from partsong.reasoning.graph import Node
-from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
 ASK = [Message("user", ("what is it",))]

@@ -13,11 +13,11 @@ import pytest
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import Line, Request, Run, ScriptedEngine, final_number
-from partsong.reasoning.extract import final_code
-from partsong.reasoning.sandbox import Outcome, Sandbox
+from partsong.reasoning.answers.extract import final_code
+from partsong.reasoning.answers.sandbox import Outcome, Sandbox
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, Thinking, edit_test_select, parse_thinking
 from partsong.reasoning.strategies.code_loop import tried
-from partsong.reasoning.virtual_time import run_virtual
 
 
 class Doubling:

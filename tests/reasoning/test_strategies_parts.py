@@ -10,10 +10,10 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Budget, Line, Parameters, Request, Run, ScriptedEngine, final_number
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import Split, decompose, deepprune, plan_search, skeleton_of_thought
 from partsong.reasoning.strategies.prompts import fill, listed
 from partsong.reasoning.strategies.splits import read_split
-from partsong.reasoning.virtual_time import run_virtual
 
 
 def run_of(strategy: Any, script: Any, seed: int = 0, budget: Budget | None = None, **knobs: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import Completion, Line, Message, Parameters, Request, Run, ScriptedEngine, final_number
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import (
     STRATEGIES,
     adaptive_consistency,
@@ -23,7 +24,6 @@ from partsong.reasoning.strategies import (
 )
 from partsong.reasoning.strategies.confidence import group_means, trace_score
 from partsong.reasoning.strategies.deepconf import keep_above
-from partsong.reasoning.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Budget, Line, Parameters, Request, Run, ScriptedEngine, final_number, pdr
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import (
     PdrPrompts,
     RefinementPrompts,
@@ -18,7 +19,6 @@ from partsong.reasoning.strategies import (
     self_consistency,
     sequential_refinement,
 )
-from partsong.reasoning.virtual_time import run_virtual
 from partsong.seeds import derive
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import Budget, Line, Parameters, Request, Run, ScriptedEngine
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import beam_search, dvts, particle_filtering, particle_gibbs
 from partsong.reasoning.strategies.particles import systematic
-from partsong.reasoning.virtual_time import run_virtual
 
 
 def last_word(text: str) -> str | None:

@@ -12,9 +12,9 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.ledger import Ledger
 from partsong.reasoning import CallGraph, Run, ScriptedEngine, final_number, pdr
-from partsong.reasoning.graph import Node
-from partsong.reasoning.trace import as_lines, as_page, as_perfetto, lanes, write_trace
-from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.trace import as_lines, as_page, as_perfetto, lanes, write_trace
+from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
 

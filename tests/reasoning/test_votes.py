@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from partsong.reasoning.votes import Ballot, adaptive_confidence, voting_hint
+from partsong.reasoning.answers.votes import Ballot, adaptive_confidence, voting_hint
 
 
 def winner(votes: list[str | None]) -> str | None:

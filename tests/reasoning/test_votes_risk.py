@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 
 from partsong.reasoning import Run, ScriptedEngine, final_number, self_consistency
-from partsong.reasoning.virtual_time import run_virtual
-from partsong.reasoning.votes import RiskBound, evidence
+from partsong.reasoning.answers.votes import RiskBound, evidence
+from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
 

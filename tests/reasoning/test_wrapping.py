@@ -9,8 +9,8 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Line, Message, Parameters, Request, Run, self_consistency
-from partsong.reasoning.extract import final_number
-from partsong.reasoning.wrapping import BoundedEngine, ChatEngine
+from partsong.reasoning.answers.extract import final_number
+from partsong.reasoning.calls.engine_wrappers import BoundedEngine, ChatEngine
 from tests.reasoning.counting import Counting
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError, ArgumentTypeError
-from partsong.reasoning.local.thread_batch import pack_threads
-from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads import FORMATS
 from partsong.reasoning.threads.parse import parse as parse_text
+from partsong.reasoning.training.thread_batch import pack_threads
 from partsong.zoo.products import (
     Problem,
     answer_of,

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from partsong import zoo
 from partsong.reasoning import Answer, Parameters, Run
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.thread_batch import pack_threads
-from partsong.reasoning.local.thread_training import log_likelihoods
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads import FORMATS, encoded
 from partsong.reasoning.threads.layout import Run as Tokens
-from partsong.reasoning.threads.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rollouts import drawn_parts, forked
+from partsong.reasoning.training.thread_batch import pack_threads
+from partsong.reasoning.training.thread_training import log_likelihoods
 from partsong.zoo import products
 from partsong.zoo.products import check, examples, in_threads, work_out
 from partsong.zoo.products.model import EOS

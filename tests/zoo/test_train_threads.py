@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.local.thread_batch import pack_threads
-from partsong.reasoning.local.thread_training import supervised_loss
 from partsong.reasoning.threads import FORMATS, Run
+from partsong.reasoning.training.thread_batch import pack_threads
+from partsong.reasoning.training.thread_training import supervised_loss
 from partsong.zoo.products import examples
 from partsong.zoo.products.model import build_tokenizer
 from partsong.zoo.products.rollouts import Rollout, rewards_of

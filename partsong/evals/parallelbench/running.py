@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from partsong import seeds
 from partsong.errors import ArgumentError
 from partsong.evals.parallelbench import Language, Problem, problems, score, task_of, tasks
+from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, Decoded, Rule, TextCache, decode, load_text_model
 from partsong.samplers.text.request import check_request
 from partsong.zoo.lists import WORDS
 
-__all__ = ["Run", "ask", "reads_lists", "run", "spelled"]
+__all__ = ["Run", "ask", "reads_lists", "run"]
 
 #: What a row of `run` tells besides what was asked: fractions of all problems of a task.
 SCORES = ("score", "score_strict", "items")
@@ -128,7 +129,7 @@ def ask(
     written = [pair for part in parts for pair in zip(part.tokens, part.tallies, strict=True)]
     samples = [_sample(one, *pair, tokenizer) for one, pair in zip(asked, written, strict=True)]
     head = {"task": name, "language": language, "num": num, "temperature": temperature}
-    head |= {"rule": spelled(checked.rule, RULES), "cache": spelled(checked.cache, CACHES)}
+    head |= {"rule": format_knobs(checked.rule, RULES), "cache": format_knobs(checked.cache, CACHES)}
     return Run(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
 
 
@@ -136,23 +137,6 @@ def reads_lists(tokenizer: Any) -> bool:
     """Whether a tokenizer is that of the zoo's `lists` models: every word of theirs a token, and little else."""
     known = tokenizer.get_vocab()
     return len(known) < 2 * len(WORDS) and all(word in known for word in WORDS)
-
-
-def spelled(value: Any, classes: Any) -> str:
-    """A rule or cache as `decode` reads it: ``NAME:key=value,...`` with the knobs that are not the default.
-
-    >>> from partsong.samplers.text.rules import Quota
-    >>> spelled(Quota(per_step=4), RULES)
-    'quota:per_step=4'
-    """
-    name = next((name for name, kind in classes.items() if type(value) is kind), type(value).__name__)
-    knobs = []
-    for knob in fields(value):
-        set_to = getattr(value, knob.name)
-        if knob.default is MISSING or set_to != knob.default:
-            text = "+".join(map(str, set_to)) if isinstance(set_to, tuple) else str(set_to)
-            knobs.append(f"{knob.name}={text.lower() if isinstance(set_to, bool | None) else text}")
-    return f"{name}:{','.join(knobs)}" if knobs else name
 
 
 def _room(name: str, language: Language) -> int:

@@ -22,11 +22,11 @@ from typing import Any, Literal
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.judging import ends_well, is_list, is_math, is_number, is_text
 from partsong.evals.reasoning.problem import Problem
-from partsong.reasoning.answer import Extract
-from partsong.reasoning.checking import MathChecker
-from partsong.reasoning.extract import final_choice, final_code, final_math, final_number, normal_math
-from partsong.reasoning.extract_rows import final_list
-from partsong.reasoning.sandbox import Runner
+from partsong.reasoning.answers.checking import MathChecker
+from partsong.reasoning.answers.extract import final_choice, final_code, final_math, final_number, normal_math
+from partsong.reasoning.answers.extract_rows import final_list
+from partsong.reasoning.answers.sandbox import Runner
+from partsong.reasoning.calls.answer import Extract
 
 __all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
 
@@ -88,7 +88,7 @@ def load(
         num: how many. Default: all.
         first: number of the first.
         checker: compares formulas. Default: one that all share.
-        runner: runs programs, for "humaneval", such as `partsong.reasoning.sandbox.Sandbox`.
+        runner: runs programs, for "humaneval", such as `partsong.reasoning.answers.sandbox.Sandbox`.
 
     Returns:
         The problems, numbered as in the benchmark.

@@ -16,12 +16,12 @@ from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, read_strategies
 from partsong.evals.reasoning.tasks import TASKS
-from partsong.reasoning.budget import Budget
-from partsong.reasoning.call import Parameters
-from partsong.reasoning.engine import Engine
-from partsong.reasoning.journal import Journal
-from partsong.reasoning.virtual_time import run_virtual
-from partsong.reasoning.wrapping import BoundedEngine
+from partsong.reasoning.calls.budget import Budget
+from partsong.reasoning.calls.call import Parameters
+from partsong.reasoning.calls.engine import Engine
+from partsong.reasoning.calls.engine_wrappers import BoundedEngine
+from partsong.reasoning.calls.journal import Journal
+from partsong.reasoning.calls.virtual_time import run_virtual
 
 __all__ = ["POOLED", "ReasoningJob", "read_problems", "run_reasoning"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from partsong.reasoning.checking import MathChecker, same_number, shared_checker
-from partsong.reasoning.extract_rows import items_of
-from partsong.reasoning.sandbox import Runner
+from partsong.reasoning.answers.checking import MathChecker, same_number, shared_checker
+from partsong.reasoning.answers.extract_rows import items_of
+from partsong.reasoning.answers.sandbox import Runner
 
 __all__ = ["ends_well", "is_list", "is_math", "is_number", "is_text"]
 
@@ -31,7 +31,7 @@ def is_list(answer: str | None, *, gold: str) -> bool:
 
 
 def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None) -> bool:
-    """Whether a formula is worth the gold one; undecided is wrong, see `partsong.reasoning.checking`.
+    """Whether a formula is worth the gold one; undecided is wrong, see `partsong.reasoning.answers.checking`.
 
     Args:
         answer: LaTeX.

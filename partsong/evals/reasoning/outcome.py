@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong.evals.reasoning.intervals import Resampler, wilson
 from partsong.evals.reasoning.problem import Problem
-from partsong.reasoning.answer import Answer
+from partsong.reasoning.calls.answer import Answer
 
 __all__ = ["COUNTS", "Outcome", "compared", "key_of", "outcome_of", "table_rows"]
 

@@ -18,9 +18,9 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.line_file import LineFile, read_lines
 from partsong.evals.reasoning.problem import Problem
-from partsong.reasoning.call import Completion, Message, Parameters, Request
-from partsong.reasoning.engine import Engine, EngineError, Progress
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.call import Completion, Message, Parameters, Request
+from partsong.reasoning.calls.engine import Engine, EngineError, Progress
+from partsong.reasoning.calls.run import Run
 from partsong.seeds import derive
 
 __all__ = ["Pool", "PoolEngine", "collect", "run_seed"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.answer import Extract
+from partsong.reasoning.calls.answer import Extract
 
 __all__ = ["Check", "Problem", "check_num", "knob"]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.score_table import ScoreTable
-from partsong.reasoning.votes import adaptive_confidence
+from partsong.reasoning.answers.votes import adaptive_confidence
 
 __all__ = ["RESCORERS", "Rescored", "pass_at"]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from partsong.evals.reasoning.pool import Pool
 from partsong.evals.reasoning.problem import Problem
-from partsong.reasoning.answer import vote_of
-from partsong.reasoning.call import Completion
+from partsong.reasoning.calls.answer import vote_of
+from partsong.reasoning.calls.call import Completion
 
 __all__ = ["ScoreTable", "score_table"]
 

@@ -19,15 +19,15 @@ from partsong.evals.reasoning.line_file import LineFile
 from partsong.evals.reasoning.outcome import Outcome, compared, key_of, outcome_of, table_rows
 from partsong.evals.reasoning.pool import all_of, run_seed
 from partsong.evals.reasoning.problem import Problem
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.budget import Budget
-from partsong.reasoning.call import Parameters
-from partsong.reasoning.engine import Engine
-from partsong.reasoning.journal import Journal
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.budget import Budget
+from partsong.reasoning.calls.call import Parameters
+from partsong.reasoning.calls.engine import Engine
+from partsong.reasoning.calls.journal import Journal
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.virtual_time import VirtualLoop
 from partsong.reasoning.strategies.registry import parse_thinking
 from partsong.reasoning.strategies.single import single
-from partsong.reasoning.virtual_time import VirtualLoop
 from partsong.zoo.thinking import knobs_for
 
 __all__ = ["Strategy", "evaluate", "greedy", "read_strategies", "reasoning_suite"]

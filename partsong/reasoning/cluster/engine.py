@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.reasoning.call import Completion, Request
+from partsong.reasoning.calls.call import Completion, Request
+from partsong.reasoning.calls.engine import Engine, EngineError, Progress
 from partsong.reasoning.cluster.host import Host, make_local
 from partsong.reasoning.cluster.place import Call, Cluster, LostError, Place, in_loop, said
 from partsong.reasoning.cluster.placement import Placement, gpu_share
-from partsong.reasoning.engine import Engine, EngineError, Progress
 
 __all__ = ["RayEngine"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import ArgumentError, PartsongError
-from partsong.reasoning.call import Completion, Request
-from partsong.reasoning.engine import Engine, EngineError
+from partsong.reasoning.calls.call import Completion, Request
+from partsong.reasoning.calls.engine import Engine, EngineError
 
 __all__ = ["Host", "News", "Report", "make_local"]
 

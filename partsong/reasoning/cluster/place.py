@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partsong.reasoning.call import Completion, Request
+from partsong.reasoning.calls.call import Completion, Request
+from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.cluster.host import News
-from partsong.reasoning.engine import EngineError, Progress
 
 __all__ = ["Call", "Cluster", "LostError", "Place", "in_loop", "said"]
 

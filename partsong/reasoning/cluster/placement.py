@@ -7,7 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from partsong.reasoning.call import Request
+from partsong.reasoning.calls.call import Request
 
 __all__ = ["LEAN", "Placement", "gpu_share"]
 

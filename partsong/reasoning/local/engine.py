@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.call import Completion, Parameters, Request
-from partsong.reasoning.engine import Progress
+from partsong.reasoning.calls.call import Completion, Parameters, Request
+from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prompt import prompt_of

@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.call import Message
-from partsong.reasoning.text_tree import has_fork, pieces_of
+from partsong.reasoning.calls.call import Message
+from partsong.reasoning.calls.text_tree import has_fork, pieces_of
 from partsong.reasoning.threads.layout import Run, Tokens, check_fork, encoded
 
 __all__ = ["Prompt", "prompt_ids", "prompt_of"]

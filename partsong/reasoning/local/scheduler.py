@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from partsong.reasoning.call import Completion
+from partsong.reasoning.calls.call import Completion
 from partsong.reasoning.local.batch import Batch, Row
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import Node, PrefixTree, common_length

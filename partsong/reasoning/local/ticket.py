@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from partsong.reasoning.call import Completion, Parameters, Usage
-from partsong.reasoning.engine import Progress
+from partsong.reasoning.calls.call import Completion, Parameters, Usage
+from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.local.prompt import Prompt
 from partsong.reasoning.local.sampling import Draw
 from partsong.reasoning.local.stops import AnswerText

@@ -9,7 +9,7 @@ from collections import defaultdict
 import torch
 
 from partsong.errors import PartsongError
-from partsong.reasoning.engine import EngineError
+from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.local.scheduler import News, Scheduler
 from partsong.reasoning.local.ticket import Ticket
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.reasoning.call import Message, Request
+from partsong.reasoning.calls.call import Message, Request
 
 __all__ = ["Dialect", "Endpoint", "joined"]
 

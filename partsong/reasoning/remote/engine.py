@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.reasoning.call import Completion, Message, Request
-from partsong.reasoning.engine import Progress
+from partsong.reasoning.calls.call import Completion, Message, Request
+from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.dialect import Dialect, Endpoint, joined
 from partsong.reasoning.remote.errors import ModelNotServedError, RemoteError, RequestRefusedError, StalledError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partsong.reasoning.engine import EngineError
+from partsong.reasoning.calls.engine import EngineError
 
 __all__ = [
     "DroppedError",

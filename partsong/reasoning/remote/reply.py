@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partsong.reasoning.call import Completion, Request, Usage
+from partsong.reasoning.calls.call import Completion, Request, Usage
 from partsong.reasoning.remote.alternatives import Drawn, drawn_tokens
 from partsong.reasoning.remote.errors import (
     DroppedError,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.reasoning.engine import EngineError
+from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.remote.engine import OpenAIEngine
 
 __all__ = ["LocalServer", "Recipe", "ServerError", "command_server", "llama_server", "transformers_server"]

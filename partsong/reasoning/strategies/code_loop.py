@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from partsong.reasoning.answer import Extract
-from partsong.reasoning.call import Completion, Parameters, Piece
-from partsong.reasoning.run import Run
-from partsong.reasoning.sandbox import Outcome, Runner
+from partsong.reasoning.answers.sandbox import Outcome, Runner
+from partsong.reasoning.calls.answer import Extract
+from partsong.reasoning.calls.call import Completion, Parameters, Piece
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.prompts import Prompts, ask
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partsong.reasoning.answer import Answer
-from partsong.reasoning.call import Piece
+from partsong.reasoning.calls.answer import Answer
+from partsong.reasoning.calls.call import Piece
 from partsong.reasoning.strategies.code_loop import CodeLoop, tried
 from partsong.reasoning.strategies.parts import concluded, together
 from partsong.reasoning.strategies.prompts import ask, numbered

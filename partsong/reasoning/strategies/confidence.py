@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.reasoning.call import Completion, Parameters
+from partsong.reasoning.calls.call import Completion, Parameters
 
 __all__ = ["TraceScore", "by_token", "group_means", "self_certainty", "trace_score", "with_alternatives"]
 

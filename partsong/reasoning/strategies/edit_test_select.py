@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Parameters
-from partsong.reasoning.run import Run
-from partsong.reasoning.sandbox import Runner
+from partsong.reasoning.answers.sandbox import Runner
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Parameters
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.code_loop import CodeLoop, CodePrompts
 from partsong.reasoning.strategies.code_selection import select
 from partsong.reasoning.strategies.knobs import Count, Whole, checked

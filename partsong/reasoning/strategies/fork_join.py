@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Message, Parameters, Piece
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Message, Parameters, Piece
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.knobs import Count, checked
 from partsong.reasoning.strategies.parts import concluded
 from partsong.reasoning.strategies.prompts import Prompts, ask
 from partsong.reasoning.strategies.thread_writer import Place, Writer, Written, repeated_tokens
-from partsong.reasoning.text_tree import Fork, Part, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format, FormatName
 from partsong.reasoning.threads.render import fork_text
 

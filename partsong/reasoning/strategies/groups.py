@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from partsong.reasoning.call import Completion, Parameters
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.call import Completion, Parameters
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.parts import now, together
 from partsong.reasoning.strategies.prompts import Prompts, ask
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, ParamSpec, Protocol, Union, get_args, get_origin, get_type_hints
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.answer import Answer
+from partsong.reasoning.calls.answer import Answer
 from partsong.reasoning.strategies.prompts import Prompts
 
 __all__ = ["AboveZero", "Count", "Number", "Share", "Whole", "Widths", "check_knobs", "checked", "hints_of"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Parameters
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Parameters
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import Count, Whole, checked
 from partsong.reasoning.strategies.particles import Swarm
 from partsong.reasoning.strategies.steps import Finished, Stepper, StepScorer, Trace, looks_finished

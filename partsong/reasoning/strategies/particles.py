@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.steps import Stepper, Trace
 from partsong.seeds import derive

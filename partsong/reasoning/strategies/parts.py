@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from partsong.reasoning.answer import Answer, Extract, vote_of
-from partsong.reasoning.budget import BudgetError
-from partsong.reasoning.call import Completion, Message, Parameters, Piece
-from partsong.reasoning.run import Run
-from partsong.reasoning.under_way import Partial
-from partsong.reasoning.votes import Ballot, voting_hint
+from partsong.reasoning.answers.votes import Ballot, voting_hint
+from partsong.reasoning.calls.answer import Answer, Extract, vote_of
+from partsong.reasoning.calls.budget import BudgetError
+from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.running_call import Partial
 
 __all__ = [
     "Halt",

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Completion, Parameters, Piece
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Completion, Parameters, Piece
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import Count, checked
 from partsong.reasoning.strategies.parts import Poll, Scorer, answered, now, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed

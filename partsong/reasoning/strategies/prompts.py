@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from string import Formatter
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.call import Completion, Message, Piece
+from partsong.reasoning.calls.call import Completion, Message, Piece
 
 __all__ = ["FIRST", "Prompts", "ask", "fill", "listed", "numbered"]
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from partsong.errors import ArgumentError
 from partsong.knobs import parse_knobs
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
 from partsong.reasoning.strategies.beam_search import beam_search
 from partsong.reasoning.strategies.best_of_n import best_of_n

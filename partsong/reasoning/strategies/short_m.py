@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.answer import Answer, Extract, vote_of
-from partsong.reasoning.call import Completion, Message, Parameters
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract, vote_of
+from partsong.reasoning.calls.call import Completion, Message, Parameters
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.running_call import Partial
 from partsong.reasoning.strategies.knobs import Count, checked
 from partsong.reasoning.strategies.parts import Poll
-from partsong.reasoning.under_way import Partial
 
 __all__ = ["short_m"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Message, Parameters
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Message, Parameters
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answered, together
 

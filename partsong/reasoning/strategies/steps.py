@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.answer import Answer, Extract
-from partsong.reasoning.call import Completion, Message, Parameters, Piece
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.confidence import self_certainty, with_alternatives
 from partsong.reasoning.strategies.parts import concluded, now
 

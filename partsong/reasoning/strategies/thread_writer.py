@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from partsong.reasoning.budget import BudgetError
-from partsong.reasoning.call import Completion, Message, Parameters, Piece
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.budget import BudgetError
+from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece
+from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.parts import together
-from partsong.reasoning.text_tree import Fork, Part, flat_text
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.plans import Plan, announced, stop_of
 

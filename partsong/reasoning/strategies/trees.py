@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partsong.reasoning.answer import Answer, Extract
+from partsong.reasoning.answers.votes import Ballot
+from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.steps import Aggregate, Stepper, Trace
-from partsong.reasoning.votes import Ballot
 
 __all__ = ["Tree", "best_of_trees"]
 

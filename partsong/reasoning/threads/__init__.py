@@ -1,6 +1,6 @@
 """Threads inside one text: where it parts, what each thread sees, and where they come together. Loads no torch."""
 
-from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.layout import Hidden, Layout, Run, Tokens, encoded, lay_out, replayed
 from partsong.reasoning.threads.parse import Parsed, parse

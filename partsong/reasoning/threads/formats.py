@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from partsong.reasoning.text_tree import Part, Piece
+from partsong.reasoning.calls.text_tree import Part, Piece
 
 __all__ = ["FORMATS", "Format", "FormatName"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.text_tree import Fork, Part, Piece
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece
 
 #: Of a range that ends with the row.
 _TO_THE_END = -1

@@ -10,7 +10,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from partsong.reasoning.text_tree import Fork, Part, Piece
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.plans import Plan, read_plan
 

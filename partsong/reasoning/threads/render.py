@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.text_tree import Fork, Part
+from partsong.reasoning.calls.text_tree import Fork, Part
 from partsong.reasoning.threads.formats import Format
 
 __all__ = ["fork_text", "render"]

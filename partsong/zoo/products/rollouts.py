@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.call import Parameters
-from partsong.reasoning.engine import Engine
-from partsong.reasoning.run import Run
+from partsong.reasoning.calls.call import Parameters
+from partsong.reasoning.calls.engine import Engine
+from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.threads import layout
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.rewards import accelerated_reward, alternating_reward, group_advantages
-from partsong.reasoning.threads.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rewards import accelerated_reward, alternating_reward, group_advantages
+from partsong.reasoning.training.rollouts import drawn_parts, forked
 from partsong.seeds import derive
 from partsong.zoo.products.problems import Problem, answer_of, check
 from partsong.zoo.products.training import Speech

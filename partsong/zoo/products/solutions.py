@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from partsong.reasoning.text_tree import Part, Piece
+from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.parse import parse
 from partsong.reasoning.threads.render import fork_text

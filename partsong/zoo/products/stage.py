@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.thread_training import Lesson, train_step
+from partsong.reasoning.training.thread_training import Lesson, train_step
 from partsong.zoo.training import Average, schedule
 
 __all__ = ["Stage"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from partsong.reasoning.call import Message
+from partsong.reasoning.calls.call import Message
+from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.local.prompt import prompt_ids
-from partsong.reasoning.text_tree import Part, Piece
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.layout import Run, Tokens, encoded, replayed
 from partsong.zoo.products.problems import SIZES, Family, Problem, draw

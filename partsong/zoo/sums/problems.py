@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from partsong.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
-    from partsong.reasoning.arithmetic import Expression
+    from partsong.reasoning.answers.arithmetic import Expression
 
 __all__ = ["FAMILIES", "Family", "Problem", "answer_of", "check", "held_out", "parse", "support"]
 
@@ -136,7 +136,7 @@ def check(question: str, answer: str) -> bool:
     >>> check("make 13 from 3 7 2 1", "3*2+7"), check("make 13 from 3 7 2 1", "none")
     (False, False)
     """
-    from partsong.reasoning.arithmetic import ExpressionError
+    from partsong.reasoning.answers.arithmetic import ExpressionError
 
     problem, made = parse(question), _read(answer.lower().rpartition(_ANSWER)[2])
     if made is None or not made.operators() <= {"+", "-", "*"}:
@@ -149,7 +149,7 @@ def check(question: str, answer: str) -> bool:
 
 def _read(text: str) -> Expression | None:
     # Every command imports the zoo, few read an expression.
-    from partsong.reasoning.arithmetic import ExpressionError, read_arithmetic
+    from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
 
     try:
         return read_arithmetic(text.strip())

@@ -14,8 +14,8 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.datasets import DATASETS, load, load_hub, load_jsonl
-from partsong.reasoning.checking import MathChecker
-from partsong.reasoning.sandbox import Sandbox
+from partsong.reasoning.answers.checking import MathChecker
+from partsong.reasoning.answers.sandbox import Sandbox
 
 
 def installed(package: str) -> bool:

@@ -22,8 +22,8 @@ from partsong.evals.reasoning.rescore import pass_at
 from partsong.evals.reasoning.score_table import score_table
 from partsong.evals.reasoning.suite import read_strategies
 from partsong.reasoning import Answer, Completion, Message, Parameters, Run, Usage
-from partsong.reasoning.engine import EngineError
-from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.evals.reasoning.pools import DRAWN, engine, problems
 
 NUM = 24

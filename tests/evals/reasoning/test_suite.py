@@ -16,8 +16,8 @@ from partsong.evals.reasoning.outcome import COUNTS, Outcome, compared, table_ro
 from partsong.evals.reasoning.pareto import COSTS, front, pareto_svg
 from partsong.evals.reasoning.suite import evaluate, read_strategies, reasoning_suite
 from partsong.reasoning import Budget, Journal, Parameters, Run, ScriptedEngine
-from partsong.reasoning.engine import EngineError
-from partsong.reasoning.virtual_time import run_virtual
+from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.evals.reasoning.pools import DRAWN, engine, problems, script
 
 TEXTS = ["greedy", "self-consistency:num=6", "pdr:schedule=3-1,workspace_tokens=50"]

@@ -18,14 +18,14 @@ from partsong.reasoning import (
     ScriptedEngine,
     Usage,
 )
-from partsong.reasoning.extract import final_number
+from partsong.reasoning.answers.extract import final_number
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece, shape_of
+from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import fork_join
-from partsong.reasoning.text_tree import Fork, Part, Piece, shape_of
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import parse
 from partsong.reasoning.threads.plans import stop_of
 from partsong.reasoning.threads.render import fork_text
-from partsong.reasoning.virtual_time import run_virtual
 
 Said = dict[str, str | tuple[str, int]]
 

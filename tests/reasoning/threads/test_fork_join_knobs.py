@@ -10,8 +10,8 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Completion, Line, Message, Request, ScriptedEngine, Usage
+from partsong.reasoning.calls.text_tree import Fork
 from partsong.reasoning.strategies import ForkJoinPrompts
-from partsong.reasoning.text_tree import Fork
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import parse
 from tests.reasoning.threads.test_fork_join import FORM, Said, plan_of, think

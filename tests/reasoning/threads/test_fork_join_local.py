@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from partsong.reasoning import Answer, Completion, Message, Parameters, Request, Run, Usage, final_number
+from partsong.reasoning.calls.text_tree import shape_of
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies import fork_join
-from partsong.reasoning.text_tree import shape_of
 from partsong.reasoning.threads.formats import FORMATS
 from partsong.reasoning.threads.parse import parse
 from tests.reasoning import local_models

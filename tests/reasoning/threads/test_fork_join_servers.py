@@ -12,10 +12,10 @@ import pytest
 
 from partsong.errors import UnsupportedError
 from partsong.reasoning import Answer, Journal, Message, Parameters, Request, Run, final_number
+from partsong.reasoning.calls.text_tree import shape_of
 from partsong.reasoning.remote import OpenAIEngine, Patience
 from partsong.reasoning.remote.servers import LocalServer, llama_server
 from partsong.reasoning.strategies import fork_join
-from partsong.reasoning.text_tree import shape_of
 from partsong.reasoning.threads.formats import FORMATS
 from partsong.reasoning.threads.parse import parse
 from tests.reasoning.threads.test_fork_join import tree_of

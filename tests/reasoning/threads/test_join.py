@@ -12,6 +12,7 @@ import torch
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Completion, Message, Parameters, Request
+from partsong.reasoning.calls.text_tree import Fork, Part
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prompt import Prompt, prompt_of
@@ -19,7 +20,6 @@ from partsong.reasoning.local.scheduler import Scheduler
 from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
-from partsong.reasoning.text_tree import Fork, Part
 from partsong.reasoning.threads.layout import Layout, Run, encoded, lay_out, num_tokens
 from tests.reasoning.local_models import tokenizer
 from tests.reasoning.test_local_models import tiny

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import MAX_DEPTH, MAX_NOTES, parse
 from partsong.reasoning.threads.plans import Plan, announced, read_plan, stop_of

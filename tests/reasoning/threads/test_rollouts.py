@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from partsong.reasoning import Answer, Line, Parameters, Request, Run, ScriptedEngine
+from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.strategies.single import single
-from partsong.reasoning.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads import FORMATS, Format
 from partsong.reasoning.threads.plans import stop_of
-from partsong.reasoning.threads.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rollouts import drawn_parts, forked
 from partsong.zoo.products import answer_of, draw, in_threads, work_out
 from partsong.zoo.products.solutions import Work
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
-from partsong.reasoning.local.thread_batch import ThreadBatch, additive_mask, flex_mask, pack_threads
-from partsong.reasoning.local.thread_training import Lesson, learned_logits, log_likelihoods, supervised_loss
 from partsong.reasoning.threads import Fork, Run, Tokens, lay_out, replayed
+from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask, pack_threads
+from partsong.reasoning.training.thread_training import Lesson, learned_logits, log_likelihoods, supervised_loss
 from tests.reasoning.local_models import llama
 from tests.reasoning.test_local_models import tiny
 

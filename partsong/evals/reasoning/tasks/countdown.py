@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import partial
 
 from partsong.evals.reasoning.problem import Problem, check_num, knob
-from partsong.reasoning.arithmetic import ExpressionError, read_arithmetic
-from partsong.reasoning.extract import final_expression
+from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
+from partsong.reasoning.answers.extract import final_expression
 from partsong.seeds import derive
 
 __all__ = ["problems", "reaches"]

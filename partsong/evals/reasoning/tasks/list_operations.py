@@ -8,7 +8,7 @@ from functools import partial
 
 from partsong.evals.reasoning.judging import is_list
 from partsong.evals.reasoning.problem import Problem, check_num, knob
-from partsong.reasoning.extract_rows import final_list
+from partsong.reasoning.answers.extract_rows import final_list
 from partsong.seeds import derive
 
 __all__ = ["OPERATIONS", "problems"]

@@ -9,7 +9,7 @@ from functools import partial
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.problem import Problem, check_num, knob
 from partsong.evals.reasoning.tasks.sudoku_solver import BOXES, solve
-from partsong.reasoning.extract_rows import final_grid
+from partsong.reasoning.answers.extract_rows import final_grid
 from partsong.seeds import derive
 
 __all__ = ["is_solved", "problems"]

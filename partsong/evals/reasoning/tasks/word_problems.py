@@ -7,7 +7,7 @@ from functools import partial
 
 from partsong.evals.reasoning.judging import is_number
 from partsong.evals.reasoning.problem import Problem, check_num, knob
-from partsong.reasoning.extract import final_number
+from partsong.reasoning.answers.extract import final_number
 from partsong.seeds import derive
 
 __all__ = ["problems"]

@@ -1,0 +1,1 @@
+"""Benchmarks: speed beside the serial twin and beside peers."""

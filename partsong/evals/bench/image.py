@@ -1,0 +1,179 @@
+"""Strategies against one process and against diffusers' own, one denoiser step each, interleaved in one run.
+
+Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine
+touches all cases alike. Serial is one process with one thread while the others wait idle; parallel is `nproc`
+processes with one thread each. ``DisplacedPatch`` is timed after its warm-up. The case `LIMIT` runs the serial step in
+all processes at once: `nproc` steps in that time are what the shared caches and memory of the machine allow.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partsong.evals.bench.models import BENCH_MODELS, BenchModel
+from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
+from partsong.ledger import Ledger
+from partsong.parallel import AXES, Mesh, mesh_for, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.strategy import Strategy
+
+__all__ = ["run"]
+
+PEERS: dict[str, Callable[[nn.Module, int], None]] = {
+    "diffusers Ulysses": diffusers_ulysses,
+    "diffusers ring": diffusers_ring,
+}
+#: Steps before the timed ones: the first waits for fresh keys, from the second on exchanges are asynchronous.
+STEPS_BEFORE = 2
+#: What the machine allows: every process computes the whole serial step at the same time, nothing is exchanged.
+LIMIT = "serial on every process"
+
+
+def run(
+    *,
+    nproc: int = 2,
+    repeats: int = 5,
+    models: Sequence[str] = tuple(BENCH_MODELS),
+    tokens: Sequence[int] = (1024, 4096),
+    peers: bool = True,
+) -> list[dict[str, Any]]:
+    """Times all cases and returns one row per model, size and case.
+
+    Args:
+        nproc: ranks, one thread each.
+        repeats: rounds; the median counts.
+        models: names out of `BENCH_MODELS`.
+        tokens: image tokens; 128 text tokens come on top.
+        peers: also time diffusers' own context parallelism.
+    """
+    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One column of the table: its own twin of the model, and what was measured."""
+
+    name: str
+    module: nn.Module
+    everyone: bool = True
+    ours: bool = False
+    seconds: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    sent: int = 0
+    first: Tensor | None = None
+
+
+def _on_rank(
+    nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool
+) -> list[dict[str, Any]]:
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    # The first mesh brings up the process group and outlives those of the strategies, which share it.
+    with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims():
+        for model in models:
+            torch.manual_seed(0)
+            row = BENCH_MODELS[model]
+            module = row.build().eval()
+            for count in tokens:
+                cases = _cases(row, module, nproc, peers and row.peers)
+                _rounds(cases, row.inputs, count, repeats, mesh)
+                rows += [_row(model, count, case, cases[0], mesh) for case in cases]
+    return rows
+
+
+def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
+    cases = [_Case("serial", module, everyone=False), _Case(LIMIT, module)]
+    for strategy in row.strategies:
+        twin = _twin(module)
+        parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
+        cases.append(_Case(_name(strategy), twin, ours=True))
+    for name, enable in PEERS.items() if peers else ():
+        twin = _twin(module)
+        enable(twin, nproc)
+        cases.append(_Case(name, twin))
+    return cases
+
+
+def _name(strategy: Strategy) -> str:
+    """Its type and the knobs that are not at their default; the warm-up is over before anything is timed."""
+    knobs = (knob for knob in fields(strategy) if knob.name != "warmup_steps")
+    changed = [f"{k.name}={getattr(strategy, k.name)!r}" for k in knobs if getattr(strategy, k.name) != k.default]
+    return type(strategy).__name__ + (f"({', '.join(changed)})" if changed else "")
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy that shares the weights, so that every case reads the same memory."""
+    return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
+
+
+def _rounds(
+    cases: list[_Case], inputs: Callable[[int, float], dict[str, Any]], count: int, repeats: int, mesh: Mesh
+) -> None:
+    """Steps through falling timesteps, all cases side by side; the first steps are not timed."""
+    for step in range(STEPS_BEFORE + repeats):
+        named = inputs(count, 0.6 - 0.02 * step)
+        for case in cases:
+            seconds, waited, exposed, cpu = _step(case, named, mesh)
+            if step >= STEPS_BEFORE:
+                case.seconds.append(seconds)
+                case.waiting.append(waited)
+                case.exposed.append(exposed)
+                case.cpu.append(cpu)
+
+
+def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float, float]:
+    """One step of a case: wall time of the slowest rank, the longest and the least wait, processor time of them all.
+
+    The rank that waits most is the one that was given the faster core; what even the other waits is the exchange's.
+    """
+    everyone = mesh.axis(*AXES)
+    agree(everyone, [0.0])
+    start, spent, waited = time.perf_counter(), time.process_time(), 0.0
+    if case.everyone or mesh.is_main:
+        with Ledger(flops=False) as ledger:
+            output = case.module(**named, return_dict=False)[0]
+            waited, case.sent = ledger.summary()["seconds_waiting"], int(ledger.summary()["bytes_sent"])
+        if not case.seconds:
+            case.first = output
+    mine, spent = time.perf_counter() - start, time.process_time() - spent
+    table = agree(everyone, [mine, waited, spent])
+    used = table if case.everyone else table[:1]
+    waits = [row[1] for row in used]
+    return max(row[0] for row in used), max(waits), min(waits), sum(row[2] for row in used)
+
+
+def _row(model: str, count: int, case: _Case, serial: _Case, mesh: Mesh) -> dict[str, Any]:
+    seconds, reference = statistics.median(case.seconds), statistics.median(serial.seconds)
+    error = 0.0
+    if mesh.is_main:
+        assert case.first is not None and serial.first is not None
+        error = ((case.first - serial.first).norm() / serial.first.norm()).item()
+    steps = mesh.world_size if case.name == LIMIT else 1
+    return {
+        "name": f"{model} {case.name}",
+        "model": model,
+        "case": case.name,
+        "size": count,
+        "seconds_median": seconds,
+        "ratio_to_serial": steps * reference / seconds,
+        "processor_seconds": statistics.median(case.cpu),
+        "relative_drift": error,
+        "waiting_fraction": statistics.median(case.waiting) / seconds if case.ours else None,
+        "waiting_least_fraction": statistics.median(case.exposed) / seconds if case.ours else None,
+        "bytes_sent_per_step": case.sent if case.ours else None,
+        "seconds_all": case.seconds,
+    }

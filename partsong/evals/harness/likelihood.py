@@ -1,0 +1,321 @@
+"""How likely a language model finds an answer: exactly for causal models, as a bound with its error for masked ones.
+
+A masked diffusion model knows the probability of any tokens given any others, but not that of a text: the mean, over
+the orders in which tokens may be written, of the log-probability of writing it in that order bounds it from below. With
+t(S) the mean log-probability of the tokens S given the others, the bound of K tokens is the sum over k = 1 ... K of the
+mean of t over all S of size k. For a model whose conditionals agree with each other it is the log-likelihood itself.
+
+The sum is estimated with less noise than by independent masks: the one S of size K is computed, not drawn; every
+S comes with its complement, so that each token is predicted exactly once by a pair; sizes are spread evenly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from partsong import seeds
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.evals.harness.likelihood_masks import Draw, mask_draws, variance_of
+from partsong.samplers.text.heads import barred, log_probs
+from partsong.samplers.text.loading import load_text_model
+from partsong.samplers.text.model import TextAdapter, TextModel
+
+__all__ = ["Likelihood", "chain_log_likelihood", "log_likelihood"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Likelihood:
+    """Of one answer.
+
+    Attributes:
+        log_likelihood: in nats; an estimate of the bound, or the exact number.
+        standard_error: of that estimate, in nats; 0.0 where nothing was drawn, nan where one draw tells nothing of it.
+        kind: "exact", the model's own log-likelihood; "bound", its lower bound.
+        forwards: of one row each.
+        greedy: whether taking the most likely token each time writes this answer; None where the order would decide.
+    """
+
+    log_likelihood: float
+    standard_error: float
+    kind: Literal["exact", "bound"]
+    forwards: int
+    greedy: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One row of a forward: its tokens, which positions are read, and where the sum goes."""
+
+    answer: int
+    segment: int
+    draw: int
+    tokens: list[int]
+    prompt: int
+    length: int
+    masked: tuple[int, ...]
+    weight: float
+
+
+def log_likelihood(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    *,
+    adapter: Any = None,
+    num_pairs: int = 16,
+    masks: Literal["pairs", "independent"] = "pairs",
+    seed: int | Sequence[int] = 0,
+    batch_size: int = 16,
+) -> list[Likelihood]:
+    """Log-likelihoods of answers given prompts.
+
+    Causal models take one forward per answer. Block diffusion models take their blocks one after another, each given
+    those before it. Answers of which fewer masks exist than would be drawn are enumerated, without error.
+
+    Args:
+        model: whatever `decode` takes, unless its noise is uniform.
+        prompts: token ids of each row; empty where the model reads tokens where they stand.
+        answers: token ids of each row, at least one.
+        adapter: as in `decode`.
+        num_pairs: pairs of complementary masks drawn per answer (per block of one); ``2 num_pairs + 1`` forwards.
+        masks: "pairs", as described above, or "independent", as many masks whose sizes alone are spread evenly, which
+            is LLaDA's own estimator and noisier.
+        seed: the masks are a function of (seed, row). A list gives each row a seed of its own.
+        batch_size: rows in a forward.
+
+    Returns:
+        One for each answer, in order.
+
+    Raises:
+        ArgumentError: rows, tokens or numbers that do not fit.
+        UnsupportedError: a model of uniform noise.
+
+    Source: any-order bound, Hoogeboom et al., arXiv 2110.02037; LLaDA, arXiv 2502.09992.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    >>> llama = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> log_likelihood(llama, [[1, 2]], [[3, 4, 5]])[0].kind
+    'exact'
+    """
+    model, prompts, answers = _checked(model, adapter, prompts, answers)
+    _check_counts(num_pairs=num_pairs, batch_size=batch_size)
+    if masks not in ("pairs", "independent"):
+        raise ArgumentError(f"masks={masks!r}; use 'pairs' or 'independent'")
+    exact, jobs = model.adapter.noise == "none", []
+    for row, row_seed in enumerate(_row_seeds(seed, len(prompts))):
+        prompt, answer = prompts[row], answers[row]
+        for number, (start, end) in enumerate(_segments(model, len(prompt), len(answer))):
+            draws: list[list[Draw]] = [[(tuple(range(end - start)), float(end - start))]]
+            if not exact:
+                draws = mask_draws(end - start, num_pairs, masks, seeds.derive(row_seed, "masks", number))
+            jobs += [
+                _Job(row, number, draw, [*prompt, *answer], len(prompt), end, tuple(start + p for p in places), weight)
+                for draw, group in enumerate(draws)
+                for places, weight in group
+            ]
+    values, best = _run(model, jobs, batch_size)
+    return [
+        Likelihood(
+            log_likelihood=total,
+            standard_error=math.sqrt(variance),
+            kind="exact" if exact else "bound",
+            forwards=sum(job.answer == row for job in jobs),
+            greedy=best[row] if exact else None,
+        )
+        for row, (total, variance) in enumerate(_sums(jobs, values, len(answers)))
+    ]
+
+
+def chain_log_likelihood(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    orders: Sequence[Sequence[int]],
+    *,
+    adapter: Any = None,
+    batch_size: int = 16,
+) -> list[float]:
+    """Log-probabilities of writing answers one token at a time in given orders, a forward per token.
+
+    This is what the bound of `log_likelihood` is the mean of; where all orders agree it is the log-likelihood.
+
+    Args:
+        model: a masked model; as in `log_likelihood`.
+        prompts: as there.
+        answers: as there.
+        orders: per row, the places of the answer, from 0, in the order of writing.
+        adapter: as in `decode`.
+        batch_size: rows in a forward.
+
+    Returns:
+        In nats, one for each answer.
+
+    Raises:
+        ArgumentError: an order that is no permutation of the answer's places, or as in `log_likelihood`.
+        UnsupportedError: a model that is not masked, or whose blocks have an order of their own.
+    """
+    model, prompts, answers = _checked(model, adapter, prompts, answers)
+    _check_counts(batch_size=batch_size)
+    if model.adapter.attention != "full":
+        raise UnsupportedError(f"{model.adapter.name!r} writes in an order of its own; use log_likelihood")
+    if len(orders) != len(answers):
+        raise ArgumentError(f"{len(orders)} orders for {len(answers)} answers; give one for each")
+    jobs = []
+    for row, (prompt, answer, order) in enumerate(zip(prompts, answers, orders, strict=True)):
+        if sorted(order) != list(range(len(answer))):
+            raise ArgumentError(f"order {row} is {list(order)}; use each of 0 to {len(answer) - 1} once")
+        whole = [*prompt, *answer]
+        for step in range(len(order)):
+            masked = tuple(len(prompt) + place for place in order[step:])
+            jobs.append(_Job(row, 0, step, whole, len(prompt), len(whole), masked, 1.0))
+    # Only the token that is written next counts.
+    values, _ = _run(model, jobs, batch_size, first_only=True)
+    return [total for total, _ in _sums(jobs, values, len(answers))]
+
+
+def _sums(jobs: Sequence[_Job], values: Sequence[float], answers: int) -> list[tuple[float, float]]:
+    """What belongs to each answer, added up, and the variance of that."""
+    totals = [0.0] * answers
+    groups: list[dict[int, dict[int, float]]] = [{} for _ in range(answers)]
+    for job, value in zip(jobs, values, strict=True):
+        totals[job.answer] += value
+        draws = groups[job.answer].setdefault(job.segment, {})
+        draws[job.draw] = draws.get(job.draw, 0.0) + value
+    return [
+        (
+            total,
+            sum(variance_of([value for draw, value in sorted(draws.items()) if draw > 0]) for draws in mine.values()),
+        )
+        for total, mine in zip(totals, groups, strict=True)
+    ]
+
+
+def _checked(
+    model: Any, adapter: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> tuple[TextModel, list[list[int]], list[list[int]]]:
+    if adapter is not None or not hasattr(model, "key_store"):
+        model = load_text_model(model, adapter=adapter)
+    if model.adapter.noise == "uniform":
+        raise UnsupportedError(
+            f"models of the family {model.adapter.name!r} start from random tokens, for which there is no bound here"
+        )
+    asked, answered = _rows("prompt", prompts, model), _rows("answer", answers, model)
+    if len(asked) != len(answered):
+        raise ArgumentError(f"{len(asked)} prompts and {len(answered)} answers; give one answer for each")
+    most = model.max_positions
+    for row, (prompt, answer) in enumerate(zip(asked, answered, strict=True)):
+        if not answer:
+            raise ArgumentError(f"answer {row} is empty; give at least one token")
+        if model.adapter.noise == "mask" and model.mask_token_id in answer:
+            raise ArgumentError(f"answer {row} has the mask token {model.mask_token_id}, which is never written")
+        if model.adapter.shifted and not prompt:
+            raise ArgumentError(f"prompt {row} is empty, but this model reads a token at the place before it; give one")
+        if most is not None and len(prompt) + len(answer) > most:
+            raise ArgumentError(f"row {row} has {len(prompt) + len(answer)} tokens, the model has {most} positions")
+    return model, asked, answered
+
+
+def _rows(name: str, rows: Sequence[Sequence[int]], model: TextModel) -> list[list[int]]:
+    found = [list(map(int, row)) for row in rows]
+    for number, row in enumerate(found):
+        wrong = [token for token in row if not 0 <= token < model.vocab_size]
+        if wrong:
+            raise ArgumentError(f"{name} {number} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
+    return found
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}={value!r}; use a positive integer")
+
+
+def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    if isinstance(seed, int):
+        return [seeds.derive(seed, "row", row) for row in range(rows)]
+    if len(seed) != rows:
+        raise ArgumentError(f"seed lists {len(seed)} seeds for {rows} answers; give one for each, or a single one")
+    return [seeds.check_seed(one) for one in seed]
+
+
+# --- forwards ---------------------------------------------------------------------------------------------------------
+
+
+def _segments(model: TextModel, prompt: int, answer: int) -> list[tuple[int, int]]:
+    """Where what is bounded at once begins and ends: the answer, or its part of each block."""
+    adapter = model.adapter
+    if adapter.attention != "block_causal":
+        return [(prompt, prompt + answer)]
+    assert adapter.block_size is not None
+    origin = prompt if adapter.block_origin == "prompt" else 0
+    first = prompt + adapter.block_size - (prompt - origin) % adapter.block_size
+    edges = [prompt, *range(first, prompt + answer, adapter.block_size), prompt + answer]
+    return list(itertools.pairwise(edges))
+
+
+@torch.no_grad()
+def _run(
+    model: TextModel, jobs: Sequence[_Job], batch_size: int, *, first_only: bool = False
+) -> tuple[list[float], list[bool]]:
+    """Per job the weighted mean log-probability of its masked tokens and whether they are the most likely ones.
+
+    With `first_only` the first of its masked tokens alone is read.
+    """
+    values, best = [0.0] * len(jobs), [False] * len(jobs)
+    # The mask token is no answer, here as when a text is decoded.
+    masks = (model.mask_token_id,) if model.adapter.noise == "mask" and model.mask_token_id is not None else ()
+    bias = barred(model.head, masks)
+    order = sorted(range(len(jobs)), key=lambda index: -jobs[index].length)
+    for low in range(0, len(order), batch_size):
+        here = order[low : low + batch_size]
+        reads = [job.masked[:1] if first_only else job.masked for job in (jobs[index] for index in here)]
+        hidden, tokens = _hidden(model, [jobs[index] for index in here], reads)
+        logprobs, argmax = log_probs(model.head, hidden, tokens, bias)
+        counts = [len(read) for read in reads]
+        parts = zip(here, logprobs.double().split(counts), (argmax == tokens).split(counts), strict=True)
+        for index, part, hits in parts:
+            values[index], best[index] = jobs[index].weight * float(part.mean()), bool(hits.all())
+    return values, best
+
+
+def _hidden(model: TextModel, jobs: Sequence[_Job], reads: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Hidden states `[M, C]` the tokens at some positions are read from, row by row, and those tokens `[M]`."""
+    adapter, device = model.adapter, model.device
+    length = max(job.length for job in jobs)
+    tokens = torch.zeros(len(jobs), length, dtype=torch.int64)
+    for row, job in enumerate(jobs):
+        tokens[row, : job.length] = torch.tensor(job.tokens[: job.length])
+    wanted = torch.cat([tokens[row, list(read)] for row, read in enumerate(reads)])
+    if adapter.noise == "mask":
+        assert model.mask_token_id is not None
+        for row, job in enumerate(jobs):
+            tokens[row, list(job.masked)] = model.mask_token_id
+    places = torch.arange(length)
+    inside = places < torch.tensor([job.length for job in jobs])[:, None]
+    group = _groups(adapter, places, torch.tensor([job.prompt for job in jobs]))
+    visible = (group[:, None, :] <= group[:, :, None]) & inside[:, None, :]
+    visible |= torch.eye(length, dtype=torch.bool)  # a filler sees itself, so that nothing is divided by zero
+    positions = places.expand(len(jobs), -1)
+    hidden = model.forward(tokens.to(device), positions.to(device), positions.to(device), visible.to(device), None)
+    rows = torch.cat([torch.full((len(read),), row) for row, read in enumerate(reads)])
+    at = torch.cat([torch.tensor(read) for read in reads]) - int(adapter.shifted)
+    return hidden[rows.to(device), at.to(device)], wanted.to(device)
+
+
+def _groups(adapter: TextAdapter, places: Tensor, prompts: Tensor) -> Tensor:
+    """Int64 `[B, L]`: a token sees those of its own and of lower groups."""
+    if adapter.attention == "full":
+        return torch.zeros(len(prompts), len(places), dtype=torch.int64)
+    if adapter.attention == "causal":
+        return places.expand(len(prompts), -1)
+    assert adapter.block_size is not None
+    origin = prompts if adapter.block_origin == "prompt" else torch.zeros_like(prompts)
+    return (places - origin[:, None]).div(adapter.block_size, rounding_mode="floor")

@@ -1,0 +1,1 @@
+"""Studies of the zoo's models: drift, memory, and quality of videos."""

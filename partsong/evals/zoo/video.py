@@ -1,0 +1,171 @@
+"""Long videos of the zoo by every method: facts, identity, block borders, time, memory and bytes, in one table."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from partsong import zoo
+from partsong.jobs.compare import gather
+from partsong.jobs.video_run import Film, shoot
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.samplers import sliding_windows
+from partsong.seeds import generators
+
+__all__ = ["Case", "study"]
+
+#: The serial way to a long video that the others are compared with.
+BASELINE = "sliding windows"
+#: Latent frames of the zoo's training videos, and from one window to the next.
+WINDOW, STRIDE = 16, 8
+SHEET_FRAMES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A method.
+
+    Attributes:
+        model: of the zoo.
+        strategy: what makes the video long; None is the baseline, on one rank.
+    """
+
+    model: str
+    strategy: Strategy | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return BASELINE if self.strategy is None else repr(self.strategy)
+
+
+def study(
+    cases: Sequence[Case], *, nproc: int, frames: int = 161, num_captions: int = 20, seed: int = 1
+) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    """Samples a long video for each of some fresh captions with each method.
+
+    Args:
+        cases: the methods, each on all ranks.
+        nproc: ranks, one thread each.
+        frames: of each video.
+        num_captions: fresh captions, one video each.
+        seed: of captions and noise.
+
+    Returns:
+        A row per case: ``case model nproc num_captions frames facts_read identity_kept border_jump_ratio
+        border_jump_typical trend_colour trend_size seconds first_frame_seconds peak_memory_mb bytes_sent``; seconds and
+        bytes (of the rank that sends most) per video, fractions over captions, ratios and trends as medians. And for
+        each case a strip of frames of the first caption.
+    """
+    return launch(_on_rank, nproc, tuple(cases), frames, num_captions, seed)
+
+
+def _on_rank(
+    cases: tuple[Case, ...], frames: int, num_captions: int, seed: int
+) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    world, rows, strips = int(os.environ.get("WORLD_SIZE", "1")), [], []
+    for case in cases:
+        pipe: Any = zoo.load(case.model)
+        pipe.set_progress_bar_config(disable=True)
+        degrees: dict[str, Any] = {"data": world} if case.strategy is None else mesh_for((case.strategy,), world)
+        with Mesh(**degrees, timeout=1800.0) as mesh:
+            films, sent = _films(case, pipe, mesh, frames, num_captions, seed)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+            spent = gather(mesh, [sent, peak], "end of a case")
+            if mesh.is_main:
+                row = {"case": case.name, "model": case.model, "nproc": 1 if case.strategy is None else world}
+                used = {
+                    "bytes_sent": max(row[0] for row in spent) / num_captions,
+                    "peak_memory_mb": [row[1] for row in spent],
+                }
+                rows.append(row | _scores(case, films, num_captions, seed, world) | used)
+                strips.append(_strip(films[0]))
+    return rows, strips
+
+
+def _films(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, seed: int) -> tuple[list[Film], float]:
+    row, films = zoo.MODELS[case.model], []
+    draws = generators(seed, num_captions)
+    calls = [
+        {**row.defaults, "num_frames": frames, "prompt": caption, "generator": draw}
+        for caption, draw in zip(row.task.captions(num_captions, seed), draws, strict=True)
+    ]
+    with Ledger(flops=False) as ledger:
+        if case.strategy is None:
+            if mesh.is_main:
+                films = [shoot(_Windows(pipe), call) for call in calls]
+        else:
+            with parallelize(pipe, case.strategy, mesh=mesh) as plan:
+                films = [shoot(plan, call, keeps=mesh.is_main) for call in calls]
+    return films, ledger.summary().get("bytes_sent", 0.0)
+
+
+class _Windows:
+    """The baseline as something to call."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def __call__(self, **arguments: Any) -> Any:
+        return sliding_windows(self.pipe, window=WINDOW, stride=STRIDE, **arguments)
+
+
+def _borders(case: Case, film: Film, factor: int, world: int) -> list[int]:
+    """Where parts of the video meet: blocks as they came, clips as ranks had them, windows as they began."""
+    if film.borders:
+        return film.borders
+    latents = (film.num_frames - 1) // factor + 1
+    if case.strategy is None:
+        starts = range(STRIDE, latents - WINDOW + 1, STRIDE)
+    else:
+        starts = offsets(split_sizes(latents, max(world, 2)))[1:]
+    return [1 + factor * (start - 1) for start in starts]
+
+
+def _scores(case: Case, films: list[Film], num_captions: int, seed: int, world: int) -> dict[str, Any]:
+    task, factor = zoo.MODELS[case.model].task, 2
+    facts, identity, jumps, typical, trends = [], [], [], [], []
+    for caption, film in zip(task.captions(num_captions, seed), films, strict=True):
+        video = np.concatenate(film.frames)
+        facts += list(task.facts(caption, video).values())
+        identity.append(task.identity_kept(caption, video))
+        found = task.border_jumps(video, _borders(case, film, factor, world))
+        jumps.append(found.ratio)
+        typical.append(found.typical)
+        try:
+            trends.append(task.trend(video))
+        except ValueError:  # nothing in it can be followed, which facts and identity tell
+            continue
+    return {
+        "num_captions": num_captions,
+        "frames": films[0].num_frames,
+        "facts_read": float(np.mean(facts)),
+        "identity_kept": float(np.mean(identity)),
+        "border_jump_ratio": statistics.median(jumps),
+        "border_jump_typical": statistics.median(typical),
+        "trend_colour": statistics.median(t["colour"] for t in trends) if trends else None,
+        "trend_size": statistics.median(t["size"] for t in trends) if trends else None,
+        "seconds": statistics.median(film.seconds for film in films),
+        "first_frame_seconds": statistics.median(film.first for film in films),
+    }
+
+
+def _strip(film: Film) -> np.ndarray:
+    """Evenly spaced frames of a film, side by side, `[H, W * n, 3]`."""
+    video = np.concatenate(film.frames)
+    chosen = np.linspace(0, len(video) - 1, SHEET_FRAMES).round().astype(int)
+    return np.concatenate(list(video[chosen]), axis=1)

@@ -1,0 +1,216 @@
+"""One job of ``partsong image``: load a pipeline on every rank, sample, compare with the serial twin, write files."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from partsong import zoo
+from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.jobs.compare import Images, Run, drift, parallel_run, serial_run
+from partsong.outputs import save_images
+from partsong.parallel import Mesh, Plan, Strategy
+from partsong.progress import progress
+from partsong.samplers.generate import check_arguments, generate
+from partsong.seeds import generators
+
+__all__ = ["ImageJob", "facts_read", "load_pipeline", "pipeline_class", "quiet", "run_image"]
+
+#: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
+PATIENCE = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageJob:
+    """What to sample; plain values, so that it can be sent to ranks.
+
+    Attributes:
+        folder: a diffusers pipeline folder.
+        pipeline: class name of the pipeline.
+        zoo_name: name of the zoo model, if it is one: its reader then scores the images.
+        prompt: what to draw, or the number of a class for class-conditional pipelines.
+        arguments: further arguments of the pipeline call.
+        num_images: images of the one prompt.
+        strategies: what to attach.
+        degrees: size of each mesh axis.
+        seed: image i draws its noise from the seed and i.
+        dtype: type of weights and arithmetic.
+        threads: threads per rank; None leaves torch's choice.
+        compare: run the serial twin too.
+        out: PNG to write.
+        ledger: JSONL to write.
+    """
+
+    folder: Path
+    pipeline: str
+    zoo_name: str | None = None
+    prompt: str | int
+    arguments: Mapping[str, Any]
+    num_images: int = 1
+    strategies: tuple[Strategy, ...] = ()
+    degrees: Mapping[str, Any]
+    seed: int = 0
+    dtype: str = "float32"
+    threads: int | None = None
+    compare: bool = False
+    out: Path
+    ledger: Path | None = None
+
+
+def run_image(job: ImageJob) -> dict[str, Any]:
+    """Samples a job on this rank; rank 0 writes the images.
+
+    Returns:
+        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+
+    Raises:
+        ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
+        UnsupportedError: the pipeline makes no images.
+    """
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    quiet()
+    _check_call(job)
+    with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
+        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
+        pipe.set_progress_bar_config(disable=progress(0).disable)
+
+        def draw(target: Any, steps: int | None) -> Images:
+            return _draw(job, target, steps)
+
+        serial = serial_run(pipe, mesh, draw) if job.compare else None
+        run = parallel_run(pipe, job.strategies, mesh, draw, warm_up=job.compare, ledger=job.ledger)
+        return _report(job, run, serial) if mesh.is_main else {}
+
+
+def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
+    """Loads a pipeline folder: safetensors only, no code from the folder, no network.
+
+    Args:
+        folder: a diffusers pipeline folder.
+        pipeline: class name of the pipeline, one of diffusers' own.
+        dtype: name of a torch floating-point type.
+
+    Raises:
+        ArgumentError: diffusers cannot read it; says why.
+        UnsupportedError: this diffusers has no such pipeline.
+    """
+    kind = pipeline_class(pipeline)
+    try:
+        with warnings.catch_warnings():
+            # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
+            warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
+            return kind.from_pretrained(
+                folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
+            )
+    except PartsongError:
+        raise
+    except Exception as error:
+        raise ArgumentError(f"the model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
+    """The share of a caption's facts that hold in the images; None when the model has no reader or it cannot parse."""
+    if name is None:
+        return None
+    found = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
+    known = [share for share in found if share is not None]
+    return float(np.mean(known)) if known else None
+
+
+def quiet() -> None:
+    """Leaves standard error to partsong: this process samples one job and reports itself."""
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
+    # tqdm's own lock is shared between processes and is reported as leaked when a failing rank leaves at once.
+    tqdm.set_lock(threading.RLock())
+
+
+def pipeline_class(name: str) -> Any:
+    """The class of diffusers that a folder names.
+
+    Raises:
+        UnsupportedError: this diffusers has no such pipeline.
+    """
+    import diffusers
+
+    kind = getattr(diffusers, name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
+        raise UnsupportedError(
+            f"the folder asks for the pipeline {name!r}, which diffusers {diffusers.__version__} does not have; "
+            "upgrade diffusers (pipelines that bring their own code are not run)"
+        )
+    return kind
+
+
+def _check_call(job: ImageJob) -> None:
+    pipeline = pipeline_class(job.pipeline)
+    known = inspect.signature(pipeline.__call__).parameters
+    if "num_frames" in known:
+        raise UnsupportedError(f"{job.pipeline} makes films, not images; partsong image samples image pipelines")
+    if "prompt" not in known and "class_labels" not in known:
+        raise UnsupportedError(f"{job.pipeline} takes no prompt; partsong image samples text-to-image pipelines")
+    check_arguments(pipeline, job.arguments)
+
+
+def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
+    arguments = dict(job.arguments)
+    if steps is not None:
+        arguments["num_inference_steps"] = min(steps, arguments.get("num_inference_steps", steps))
+    arguments["generator"] = generators(job.seed, job.num_images)
+    if isinstance(job.prompt, int):
+        arguments["class_labels"] = [job.prompt] * job.num_images
+    else:
+        # A list instead of num_images_per_prompt, which some pipelines do not have.
+        arguments["prompt"] = job.prompt
+        texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
+        arguments |= {name: [text] * job.num_images for name, text in texts.items()}
+    try:
+        if isinstance(target, Plan):
+            return np.asarray(generate(target, **arguments, output_type="np").images)
+        return np.asarray(target(**arguments, output_type="np").images)
+    except PartsongError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{job.pipeline} refused the call: {error}") from error
+
+
+def _report(job: ImageJob, run: Run, serial: Run | None) -> dict[str, Any]:
+    paths = save_images(list(run.images), job.out)
+    values: dict[str, Any] = {
+        "seconds": run.seconds,
+        "out": paths[0],
+        "images": paths,
+        "class": run.kind,
+        "psnr_to_serial": None,
+        "max_abs_diff": None,
+        "facts_read": facts_read(job.zoo_name, str(job.prompt), run.images),
+        "bytes_sent": run.bytes_sent,
+        "seconds_waiting": run.seconds_waiting,
+        "threads": torch.get_num_threads(),
+        "explanation": run.explanation,
+    }
+    if serial is not None:
+        apart = drift(run.images, serial.images)
+        values |= {
+            "seconds_serial": serial.seconds,
+            "speedup": serial.seconds / run.seconds,
+            "psnr_to_serial": apart.psnr,
+            "psnr_to_serial_worst": apart.psnr_worst,
+            "max_abs_diff": apart.max_abs_diff,
+            "facts_read_serial": facts_read(job.zoo_name, str(job.prompt), serial.images),
+        }
+    return values

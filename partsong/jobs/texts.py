@@ -1,0 +1,304 @@
+"""One job of ``partsong text``: load a model and its tokenizer, decode a prompt, compare with one token per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partsong import zoo
+from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.knobs import format_knobs
+from partsong.ledger import Ledger
+from partsong.samplers.text import (
+    CACHES,
+    RULES,
+    Decoded,
+    NoCache,
+    Quota,
+    Rule,
+    Step,
+    TextCache,
+    decode_steps,
+    load_text_model,
+)
+from partsong.samplers.text.request import Request, check_request
+
+__all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "prepare_text", "run_text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextJob:
+    """What to decode.
+
+    Attributes:
+        folder: a checkpoint folder with a tokenizer.
+        zoo_name: name of the zoo model, if it is one: its reader then judges the answer.
+        prompt: what to answer or continue; mask tokens in it are filled in.
+        adapter: as in `decode`.
+        rule: as in `decode`.
+        cache: as in `decode`.
+        max_new_tokens: as in `decode`; None for a zoo model is the longest answer it was made for.
+        block_size: as in `decode`.
+        open_blocks: as in `decode`.
+        temperature: as in `decode`.
+        seed: as in `decode`.
+        chat: whether the prompt goes through the tokenizer's chat template; None: where there is one.
+        template: what must stand after the prompt, the tokenizer's mask token for gaps.
+        dtype: name of a torch type; None is the checkpoint's.
+        device: None is the first GPU, or the CPU.
+        threads: None leaves torch's choice.
+        compare: decode one token per step as well.
+        ledger: JSONL to write.
+    """
+
+    folder: Path
+    zoo_name: str | None = None
+    prompt: str
+    adapter: str | None = None
+    rule: Rule | None = None
+    cache: TextCache | None = None
+    max_new_tokens: int | None = None
+    block_size: int | None = None
+    open_blocks: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+    chat: bool | None = None
+    template: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    compare: bool = False
+    ledger: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedText:
+    """A job that is ready to run.
+
+    Attributes:
+        job: what was asked for.
+        tokenizer: of the model.
+        ids: the prompt's tokens.
+        request: `decode`'s arguments, checked, defaults filled in.
+        options: the same as keywords of `decode_steps`.
+    """
+
+    job: TextJob
+    tokenizer: Any
+    ids: list[int]
+    request: Request
+    options: dict[str, Any]
+
+    @property
+    def kept(self) -> list[int]:
+        """Tokens of the prompt that belong to the text: those before its first gap, none where it has no gap."""
+        prompt = self.request.prompts[0]
+        return prompt if len(prompt) < len(self.ids) else []
+
+    def spell(self, tokens: list[int]) -> str:
+        """Tokens as text, special ones left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def prepare_text(job: TextJob) -> LoadedText:
+    """Loads what a job needs and checks all of it before the first forward; the tokenizer comes before the weights.
+
+    Raises:
+        ArgumentError: a tokenizer, chat template or model that cannot be read; a prompt or knob that does not fit.
+        UnsupportedError: a rule or cache that the model cannot honour.
+    """
+    tokenizer = load_tokenizer(job.folder)
+    ids = _prompt_ids(job, tokenizer)
+    model = open_text_model(
+        job.folder, adapter=job.adapter, dtype=job.dtype, device=job.device, threads=job.threads, zoo_name=job.zoo_name
+    )
+    options: dict[str, Any] = {
+        "rule": job.rule,
+        "cache": job.cache,
+        "max_new_tokens": job.max_new_tokens,
+        "block_size": job.block_size,
+        "open_blocks": job.open_blocks,
+        "temperature": job.temperature,
+        "seed": job.seed,
+    }
+    if job.template is not None:
+        options["template"] = [_template_ids(job, tokenizer, model)]
+    elif job.max_new_tokens is None and job.zoo_name is not None and model.mask_token_id not in ids:
+        options["max_new_tokens"] = zoo.MODELS[job.zoo_name].defaults["canvas"]
+    if job.compare and model.adapter.noise == "uniform":
+        raise UnsupportedError("models of uniform noise have no decoding of one token per step; leave --compare out")
+    request = check_request(model, [ids], **options)
+    return LoadedText(job=job, tokenizer=tokenizer, ids=ids, request=request, options=options)
+
+
+def open_text_model(
+    folder: Path,
+    *,
+    adapter: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    zoo_name: str | None = None,
+) -> Any:
+    """The `TextModel` of a folder; arguments as in `TextJob`. Standard error is left to the caller."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # A zoo model is too small to need several.
+    if threads or zoo_name:
+        torch.set_num_threads(threads or 1)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_text_model(
+        folder, adapter=adapter, dtype=None if dtype is None else getattr(torch, dtype), device=device
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint folder; no code of the folder is run.
+
+    Raises:
+        ArgumentError: there is none that can be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ArgumentError(f"the tokenizer in {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) -> dict[str, Any]:
+    """Decodes a job.
+
+    Args:
+        loaded: from `prepare_text`.
+        watch: is shown every step; the time it takes is not counted.
+
+    Returns:
+        The measured values by their JSON names. ``tokens``, ``answer_tokens`` and what follows from them count what was
+        decided, up to and with the end of the text, and not what a template gives; ``tokens_per_forward`` is of the
+        forwards that denoise, ``answer_tokens_per_forward`` of all. Loading is not timed.
+    """
+    job, request = loaded.job, loaded.request
+    serial = {**loaded.options, "rule": Quota(), "cache": NoCache(), "open_blocks": 1}
+    watched = watch is not None or job.ledger is not None
+    if job.compare:  # what a first forward costs once is paid here
+        for options in (loaded.options, serial):
+            next(decode_steps(request.model, [loaded.ids], **options))
+    decoded, seconds = _timed(loaded, loaded.options, watched, watch, job.ledger)
+    tokens, cost = decoded.tokens[0], decoded.summary()
+    written = sum(given is None for given in request.answers[0][: len(tokens)])
+    values: dict[str, Any] = {
+        **cost,
+        "text": loaded.spell([*loaded.kept, *tokens]),
+        "token_ids": tokens,
+        "answer_tokens": written,
+        "answer_tokens_per_forward": written / sum(cost["forwards"].values()),
+        "seconds": seconds,
+        "tokens_per_second": written / seconds,
+        "steps": decoded.steps,
+        "stopped": decoded.stopped[0],
+        "rule": format_knobs(request.rule, RULES),
+        "cache": format_knobs(request.cache, CACHES),
+        "adapter": request.model.adapter.name,
+        "temperature": request.temperature,
+        "threads": torch.get_num_threads(),
+        "device": str(request.model.device),
+    }
+    values["valid"] = _valid(job, values["text"])
+    return values | (_compared(loaded, serial, values, watched) if job.compare else {})
+
+
+def _timed(
+    loaded: LoadedText,
+    options: dict[str, Any],
+    watched: bool,
+    watch: Callable[[Step], None] | None = None,
+    ledger: Path | None = None,
+) -> tuple[Decoded, float]:
+    """Decodes, and the seconds it took without those of the watcher; a ledger record per step."""
+    steps = decode_steps(loaded.request.model, [loaded.ids], watched=watched, **options)
+    seconds = 0.0
+    with Ledger(ledger) as records:
+        while True:
+            start = time.perf_counter()
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                return end.value, seconds + time.perf_counter() - start
+            spent = time.perf_counter() - start
+            seconds += spent
+            records.count(tokens=sum(event.kind == "commit" for event in step.events), seconds_compute=spent)
+            records.step()
+            if watch is not None:
+                watch(step)
+
+
+def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any], watched: bool) -> dict[str, Any]:
+    decoded, seconds = _timed(loaded, serial, watched)
+    tokens = decoded.tokens[0]
+    text = loaded.spell([*loaded.kept, *tokens])
+    return {
+        "seconds_serial": seconds,
+        "speedup": seconds / values["seconds"],
+        "text_serial": text,
+        "forwards_serial": sum(decoded.summary()["forwards"].values()),
+        "token_ids_serial": tokens,
+        # Place by place; the shorter text ends the comparison.
+        "tokens_agreeing": sum(a == b for a, b in zip(values["token_ids"], tokens, strict=False)),
+        "same_text": values["token_ids"] == tokens,
+        "valid_serial": _valid(loaded.job, text),
+    }
+
+
+def _valid(job: TextJob, text: str) -> bool | None:
+    """Whether a zoo model's answer is right; None where nobody can tell."""
+    if job.zoo_name is None:
+        return None
+    try:
+        return bool(zoo.MODELS[job.zoo_name].task.check(job.prompt, text))
+    except ArgumentError:  # a prompt with gaps, which the reader does not read
+        return None
+
+
+def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if job.chat and not has_template:
+        raise ArgumentError(f"--chat: the tokenizer in {job.folder} has no chat template; leave it out")
+    if job.zoo_name is not None and (tokenizer.mask_token is None or tokenizer.mask_token not in job.prompt):
+        zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # a word it does not know would be answered all the same
+    if not (has_template if job.chat is None else job.chat) or not job.prompt:
+        return _plain_ids(job.prompt, tokenizer)
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": job.prompt}], tokenize=False, add_generation_prompt=True
+        )
+    except PartsongError:
+        raise
+    except Exception as error:
+        raise ArgumentError(f"the chat template refuses the prompt ({error}); use --no-chat") from error
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _plain_ids(prompt: str, tokenizer: Any) -> list[int]:
+    """With what the tokenizer puts in front; what it puts behind is left out where the text goes on there."""
+    bare, whole = (list(tokenizer(prompt, add_special_tokens=special).input_ids) for special in (False, True))
+    if tokenizer.mask_token_id in bare:
+        return whole
+    ends = [at + len(bare) for at in range(len(whole)) if whole[at : at + len(bare)] == bare]
+    return whole[: ends[0]] if ends else whole
+
+
+def _template_ids(job: TextJob, tokenizer: Any, model: Any) -> list[int]:
+    ids = list(tokenizer(job.template, add_special_tokens=False).input_ids)
+    mask = model.mask_token_id if model.adapter.noise == "mask" else None
+    if mask not in ids and job.max_new_tokens is None:
+        how = "it has no mask token, so" if mask is None else f"write {tokenizer.decode([mask])} for every gap, or"
+        raise ArgumentError(f"--template has no gap to fill: {how} give --max-new-tokens for what follows it")
+    return ids

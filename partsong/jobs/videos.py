@@ -1,0 +1,183 @@
+"""One job of ``partsong video``: load a pipeline on every rank, sample, write frames as they are done, measure."""
+
+from __future__ import annotations
+
+import inspect
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from partsong import zoo
+from partsong.errors import UnsupportedError
+from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
+from partsong.jobs.images import PATIENCE, load_pipeline, pipeline_class, quiet
+from partsong.jobs.video_run import Film, shoot
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Plan, Strategy, parallelize
+from partsong.progress import progress
+from partsong.samplers.generate import check_arguments
+from partsong.seeds import generators
+from partsong.videos import VideoWriter
+
+__all__ = ["VideoJob", "run_video"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoJob:
+    """What to sample; plain values, so that it can be sent to ranks.
+
+    Attributes:
+        folder: a diffusers pipeline folder.
+        pipeline: class name of the pipeline.
+        zoo_name: name of the zoo model, if it is one: its reader then scores the film.
+        prompt: what to show.
+        arguments: further arguments of the pipeline call, ``num_frames`` among them where it is not the default.
+        strategies: what to attach.
+        degrees: size of each mesh axis.
+        seed: of the noise.
+        dtype: type of weights and arithmetic.
+        threads: threads per rank; None leaves torch's choice.
+        compare: run the serial twin too.
+        out: film to write, or a folder.
+        fps: frames per second of the film.
+        ledger: JSONL to write.
+        journal: folder for the run's progress, to go on from.
+    """
+
+    folder: Path
+    pipeline: str
+    zoo_name: str | None = None
+    prompt: str
+    arguments: Mapping[str, Any]
+    strategies: tuple[Strategy, ...] = ()
+    degrees: Mapping[str, Any]
+    seed: int = 0
+    dtype: str = "float32"
+    threads: int | None = None
+    compare: bool = False
+    out: Path
+    fps: float = 16.0
+    ledger: Path | None = None
+    journal: Path | None = None
+
+
+def run_video(job: VideoJob) -> dict[str, Any]:
+    """Samples a job on this rank; rank 0 writes the film.
+
+    Returns:
+        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+
+    Raises:
+        ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
+        UnsupportedError: the pipeline makes no films.
+        OutputError: the film cannot be written to its end; what was written plays.
+    """
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    quiet()
+    _check_call(job)
+    with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
+        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
+        pipe.set_progress_bar_config(disable=progress(0).disable)
+        keeps = job.compare or job.zoo_name is not None
+        serial = _serial(job, pipe, mesh) if job.compare else None
+        with parallelize(pipe, *job.strategies, mesh=mesh) as plan:
+            if job.compare:
+                _sample(replace(job, arguments=_short(job), journal=None), plan, None, keeps=False)
+            gather(mesh, [0.0], "start of the timed run")
+            writer = VideoWriter(job.out, fps=job.fps) if mesh.is_main else None
+            with Ledger(job.ledger) as records:
+                film = _sample(job, plan, writer, keeps=keeps and mesh.is_main)
+            spent = records.summary()
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+            if mesh.device.type == "cuda":
+                peak = torch.cuda.max_memory_allocated(mesh.device) / 2**20
+            row = [film.seconds, spent["bytes_sent"], spent["seconds_waiting"], peak]
+            rows = gather(mesh, row, "end of the timed run")
+            return _report(job, plan, film, rows, serial) if mesh.is_main else {}
+
+
+def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> Film | None:
+    """The same video on rank 0 alone while the others wait: the pipeline itself, or the same loop on one rank."""
+    film = None
+    if mesh.is_main:
+        twins = [strategy for strategy in job.strategies if strategy.loops_alone]
+        if twins:
+            with parallelize(pipe, *(_alone(strategy) for strategy in twins), mesh=mesh.alone()) as plan:
+                film = _sample(replace(job, journal=None), plan, None, keeps=True)
+        else:
+            film = _sample(job, pipe, None, keeps=True)
+    gather(mesh, [0.0], "wait for the serial twin")
+    return film
+
+
+def _alone(strategy: Strategy) -> Strategy:
+    """The strategy on one rank."""
+    degrees = {name: 1 for name in ("degree", "pipe_degree") if hasattr(strategy, name)}
+    shares = {"layers": None} if hasattr(strategy, "layers") else {}
+    return replace(strategy, **degrees, **shares)  # type: ignore[type-var]
+
+
+def _short(job: VideoJob) -> dict[str, Any]:
+    steps = job.arguments.get("num_inference_steps", WARM_UP_STEPS)
+    return {**job.arguments, "num_inference_steps": min(WARM_UP_STEPS, steps)}
+
+
+def _check_call(job: VideoJob) -> None:
+    pipeline = pipeline_class(job.pipeline)
+    known = inspect.signature(pipeline.__call__).parameters
+    if "num_frames" not in known or "prompt" not in known:
+        raise UnsupportedError(f"{job.pipeline} takes no prompt and num_frames; partsong video samples text to video")
+    check_arguments(pipeline, job.arguments)
+
+
+def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> Film:
+    arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0]}
+    return shoot(target, arguments, journal=job.journal, writer=writer, keeps=keeps)
+
+
+def _report(job: VideoJob, plan: Plan, film: Film, rows: list[list[float]], serial: Film | None) -> dict[str, Any]:
+    seconds = max(row[0] for row in rows)
+    values: dict[str, Any] = {
+        "seconds": seconds,
+        "out": job.out,
+        "class": plan.kind,
+        "frames": film.num_frames,
+        "frames_per_second": film.num_frames / seconds,
+        "first_frame_seconds": film.first,
+        "bytes_sent": [int(row[1]) for row in rows],
+        "seconds_waiting": [row[2] for row in rows],
+        "peak_memory_mb": [row[3] for row in rows],
+        "threads": torch.get_num_threads(),
+        "explanation": str(plan.explain()) if any(d.seen.known for d in plan.denoisers) else "",
+        **_scores(job, film),
+    }
+    if serial is not None:
+        apart = drift(np.concatenate(film.frames), np.concatenate(serial.frames))
+        values |= {
+            "seconds_serial": serial.seconds,
+            "speedup": serial.seconds / seconds,
+            "psnr_to_serial": apart.psnr,
+            "psnr_to_serial_worst": apart.psnr_worst,
+            "max_abs_diff": apart.max_abs_diff,
+            "facts_read_serial": _scores(job, serial)["facts_read"],
+        }
+    return values
+
+
+def _scores(job: VideoJob, film: Film) -> dict[str, Any]:
+    """What the zoo's reader finds; None where the model has no reader or it cannot parse the prompt."""
+    found: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
+    if job.zoo_name is None:
+        return found
+    task, frames = zoo.MODELS[job.zoo_name].task, np.concatenate(film.frames)
+    found["facts_read"] = task.facts_read(job.prompt, frames)
+    if found["facts_read"] is not None:
+        found["identity_kept"] = task.identity_kept(job.prompt, frames)
+        found["border_jump_ratio"] = task.border_jumps(frames, film.borders).ratio if film.borders else None
+    return found

@@ -1,0 +1,1 @@
+"""Reads, checks and counts answers: extraction, arithmetic, votes, and sandboxes for programs."""

@@ -1,0 +1,210 @@
+r"""Is a model's answer the right one? Numbers are compared exactly here, formulas in a process that can be killed.
+
+A verdict is "right", "wrong" or "undecided", and undecided counts as wrong: the comparison hung, grew, or made no
+sense of the answer. Formulas go to math-verify, which works with a computer algebra system: an innocent-looking answer
+such as ``9^{9^{9}}`` keeps it busy for ever. So it runs in processes of its own, each answer has a deadline, and a
+process that misses it is killed and replaced. Threads are no place for it: its timers are signals, and a thread cannot
+be killed.
+
+>>> same_number("0.50", "1/2"), same_number("1/2", "half")
+(True, None)
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from types import TracebackType
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
+from partsong.reasoning.answers.checking_process import CheckerProcess, CheckingError
+from partsong.reasoning.answers.extract import normal_math
+
+__all__ = ["CheckingError", "MathChecker", "Verdict", "same_number", "shared_checker"]
+
+#: Longer answers are not compared: no formula of a textbook is.
+MAX_ANSWER = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a comparison.
+
+    Attributes:
+        right: the answer is the gold one; False where nobody could tell.
+        decided: False where it was stopped or made no sense of.
+        reason: how it was decided, or why not.
+        seconds: it took.
+    """
+
+    right: bool
+    decided: bool = True
+    reason: str = "compared"
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.right
+
+
+def same_number(gold: str, answer: str) -> bool | None:
+    r"""Whether two texts are the same number, exactly; None unless both are numbers or arithmetic.
+
+    >>> same_number("1,000", "10^3"), same_number("0.33", "1/3"), same_number("9**9**9", "1")
+    (True, False, None)
+    """
+    values: list[Fraction] = []
+    for text in (gold, answer):
+        try:
+            values.append(read_arithmetic(text).value())
+        except ExpressionError:
+            return None
+    return values[0] == values[1]
+
+
+class MathChecker:
+    r"""Compares answers with gold ones, in a pool of processes that start when the first formula needs them.
+
+    Args:
+        workers: processes at most.
+        seconds: one comparison may take.
+        memory_mb: megabytes of address space of a process.
+        start_seconds: a process may take to start.
+
+    Raises:
+        ArgumentError: a number that is not positive.
+
+    >>> with MathChecker() as checker:
+    ...     checker.check(r"\sqrt{8}", r"2\sqrt{2}").right
+    True
+    """
+
+    def __init__(
+        self, *, workers: int = 1, seconds: float = 5.0, memory_mb: int = 1024, start_seconds: float = 120.0
+    ) -> None:
+        for name, value in (("workers", workers), ("seconds", seconds), ("memory_mb", memory_mb)):
+            if isinstance(value, bool) or not value > 0:
+                raise ArgumentError(f"{name}={value!r}; use a positive number")
+        self.seconds, self.memory, self.start_seconds = seconds, memory_mb * 2**20, start_seconds
+        self.workers = workers
+        self._idle: list[CheckerProcess] = []
+        self._busy: set[CheckerProcess] = set()
+        self._seats = threading.BoundedSemaphore(workers)
+        self._lock = threading.Lock()
+        self._closed = False
+        #: Processes that had to be killed so far.
+        self.killed = 0
+
+    def __enter__(self) -> MathChecker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes; a comparison under way becomes undecided."""
+        with self._lock:
+            self._closed = True
+            ended, self._idle = self._idle, []
+            for process in ended:
+                process.kill()
+            # Those who wait for one of these see its end, and clear it away.
+            for process in self._busy:
+                process.stop()
+
+    def check(self, gold: str, answer: str | None) -> Verdict:
+        r"""Compares an answer with the gold one; may be called from several threads.
+
+        Args:
+            gold: LaTeX, without dollar signs or a box; comes first, for the comparison is not symmetric.
+            answer: likewise; None, no answer, is wrong.
+
+        Raises:
+            CheckingError: math-verify is needed and not installed, or its process does not start.
+            ArgumentError: the checker was closed.
+        """
+        begin = time.monotonic()
+        if answer is None:
+            return Verdict(False, reason="no answer")
+        if len(answer) > MAX_ANSWER or len(gold) > MAX_ANSWER:
+            return Verdict(False, decided=False, reason=f"longer than {MAX_ANSWER} characters")
+        plain = [normal_math(gold), normal_math(answer)]
+        if plain[0] == plain[1]:
+            return Verdict(True, reason="same text")
+        same = same_number(plain[0], plain[1])
+        if same is not None:
+            return Verdict(same, reason="same number" if same else "another number")
+        verdict = self._asked(gold, answer)
+        return Verdict(verdict.right, verdict.decided, verdict.reason, time.monotonic() - begin)
+
+    def check_many(self, pairs: Iterable[tuple[str, str | None]]) -> list[Verdict]:
+        """Compares many pairs of (gold, answer), equal ones once, on as many processes as there may be."""
+        asked = list(pairs)
+        each = list(dict.fromkeys(asked))
+        with ThreadPoolExecutor(self.workers) as threads:
+            found = dict(zip(each, threads.map(lambda pair: self.check(*pair), each), strict=True))
+        return [found[pair] for pair in asked]
+
+    def _asked(self, gold: str, answer: str) -> Verdict:
+        with self._seats:
+            process = self._taken()
+            until = time.monotonic() + self.seconds
+            said = process.ask(gold, answer, until)
+            if said is None:
+                reason = (
+                    f"took longer than {self.seconds:g} seconds" if time.monotonic() >= until else "the process died"
+                )
+                self._dropped(process)
+                return Verdict(False, decided=False, reason=reason)
+            if said["right"] is None and said["reason"] == "out of memory":
+                self._dropped(process)
+            else:
+                self._returned(process)
+            return Verdict(bool(said["right"]), decided=said["right"] is not None, reason=said["reason"])
+
+    def _taken(self) -> CheckerProcess:
+        with self._lock:
+            if self._closed:
+                raise ArgumentError("the checker was closed; make another one")
+            process = self._idle.pop() if self._idle else None
+            if process is not None:
+                self._busy.add(process)
+                return process
+            process = CheckerProcess(self.memory, self.seconds)
+            self._busy.add(process)
+        try:
+            process.wait_until_ready(self.start_seconds)
+        except CheckingError:
+            self._dropped(process, count=False)
+            raise
+        return process
+
+    def _returned(self, process: CheckerProcess) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if not self._closed:
+                self._idle.append(process)
+
+    def _dropped(self, process: CheckerProcess, *, count: bool = True) -> None:
+        process.kill()
+        with self._lock:
+            self._busy.discard(process)
+            self.killed += count
+
+
+_shared: list[MathChecker] = []
+
+
+def shared_checker() -> MathChecker:
+    """One checker for all who bring none, closed when Python ends."""
+    if not _shared:
+        _shared.append(MathChecker())
+        atexit.register(_shared[0].close)
+    return _shared[0]

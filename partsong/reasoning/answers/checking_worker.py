@@ -1,0 +1,84 @@
+"""The far end of `partsong.reasoning.answers.checking`: a process of its own that compares two mathematical answers at a time.
+
+It reads a line of JSON, ``{"gold": ..., "answer": ...}``, and writes one, ``{"right": ..., "reason": ...}``. It keeps
+no time: whoever started it kills it. It bounds its memory, and its processor time in case nobody is left to kill it.
+Only math-verify's LaTeX reader is used, which builds formulas from a grammar; its reader of plain expressions hands
+text to Python and is left alone. This file is started by its path and needs nothing else of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    memory, seconds = int(sys.argv[1]), float(sys.argv[2])
+    # What libraries print must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+    _bound_memory(memory)
+    try:
+        from math_verify import LatexExtractionConfig, parse, verify
+    except ImportError as error:
+        _say(answers, {"missing": str(error)})
+        return
+
+    def read(latex: str) -> list[Any]:
+        # Its own timers need signals and are wrong in many surroundings; the parent's clock replaces them.
+        return parse(latex, [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+    _say(answers, {"ready": True})
+    for line in sys.stdin:
+        _bound_time(seconds)
+        _say(answers, _compared(json.loads(line), read, verify))
+
+
+def _compared(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
+    try:
+        # The gold answer comes first: an answer may be more than it in some ways and less in none.
+        gold, answer = read(f"${pair['gold']}$"), read(f"\\boxed{{{pair['answer']}}}")
+        if not gold or not answer:
+            return {"right": None, "reason": "no formula could be read"}
+        return {"right": bool(verify(gold, answer, timeout_seconds=None)), "reason": "compared"}
+    except MemoryError:
+        return {"right": None, "reason": "out of memory"}
+    except RecursionError:
+        return {"right": None, "reason": "too deep"}
+    except Exception as error:  # noqa: BLE001 - whatever a foreign library raises, the pair is undecided and no more
+        return {"right": None, "reason": type(error).__name__}
+
+
+def _bound_memory(memory: int) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _bound_time(seconds: float) -> None:
+    """Ends this process some time after its parent should have done so."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit = int(used.ru_utime + used.ru_stime + 2 * seconds) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _say(answers: Any, said: dict[str, Any]) -> None:
+    answers.write(json.dumps(said) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Completed calls on disk: a run that was killed goes on, and one that has ended can be replayed without an engine.
+
+SQLite in WAL mode: a completed call is durable before anybody sees its result, and several processes may share a file.
+The order in which the calls of a run ended is kept with them. A strategy that stops early decides by that order, so a
+replay hands the calls out in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
+replay's report; a run that goes on makes them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from partsong.errors import ArgumentError, OutputError
+from partsong.reasoning.calls.call import Completion, Request, Usage
+
+__all__ = ["Entry", "Journal", "Past", "State"]
+
+_VERSION = 2
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS calls (
+    run TEXT NOT NULL, key TEXT NOT NULL, place INTEGER NOT NULL, state TEXT NOT NULL, start REAL NOT NULL,
+    end REAL NOT NULL, request TEXT NOT NULL, completion TEXT NOT NULL, PRIMARY KEY (run, key)
+) STRICT;
+"""
+
+
+#: How a call ended: by itself; cancelled by whoever had asked; by the budget, or not begun for it.
+State = Literal["complete", "cancelled", "budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The end of a call.
+
+    Attributes:
+        place: in the order of endings.
+        state: see there.
+        start: seconds since the run began.
+        end: likewise.
+        completion: what came back; of one that the budget ended, the text says what was spent.
+    """
+
+    place: int
+    state: State
+    start: float
+    end: float
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a run has done so far.
+
+    Attributes:
+        places: of its completed calls, in order.
+        next: the first free place.
+        seconds: it took.
+        usage: of all its calls that were begun.
+    """
+
+    places: Sequence[int] = ()
+    next: int = 0
+    seconds: float = 0.0
+    usage: Sequence[Usage] = ()
+
+
+class Journal:
+    """Completions by run and by the key of their request.
+
+    Args:
+        path: file; it and its folder are made where they are not there.
+        replay: nothing is written, and nothing may be asked of an engine.
+
+    Raises:
+        OutputError: the file cannot be opened or written.
+        ArgumentError: it is no journal, or of another version.
+    """
+
+    def __init__(self, path: str | Path, *, replay: bool = False) -> None:
+        self.path, self.replay = Path(path), replay
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[tuple[Any, ...], asyncio.Future[None]]]] = {}
+        if replay and not self.path.is_file():
+            raise ArgumentError(f"{self.path} is not there, so there is nothing to replay")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
+            raise ArgumentError(f"{self.path} is not a journal: {error}") from error
+        except OSError as error:
+            raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        # Full: a result that was shown is on the disk, also after a power cut.
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("PRAGMA busy_timeout=10000")
+        self._db.executescript(_SCHEMA)
+        self._db.execute("INSERT OR IGNORE INTO facts VALUES ('version', ?)", (str(_VERSION),))
+        (version,) = self._db.execute("SELECT value FROM facts WHERE name = 'version'").fetchone()
+        if version != str(_VERSION):
+            raise ArgumentError(f"{self.path} is a journal of version {version}; this is version {_VERSION}")
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def find(self, run: str, request: Request) -> Entry | None:
+        """What is known of a call of a run."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT place, state, start, end, completion FROM calls WHERE run = ? AND key = ?", (run, request.key)
+            ).fetchone()
+        if row is None:
+            return None
+        place, state, start, end, completion = row
+        return Entry(place, state, start, end, Completion.from_json(json.loads(completion)))
+
+    def past(self, run: str) -> Past:
+        """What a run has done so far."""
+        with self._lock:
+            found = self._db.execute(
+                "SELECT place, state, end, json_extract(completion, '$.usage') FROM calls WHERE run = ? ORDER BY place",
+                (run,),
+            ).fetchall()
+        spent = [(state, Usage(**json.loads(usage))) for _, state, _, usage in found]
+        return Past(
+            places=[place for place, state, *_ in found if state == "complete"],
+            next=max((place for place, *_ in found), default=-1) + 1,
+            seconds=max((end for _, _, end, _ in found), default=0.0),
+            usage=[used for state, used in spent if state == "complete" or used.completion],
+        )
+
+    async def write(self, run: str, request: Request, entry: Entry) -> None:
+        """Makes the end of a call durable, in the place of an earlier one that was cancelled; then returns.
+
+        Calls that end in the same turn of the event loop share one transaction: a disk takes as long for one as for
+        many.
+
+        Raises:
+            OutputError: it cannot be written, such as on a full disk.
+        """
+        if self.replay:
+            return
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(loop, [])
+        waiting.append((_row(run, request, entry), written))
+        if len(waiting) == 1:
+            loop.call_soon(self._flush, loop)
+        await written
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One transaction with all that waits in a loop."""
+        waiting = self._waiting.pop(loop)
+        error = None
+        try:
+            with self._lock:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    rows = [row for row, _ in waiting]
+                    self._db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+                    self._db.execute("COMMIT")
+                except sqlite3.Error:
+                    if self._db.in_transaction:  # some failures have ended it already
+                        self._db.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as problem:
+            error = OutputError(f"{self.path}: a completed call cannot be written: {problem}; make room, run again")
+        for _, written in waiting:
+            if written.cancelled():
+                continue
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+
+    @property
+    def completed(self) -> int:
+        """Calls that have ended by themselves, of all runs."""
+        with self._lock:
+            return int(self._db.execute("SELECT COUNT(*) FROM calls WHERE state = 'complete'").fetchone()[0])
+
+
+def _row(run: str, request: Request, entry: Entry) -> tuple[Any, ...]:
+    chat = [(message.role, message.text) for message in request.messages]
+    said = json.dumps({"path": request.path, "sample": request.sample, "chat": chat}, ensure_ascii=False)
+    line = json.dumps(entry.completion.as_json(), ensure_ascii=False)
+    return (run, request.key, entry.place, entry.state, entry.start, entry.end, said, line)

@@ -1,0 +1,138 @@
+"""What a run did, written down: a line of JSON per call, a trace for Perfetto, or a page that shows the threads."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+from typing import Any
+
+from partsong.errors import ArgumentError
+from partsong.outputs import write_text
+from partsong.reasoning.calls.graph import CallGraph, Node
+
+__all__ = ["FORMATS", "as_lines", "as_page", "as_perfetto", "lanes", "write_trace"]
+
+#: File endings, and what is written under them.
+FORMATS = {".jsonl": "a line per call", ".json": "a trace for Perfetto", ".html": "a page that shows the threads"}
+
+
+def write_trace(graph: CallGraph, path: str | Path, *, title: str = "") -> Path:
+    """Writes the calls of a run in the format its name ends in.
+
+    Args:
+        graph: the calls.
+        path: ends in ``.jsonl``, ``.json`` (open it in Perfetto or in a browser's tracing page) or ``.html``.
+        title: of the page.
+
+    Raises:
+        ArgumentError: another ending, or the place is not writable.
+    """
+    target = Path(path)
+    check_format(target)
+    text = {".jsonl": as_lines, ".json": lambda g: json.dumps(as_perfetto(g)), ".html": lambda g: as_page(g, title)}
+    return write_text(target, text[target.suffix](graph))
+
+
+def check_format(path: Path) -> None:
+    """Refuses names that say nothing of a format.
+
+    Raises:
+        ArgumentError: names the endings there are.
+    """
+    if path.suffix not in FORMATS:
+        known = "; ".join(f"{ending}, {what}" for ending, what in FORMATS.items())
+        raise ArgumentError(f"a trace named {path.name} has no known format; end it in {known}")
+
+
+def as_lines(graph: CallGraph) -> str:
+    """A JSON object per call and line, in the order in which they began.
+
+    Each has ``name path sample reads waits start end finish tokens prompt_tokens cached reported replayed chat text
+    reasoning``; seconds since the run began.
+    """
+    return "".join(json.dumps(_record(node), ensure_ascii=False) + "\n" for node in graph.nodes.values())
+
+
+def _record(node: Node) -> dict[str, Any]:
+    made = node.completion
+    return {
+        "name": node.name,
+        "path": list(node.request.path),
+        "sample": node.request.sample,
+        "reads": list(node.reads),
+        "waits": list(node.waits),
+        "start": node.start,
+        "end": node.end,
+        "finish": None if made is None else made.finish,
+        "tokens": node.tokens,
+        "prompt_tokens": None if made is None else made.usage.prompt,
+        "cached": None if made is None else made.usage.cached,
+        "reported": None if made is None else made.usage.reported,
+        "replayed": node.replayed,
+        "chat": [[message.role, message.text] for message in node.request.messages],
+        "text": None if made is None else made.text,
+        "reasoning": None if made is None else made.reasoning,
+    }
+
+
+def lanes(graph: CallGraph) -> dict[str, int]:
+    """A lane for every call such that no two calls of a lane overlap, and there are as few lanes as can be.
+
+    >>> lanes(CallGraph())
+    {}
+    """
+    found: dict[str, int] = {}
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for node in sorted(graph.nodes.values(), key=lambda node: node.start):
+        while busy and busy[0][0] <= node.start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        found[node.name] = lane
+        heapq.heappush(busy, (_end(node), lane))
+    return found
+
+
+def _end(node: Node) -> float:
+    return node.start if node.end is None else max(node.end, node.start)
+
+
+def as_perfetto(graph: CallGraph) -> dict[str, Any]:
+    """The trace event format: a slice per call, an arrow for every answer another call reads; microseconds."""
+    rows, events = lanes(graph), []
+    for lane in range(max(rows.values(), default=-1) + 1):
+        named = {"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": f"thread {lane + 1}"}}
+        events.append(named)
+    for node in graph.nodes.values():
+        place = {"pid": 1, "tid": rows[node.name]}
+        start, end = 1e6 * node.start, 1e6 * _end(node)
+        kept = {name: value for name, value in _record(node).items() if name not in ("name", "start", "end", "chat")}
+        events.append(
+            {"name": node.name, "cat": "call", "ph": "X", "ts": start, "dur": end - start, "args": kept, **place}
+        )
+        for other in node.reads:
+            arrow = {"name": "reads", "cat": "reads", "id": f"{other} > {node.name}", "pid": 1}
+            events.append({**arrow, "ph": "s", "ts": 1e6 * _end(graph.nodes[other]), "tid": rows[other]})
+            events.append({**arrow, "ph": "f", "bp": "e", "ts": start, "tid": rows[node.name]})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def as_page(graph: CallGraph, title: str = "") -> str:
+    """One page without anything from outside: a bar per call in the lanes of `lanes`, and all texts below."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    rows = lanes(graph)
+    last = max((_end(node) for node in graph.nodes.values()), default=0.0) or 1.0
+    calls = [
+        {
+            **_record(node),
+            "left": 100 * node.start / last,
+            "width": max(100 * (_end(node) - node.start) / last, 0.2),
+            "lane": rows[node.name],
+        }
+        for node in graph.nodes.values()
+    ]
+    jinja = Environment(loader=PackageLoader("partsong.reasoning"), autoescape=True, undefined=StrictUndefined)
+    page = jinja.get_template("timeline.html.j2")
+    return page.render(title=title, calls=calls, lanes=max(rows.values(), default=-1) + 1, seconds=last)

@@ -1,0 +1,1 @@
+"""ParScale: parallel streams of one model, whose outputs are weighed and summed."""

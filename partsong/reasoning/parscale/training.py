@@ -1,0 +1,258 @@
+"""Trains streams, alone on a frozen backbone ("recycling") or together with it, by accelerate.
+
+The three settings of the paper (Chen et al., arXiv 2505.10475) are one function: from nothing, `train(model, weights)`
+of random weights; a second stage, the same of a trained model; recycling, `frozen=True`, which leaves every weight of
+the backbone as it is, so one backbone serves any number of streams. The base model itself is trained by weights=None.
+The paper makes its prefixes by a network that is dropped after training; here they are trained as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from partsong.errors import ArgumentError
+from partsong.reasoning.parscale.model import ParScale
+from partsong.reasoning.parscale.weights import StreamWeights
+
+__all__ = ["Lesson", "learning_rate", "next_token_loss", "train"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Texts of one step, padding at the end.
+
+    Attributes:
+        ids: token ids, `[batch, tokens]`.
+        learned: which of them are to be predicted, bool `[batch, tokens]`; the first of a row never is.
+    """
+
+    ids: Tensor
+    learned: Tensor
+
+
+def next_token_loss(model: nn.Module, lesson: Lesson) -> Tensor:
+    """The summed negative log-likelihood of a lesson's learned tokens, in nats.
+
+    Args:
+        model: a causal language model of transformers.
+        lesson: what it learns.
+
+    Returns:
+        A scalar in float32, or in float64 where the model is.
+    """
+    logits = model(input_ids=lesson.ids, use_cache=False).logits[:, :-1]
+    learned = lesson.learned[:, 1:]
+    exact = logits[learned].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(exact, lesson.ids[:, 1:][learned], reduction="sum")
+
+
+def learning_rate(step: int, steps: int, warm: float = 0.05) -> float:
+    """Share of the peak rate at a step: a linear warm-up, then a cosine to zero.
+
+    >>> [round(learning_rate(step, 100), 2) for step in (0, 4, 50, 99)]
+    [0.2, 1.0, 0.54, 0.0]
+    """
+    rising = (step + 1) / max(1.0, warm * steps)
+    return min(rising, 0.5 + 0.5 * math.cos(math.pi * max(0.0, step - warm * steps) / (steps - warm * steps)))
+
+
+class _Together(nn.Module):
+    """Backbone and streams as one module, so that whatever averages gradients between ranks sees both."""
+
+    def __init__(self, model: nn.Module, weights: StreamWeights | None) -> None:
+        super().__init__()
+        self.model, self.weights = model, weights
+
+    def forward(self, ids: Tensor, learned: Tensor) -> Tensor:
+        return next_token_loss(self.model, Lesson(ids, learned))
+
+
+def train(
+    model: PreTrainedModel,
+    weights: StreamWeights | None,
+    draw: Callable[[int], Lesson],
+    *,
+    steps: int,
+    rate: float = 3e-3,
+    prefix_rate: float | None = None,
+    frozen: bool = False,
+    folder: Path | None = None,
+    save_every: int = 200,
+    rows_at_once: int | None = None,
+    accelerator: Accelerator | None = None,
+) -> list[float]:
+    """Trains by AdamW, gradients clipped to norm 1, and continues from a checkpoint if there is one.
+
+    On several ranks (`accelerate launch`) each takes every n-th row of the same lesson, and the loss is the mean over
+    all learned tokens of all ranks, so the number of ranks changes no more than rounding.
+
+    Args:
+        model: the backbone, without ParScale attached; it is attached while this runs.
+        weights: the streams; None trains the base model.
+        draw: the lesson of a step, the same whenever asked.
+        steps: in all, those before a stop counted.
+        rate: peak learning rate.
+        prefix_rate: of the prefixes; None is `rate`. Streams come apart sooner where it is a few times that; where
+            the aggregator's rate is as high, it settles on one of them.
+        frozen: only the streams learn.
+        folder: where `training.pt` is kept; None keeps nothing.
+        save_every: steps between checkpoints.
+        rows_at_once: rows per forward of a rank, to save memory; None is all.
+        accelerator: device, ranks and precision; None is `Accelerator()`.
+
+    Returns:
+        The loss of every step of this call, in nats per learned token.
+
+    Raises:
+        ArgumentError: a frozen backbone without streams, or fewer rows than ranks.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+    >>> lesson = Lesson(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, True, True]]))
+    >>> place = Accelerator(cpu=True)
+    >>> losses = train(model, StreamWeights.new(model, 2), lambda step: lesson, steps=9, accelerator=place)
+    >>> losses[-1] < losses[0]
+    True
+    """
+    _check(weights, frozen, steps=steps, save_every=save_every, rows_at_once=rows_at_once)
+    place = accelerator or Accelerator()
+    together = _Together(model, weights)
+    streams = () if weights is None else (weights,)
+    with ParScale(model, *streams), _learning(model, frozen):
+        learned = [each for each in together.parameters() if each.requires_grad]
+        groups = _groups(learned, weights, rate, prefix_rate)
+        peaks = [group["lr"] for group in groups]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
+        path = None if folder is None else folder / "training.pt"
+        step = _resume(path, together, optimizer, frozen)
+        ready, ready_optimizer = place.prepare(together, optimizer)
+        losses = list[float]()
+        while step < steps:
+            for group, peak in zip(ready_optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * learning_rate(step, steps)
+            losses.append(_step(ready, ready_optimizer, learned, _own_rows(draw(step), place), rows_at_once, place))
+            step += 1
+            if path is not None and (step % save_every == 0 or step == steps) and place.is_main_process:
+                _save(path, together, optimizer, frozen, step)
+            if step % 100 == 0 and place.is_main_process:
+                _log.info("step %d of %d, loss %.4f", step, steps, sum(losses[-100:]) / len(losses[-100:]))
+        optimizer.zero_grad()  # gradients are as large as what was trained, and nobody's any more
+    return losses
+
+
+def _check(weights: StreamWeights | None, frozen: bool, **counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ArgumentError(f"{name}={count}; give 1 or more")
+    if frozen and weights is None:
+        raise ArgumentError("frozen=True without streams: nothing would be learned; give weights")
+
+
+def _groups(
+    learned: list[nn.Parameter], weights: StreamWeights | None, rate: float, prefix_rate: float | None
+) -> list[dict[str, Any]]:
+    """Prefixes and all else, each with its peak rate."""
+    prefixes = {id(each) for each in (*weights.prefix_k, *weights.prefix_v)} if weights is not None else set[int]()
+    both = [[each for each in learned if (id(each) in prefixes) == kind] for kind in (False, True)]
+    peaks = (rate, rate if prefix_rate is None else prefix_rate)
+    return [{"params": each, "lr": peak} for each, peak in zip(both, peaks, strict=True) if each]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A rank's rows, and how many tokens all ranks learn together."""
+
+    rows: Lesson
+    count: int
+
+
+def _own_rows(lesson: Lesson, place: Accelerator) -> _Share:
+    if len(lesson.ids) < place.num_processes:
+        raise ArgumentError(f"a lesson of {len(lesson.ids)} rows for {place.num_processes} ranks: draw more rows")
+    mine = slice(place.process_index, None, place.num_processes)
+    rows = Lesson(lesson.ids[mine].to(place.device), lesson.learned[mine].to(place.device))
+    return _Share(rows, int(lesson.learned[:, 1:].sum()))
+
+
+def _step(
+    together: Any, optimizer: Any, learned: list[nn.Parameter], share: _Share, rows: int | None, place: Accelerator
+) -> float:
+    """One step of the optimizer; the loss over all ranks."""
+    optimizer.zero_grad()
+    size = rows or len(share.rows.ids)
+    parts = list(zip(share.rows.ids.split(size), share.rows.learned.split(size), strict=True))
+    total = torch.zeros((), device=place.device)
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        with nullcontext() if last else place.no_sync(together):
+            loss = together(*part) / share.count
+            # Gradients are averaged over ranks, where they are to be summed.
+            place.backward(loss * place.num_processes)
+        total = total + loss.detach()
+    place.clip_grad_norm_(learned, 1.0)
+    optimizer.step()
+    found: Any = place.reduce(total, "sum")
+    return float(found)
+
+
+@contextmanager
+def _learning(model: PreTrainedModel, frozen: bool) -> Iterator[None]:
+    """Training mode, or a frozen model; afterwards mode and flags are as before."""
+    before, mode = [each.requires_grad for each in model.parameters()], model.training
+    if frozen:
+        model.requires_grad_(False)
+    model.train(not frozen)
+    try:
+        yield
+    finally:
+        model.train(mode)
+        for each, flag in zip(model.parameters(), before, strict=True):
+            each.requires_grad_(flag)
+
+
+def _resume(path: Path | None, together: _Together, optimizer: torch.optim.Optimizer, frozen: bool) -> int:
+    if path is None or not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["frozen"] != frozen:
+        raise ArgumentError(f"{path} is of a run with frozen={state['frozen']}; give another folder")
+    part: nn.Module = _kept(together, frozen)
+    part.load_state_dict(state["weights"])
+    optimizer.load_state_dict(state["optimizer"])
+    _log.info("%s: goes on at step %d", path, state["step"])
+    return state["step"]
+
+
+def _save(path: Path, together: _Together, optimizer: torch.optim.Optimizer, frozen: bool, step: int) -> None:
+    """Writes the checkpoint, replacing the old one at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {
+        "step": step,
+        "frozen": frozen,
+        "weights": _kept(together, frozen).state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(state, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+def _kept(together: _Together, frozen: bool) -> nn.Module:
+    if not frozen:
+        return together
+    assert together.weights is not None
+    return together.weights

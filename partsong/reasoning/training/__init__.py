@@ -1,0 +1,1 @@
+"""Trains models to think in threads: batches, losses, rewards and rollouts."""
