@@ -13,8 +13,9 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
+from partsong import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, SyncPatch, Ulysses
 from partsong.evals.zoo.drift import study
-from partsong.parallel import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, Strategy, SyncPatch, Ulysses
+from partsong.parallel import Strategy
 
 Cases = list[tuple[Strategy, ...]]
 DISPLACED: Cases = [

@@ -12,8 +12,9 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
+from partsong import DualParallel, TimestepPipeline
 from partsong.evals.zoo.memory import study
-from partsong.parallel import DualParallel, Strategy, TimestepPipeline
+from partsong.parallel import Strategy
 
 #: Model, strategy, frames, steps. A queue of as many blocks as steps is full in a video of that many blocks only: 159
 #: frames are ten blocks, which fill eight steps and not twenty.

@@ -15,8 +15,8 @@ import tyro
 from filing import file_result, markdown_table
 from PIL import Image
 
+from partsong import ClipParallel, DualParallel, TimestepPipeline
 from partsong.evals.zoo.video import Case, study
-from partsong.parallel import ClipParallel, DualParallel, TimestepPipeline
 
 MODEL, CAUSAL = "motion", "motion-causal"
 #: The baseline runs on one rank, whatever the others have; once is enough.

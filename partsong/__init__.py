@@ -5,6 +5,7 @@ Importing this package is cheap and loads no torch: the names below are looked u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,37 +20,15 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from partsong.ledger import Ledger
-    from partsong.parallel import (
-        CfgParallel,
-        ClipParallel,
-        DataParallel,
-        DisplacedPatch,
-        DualParallel,
-        DynamicSequence,
-        Mesh,
-        ParallelVae,
-        PartialPatch,
-        PatchPipeline,
-        Plan,
-        Ring,
-        StepCache,
-        StructureGuidance,
-        SyncPatch,
-        TimestepPipeline,
-        TokenRing,
-        Ulysses,
-        Usp,
-        mesh_for,
-        parallelize,
-        parse_strategy,
-        predict,
-    )
-    from partsong.parallel.ranks import launch
+    from partsong.parallel import Mesh, Plan, Strategy, launch, mesh_for, parallelize, predict
     from partsong.samplers import generate, stream
+    from partsong.samplers.registry import *  # noqa: F403 - every strategy
+    from partsong.samplers.registry import parse_strategy
     from partsong.samplers.text import BlockDecoder, decode, decode_steps, load_text_model, parse_cache, parse_rule
 
 __version__ = "0.1.0"
 
+_REGISTRY = "partsong.samplers.registry"
 _HOMES = {
     "partsong.errors": (
         "ArgumentError",
@@ -61,32 +40,7 @@ _HOMES = {
         "UnsupportedError",
     ),
     "partsong.ledger": ("Ledger",),
-    "partsong.parallel": (
-        "CfgParallel",
-        "ClipParallel",
-        "DataParallel",
-        "DisplacedPatch",
-        "DualParallel",
-        "DynamicSequence",
-        "Mesh",
-        "ParallelVae",
-        "PartialPatch",
-        "PatchPipeline",
-        "Plan",
-        "Ring",
-        "StepCache",
-        "StructureGuidance",
-        "SyncPatch",
-        "TimestepPipeline",
-        "TokenRing",
-        "Ulysses",
-        "Usp",
-        "launch",
-        "mesh_for",
-        "parallelize",
-        "parse_strategy",
-        "predict",
-    ),
+    "partsong.parallel": ("Mesh", "Plan", "launch", "mesh_for", "parallelize", "predict"),
     "partsong.samplers": ("generate", "stream"),
     "partsong.samplers.text": (
         "BlockDecoder",
@@ -96,60 +50,31 @@ _HOMES = {
         "parse_cache",
         "parse_rule",
     ),
+    _REGISTRY: ("parse_strategy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "BlockDecoder",
-    "CfgParallel",
-    "ClipParallel",
-    "DataParallel",
-    "DisplacedPatch",
-    "DistributedError",
-    "DualParallel",
-    "DynamicSequence",
-    "Ledger",
-    "Mesh",
-    "OutputError",
-    "ParallelVae",
-    "PartialPatch",
-    "PartsongError",
-    "PatchPipeline",
-    "Plan",
-    "RankError",
-    "Ring",
-    "StepCache",
-    "StructureGuidance",
-    "SyncPatch",
-    "TimestepPipeline",
-    "TokenRing",
-    "Ulysses",
-    "UnsupportedError",
-    "Usp",
-    "decode",
-    "decode_steps",
-    "generate",
-    "launch",
-    "load_text_model",
-    "mesh_for",
-    "parallelize",
-    "parse_cache",
-    "parse_rule",
-    "parse_strategy",
-    "predict",
-    "stream",
-]
+
+def _strategies() -> Mapping[str, type[Strategy]]:
+    """The strategy classes by their own names; loads torch."""
+    return {kind.__name__: kind for kind in import_module(_REGISTRY).BUILT_IN}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'partsong' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    # The registry names the strategies, and reading it loads torch: so `__all__` is made when somebody asks for it.
+    if name == "__all__":
+        return sorted([*_HOME_OF, *_strategies()])
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+    elif name[0].isupper() and name in _strategies():
+        value = _strategies()[name]
+    else:
+        # Python also asks here for submodules before it imports them, whose names are lower case.
+        names = __dir__() if name[0].isupper() else sorted(_HOME_OF)
+        raise AttributeError(f"module 'partsong' has no attribute {name!r}; it has {', '.join(names)}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME_OF, *_strategies()})

@@ -27,9 +27,9 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
-from partsong import zoo
+from partsong import ParallelVae, StructureGuidance, zoo
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, ParallelVae, StructureGuidance, mesh_for, parallelize
+from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.collectives import agree
 from partsong.samplers import generate

@@ -27,13 +27,13 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
-from partsong import zoo
+from partsong import ClipParallel, DualParallel, TimestepPipeline, zoo
 from partsong.jobs.compare import gather
 from partsong.jobs.video_run import Film, shoot
 from partsong.ledger import Ledger
-from partsong.parallel import ClipParallel, DualParallel, Mesh, TimestepPipeline, mesh_for, parallelize
+from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks import launch
-from partsong.samplers import sliding_windows
+from partsong.samplers.long_video import sliding_windows
 from partsong.videos import VideoWriter
 
 Method = Literal["windows", "clip", "dual", "timestep"]

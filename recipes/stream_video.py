@@ -22,13 +22,13 @@ import tyro
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 
-from partsong import zoo
-from partsong.parallel import Mesh, TimestepPipeline, parallelize
+from partsong import TimestepPipeline, zoo
+from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import AXES
 from partsong.samplers import stream
-from partsong.samplers.video_blocks import frames_of
+from partsong.samplers.long_video.video_blocks import frames_of
 from partsong.videos import VideoWriter
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from partsong import zoo
 from partsong.cli import main
 from partsong.cli.arguments import read_arguments
-from partsong.parallel import STRATEGIES
+from partsong.samplers.registry import STRATEGIES
 
 COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
 IMAGE = {"class", "psnr_to_serial", "max_abs_diff", "facts_read", "bytes_sent"}

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from partsong import parse_strategy
 from partsong.cli import parse
 from partsong.cli.options import Demo, Image, Reasoning, Think, Video
-from partsong.parallel import STRATEGIES, mesh_for, parse_strategy
+from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
+from partsong.samplers.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])

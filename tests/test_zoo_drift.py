@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
+from partsong import DisplacedPatch, Ulysses
 from partsong.evals.zoo.drift import study
-from partsong.parallel import DisplacedPatch, Ulysses
 
 CAPTIONS = 8
 

@@ -98,7 +98,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _strategies() -> list[dict[str, Any]]:
-    from partsong.parallel import STRATEGIES
+    from partsong.samplers.registry import STRATEGIES
 
     return [
         {
@@ -112,7 +112,7 @@ def _strategies() -> list[dict[str, Any]]:
 
 
 def _support() -> list[dict[str, Any]]:
-    from partsong.parallel.support import support_rows
+    from partsong.samplers.support import support_rows
 
     groups: dict[tuple[str, str], list[str]] = {}
     for row in support_rows():

@@ -44,7 +44,8 @@ def place(options: Image | Video, source: Source, nproc: int) -> tuple[tuple[Any
         ArgumentError: ranks without a strategy, or degrees that do not fit.
         UnsupportedError: an architecture that is not supported.
     """
-    from partsong.parallel import ADAPTERS, mesh_for, parse_strategy
+    from partsong.parallel import ADAPTERS, mesh_for
+    from partsong.samplers.registry import parse_strategy
 
     strategies = tuple(parse_strategy(text) for text in options.strategy)
     if nproc > 1 and not strategies:

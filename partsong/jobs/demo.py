@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from partsong import zoo
 from partsong.jobs.compare import Images, Run, drift, parallel_run, serial_run
 from partsong.jobs.images import PATIENCE, load_pipeline, quiet
-from partsong.parallel import Mesh, Plan, mesh_for, parse_strategy
+from partsong.parallel import Mesh, Plan, mesh_for
 from partsong.samplers import generate
+from partsong.samplers.registry import parse_strategy
 from partsong.seeds import generators
 
 __all__ = ["CAPTIONS", "DemoJob", "Method", "methods_for", "run_demo"]

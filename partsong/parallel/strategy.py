@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partsong.parallel.ranks.mesh import Axis, Mesh
     from partsong.parallel.vae.autoencoder import AutoencoderParallel
 
-__all__ = ["Kind", "Strategy", "mesh_for"]
+__all__ = ["Kind", "Strategy", "mesh_for", "refuse"]
 
 Kind = Literal["exact", "bounded", "approximate"]
 
@@ -98,6 +98,18 @@ class Strategy:
         for axis, degree in self.wanted().items():
             if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
                 raise ArgumentError(f"{type(self).__name__}: the degree on axis {axis} is {degree!r}; use 1 or more")
+
+
+def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> None:
+    """Refuses strategies without a correct form on an architecture, where they have more than one rank.
+
+    Raises:
+        UnsupportedError: names the strategy and the architecture, says why and what to use.
+    """
+    for strategy in strategies:
+        reason = strategy.refuses(adapter)
+        if reason is not None and any(mesh.degrees[axis] > 1 for axis in strategy.axes):
+            raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 
 def knobs(strategy: type[Strategy]) -> dict[str, Any]:

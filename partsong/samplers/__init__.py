@@ -1,10 +1,10 @@
 """Loops: what turns a model and a schedule into a sample."""
 
-from partsong.samplers.consistency import consistency, flow_estimate, flow_sigmas, trigflow_times
+from partsong.samplers.denoising.consistency import consistency, flow_estimate, flow_sigmas, trigflow_times
+from partsong.samplers.denoising.rolling_noise import flow_blend, rolling_noise
 from partsong.samplers.generate import generate, stream
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.samplers.rolling_noise import flow_blend, rolling_noise
-from partsong.samplers.sliding_windows import sliding_windows
+from partsong.samplers.long_video.sliding_windows import sliding_windows
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 
 __all__ = [
     "Denoise",

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.samplers.dual_parallel import dual_parallel
-from partsong.samplers.host_memory import trimmed
-from partsong.samplers.patch_pipeline import patch_pipeline
-from partsong.samplers.structure_guidance import structure_guidance
-from partsong.samplers.timestep_pipeline import timestep_pipeline
-from partsong.samplers.video_blocks import joined
-from partsong.samplers.watched import watched
+from partsong.samplers.dual_parallel.loop import dual_parallel
+from partsong.samplers.long_video.frame_progress import watched
+from partsong.samplers.long_video.host_memory import trimmed
+from partsong.samplers.long_video.video_blocks import joined
+from partsong.samplers.patch_pipeline.loop import patch_pipeline
+from partsong.samplers.structure_guidance.loop import structure_guidance
+from partsong.samplers.timestep_pipeline.loop import timestep_pipeline
 
 if TYPE_CHECKING:
     from partsong.parallel import Plan

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from partsong import zoo
+from partsong import parse_strategy, zoo
 from partsong.cli import main
 from partsong.jobs.demo import DemoJob, Method, methods_for
 from partsong.jobs.page import bars, picture, render_page
-from partsong.parallel import mesh_for, parse_strategy
+from partsong.parallel import mesh_for
 
 
 def method(name: str, kind: str, psnr: float) -> Method:

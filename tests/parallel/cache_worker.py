@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from partsong import CfgParallel, DataParallel, Ring, StepCache, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import CfgParallel, DataParallel, Mesh, Ring, StepCache, Strategy, Ulysses, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import gathered
 

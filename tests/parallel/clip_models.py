@@ -16,7 +16,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from partsong.parallel import ClipParallel
+from partsong import ClipParallel
 from tests.parallel import video_families as more
 from tests.parallel.unets import randomized
 

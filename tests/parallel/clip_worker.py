@@ -11,21 +11,9 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
+from partsong import CfgParallel, ClipParallel, DataParallel, DisplacedPatch, ParallelVae, PatchPipeline, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    ClipParallel,
-    DataParallel,
-    DisplacedPatch,
-    Mesh,
-    ParallelVae,
-    PatchPipeline,
-    Strategy,
-    Ulysses,
-    mesh_for,
-    parallelize,
-    predict,
-)
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize, predict
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
 from tests.parallel.clip_models import LONGEST, MAIN, VIDEOS, attention_by_definition

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from partsong.parallel import Mesh, Ring, Strategy, Ulysses, parallelize
+from partsong import Ring, Ulysses
+from partsong.parallel import Mesh, Strategy, parallelize
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
 

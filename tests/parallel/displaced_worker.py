@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from partsong.parallel import DisplacedPatch, Mesh, parallelize
+from partsong import DisplacedPatch
+from partsong.parallel import Mesh, parallelize
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
 

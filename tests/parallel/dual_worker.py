@@ -16,11 +16,12 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, UniPCMu
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor
 
+from partsong import DualParallel
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
-from partsong.parallel import DualParallel, Mesh, parallelize
-from partsong.samplers import dual_parallel as queue
+from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
+from partsong.samplers.dual_parallel import loop as queue
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered

@@ -8,28 +8,23 @@ from typing import Any
 import torch
 from diffusers.utils import logging
 
-from partsong.ledger import Ledger
-from partsong.parallel import (
-    ADAPTERS,
-    STRATEGIES,
-    Adapter,
+from partsong import (
     CfgParallel,
     DataParallel,
     DisplacedPatch,
     DynamicSequence,
-    Mesh,
     PartialPatch,
     Ring,
-    Strategy,
     SyncPatch,
     TokenRing,
     Ulysses,
     Usp,
-    mesh_for,
-    parallelize,
 )
+from partsong.ledger import Ledger
+from partsong.parallel import ADAPTERS, Adapter, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
+from partsong.samplers.registry import STRATEGIES
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from partsong import Ring, Ulysses
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import Mesh, Ring, Ulysses, parallelize
+from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks import health
 from partsong.parallel.ranks.collectives import agree, broadcast, exchange, ring_exchange
 from tests.parallel.families import FAMILIES

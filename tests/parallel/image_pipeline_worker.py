@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from diffusers.utils import logging
 
+from partsong import CfgParallel, DataParallel, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import CfgParallel, DataParallel, Mesh, Strategy, Ulysses, mesh_for, parallelize
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.image_pipelines import IMAGE_PIPES

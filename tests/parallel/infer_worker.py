@@ -10,8 +10,9 @@ from diffusers import LTXVideoTransformer3DModel
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 
+from partsong import DataParallel, Ring, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import DataParallel, Mesh, Ring, Strategy, Ulysses, mesh_for, parallelize
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered
 
 WIDTH = 24

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from partsong import Ulysses
 from partsong.errors import ArgumentError
-from partsong.parallel import Mesh, Ulysses, parallelize
+from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.collectives import agree
 from tests.parallel.families import FAMILIES
 

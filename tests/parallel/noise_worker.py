@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, EulerAncestralDiscreteScheduler
 
+from partsong import CfgParallel, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import CfgParallel, Mesh, Strategy, Ulysses, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error, gathered
 

@@ -13,19 +13,9 @@ from diffusers.utils import logging
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partsong import CfgParallel, DataParallel, ParallelVae, PatchPipeline, SyncPatch, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    DataParallel,
-    Mesh,
-    ParallelVae,
-    PatchPipeline,
-    Strategy,
-    SyncPatch,
-    Ulysses,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers import generate
 from tests.parallel.autoencoders import VAES, result
 from tests.parallel.families import FAMILIES

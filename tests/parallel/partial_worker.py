@@ -11,20 +11,10 @@ from diffusers import DiTTransformer2DModel
 from diffusers.utils import logging
 from torch import Tensor
 
+from partsong import CfgParallel, DisplacedPatch, PartialPatch, TokenRing, Ulysses
 from partsong.errors import UnsupportedError
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    DisplacedPatch,
-    Mesh,
-    PartialPatch,
-    Plan,
-    Strategy,
-    TokenRing,
-    Ulysses,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.exchange.partial_patch import PartialStage
 from partsong.parallel.hooks.clock import StepClock

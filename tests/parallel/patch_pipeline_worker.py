@@ -22,9 +22,10 @@ from diffusers import (
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from torch import Tensor, nn
 
+from partsong import CfgParallel, PatchPipeline
 from partsong.errors import DistributedError, UnsupportedError
 from partsong.ledger import Ledger
-from partsong.parallel import CfgParallel, Mesh, PatchPipeline, Strategy, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.samplers import generate
 from tests.parallel.families import FAMILIES

@@ -10,19 +10,9 @@ import torch
 from diffusers import FlowMatchHeunDiscreteScheduler
 from torch import nn
 
+from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, Ulysses, Usp
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    DataParallel,
-    DisplacedPatch,
-    Mesh,
-    Ring,
-    Strategy,
-    Ulysses,
-    Usp,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES, STEPS, Pipe
 from tests.parallel.ranks import error, gathered

@@ -11,9 +11,10 @@ import torch
 from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
-from partsong.parallel import DualParallel, TimestepPipeline, parallelize
-from partsong.parallel.staged_frames import StagedFrames
+from partsong import DualParallel, TimestepPipeline
+from partsong.parallel import parallelize
 from partsong.samplers import stream
+from partsong.samplers.long_video.staged_frames import StagedFrames
 from tests.parallel import dual_worker, timestep_worker
 
 FRAMES = 37

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from partsong import CfgParallel, ParallelVae, StructureGuidance
 from partsong.ledger import Ledger
-from partsong.parallel import CfgParallel, Mesh, ParallelVae, StructureGuidance, mesh_for, parallelize
+from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.samplers import generate
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import PIPES, pooled_call

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from partsong.parallel import ADAPTERS, STRATEGIES, Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.frame_rotary import FRAME_TABLES
+from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
+from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.samplers.registry import STRATEGIES
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered

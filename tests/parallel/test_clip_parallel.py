@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from partsong import ClipParallel, Ulysses, parse_strategy
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import ClipParallel, Ulysses, parallelize, parse_strategy
+from partsong.parallel import parallelize
 from partsong.parallel.clip.keys import ClipLayout, KeySet
 from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.shards import split_sizes

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from partsong import DualParallel, Ulysses
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import DualParallel, Ulysses, parallelize
+from partsong.parallel import parallelize
 from partsong.parallel.ranks import launch
 from partsong.samplers import stream
-from partsong.samplers.dual_parallel import _Order
-from partsong.samplers.frame_noise import FrameNoise
+from partsong.samplers.dual_parallel.loop import _Order
+from partsong.samplers.long_video.frame_noise import FrameNoise
 from tests.parallel import dual_worker
 from tests.parallel.families import FAMILIES
 

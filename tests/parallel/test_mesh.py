@@ -6,22 +6,11 @@ from typing import Any
 
 import pytest
 
+from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, Ulysses, Usp, parse_strategy
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
-from partsong.parallel import (
-    AXES,
-    STRATEGIES,
-    CfgParallel,
-    DataParallel,
-    DisplacedPatch,
-    Mesh,
-    Ring,
-    Strategy,
-    Ulysses,
-    Usp,
-    mesh_for,
-    parse_strategy,
-)
+from partsong.parallel import AXES, Mesh, Strategy, mesh_for
 from partsong.parallel.ranks import launch
+from partsong.samplers.registry import STRATEGIES
 from tests.parallel import mesh_worker
 
 

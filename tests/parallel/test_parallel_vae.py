@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from partsong import CfgParallel, DataParallel, ParallelVae, Ulysses, parse_strategy
 from partsong.errors import ArgumentError
-from partsong.parallel import CfgParallel, DataParallel, ParallelVae, Strategy, Ulysses, mesh_for, parse_strategy
+from partsong.parallel import Strategy, mesh_for
 from partsong.parallel.cuts.row_blocks import AUTOENCODER_BLOCKS, UNET_BLOCKS
 from partsong.parallel.ranks import launch
 from tests.parallel import parallel_vae_worker as worker

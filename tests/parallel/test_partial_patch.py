@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from partsong import PartialPatch, parse_strategy
 from partsong.errors import ArgumentError
-from partsong.parallel import PartialPatch, mesh_for, parse_strategy
+from partsong.parallel import mesh_for
 from partsong.parallel.ranks import launch
 from tests.parallel import partial_worker
 from tests.parallel.displaced_worker import TIMES

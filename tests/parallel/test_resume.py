@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from partsong import DualParallel, Ulysses
 from partsong.errors import ArgumentError, DistributedError, OutputError, UnsupportedError
-from partsong.parallel import DualParallel, Ulysses, parallelize
+from partsong.parallel import parallelize
 from partsong.parallel.ranks import launch
 from partsong.samplers import generate, stream
-from partsong.samplers.journal import Journal
+from partsong.samplers.long_video.journal import Journal
 from tests.parallel import dual_worker, resume_worker
 
 

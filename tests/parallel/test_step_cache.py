@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from partsong import DisplacedPatch, PatchPipeline, StepCache
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import DisplacedPatch, Mesh, PatchPipeline, StepCache, parallelize
+from partsong.parallel import Mesh, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
 from partsong.parallel.ranks import launch

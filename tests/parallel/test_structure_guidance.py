@@ -9,14 +9,14 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 
-from partsong import zoo
+from partsong import StructureGuidance, parse_strategy, zoo
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import Mesh, StructureGuidance, parallelize, parse_strategy
+from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks import launch
-from partsong.parallel.structure_guidance import Grid, grid_for
 from partsong.samplers import generate
-from partsong.samplers.estimates import Prediction
-from partsong.samplers.object_mask import ObjectMask
+from partsong.samplers.structure_guidance.estimates import Prediction
+from partsong.samplers.structure_guidance.object_mask import ObjectMask
+from partsong.samplers.structure_guidance.strategy import Grid, grid_for
 from tests.parallel import structure_worker as worker
 from tests.parallel.ranks import error
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partsong.parallel import ADAPTERS, STRATEGIES
+from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks import launch
-from partsong.parallel.support import support_rows, support_table
+from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.support import support_rows, support_table
 from tests.parallel import support_worker
 from tests.parallel.equivalence_worker import pairs
 

@@ -13,10 +13,10 @@ from diffusers import (
     LCMScheduler,
 )
 
+from partsong import TimestepPipeline
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import TimestepPipeline
 from partsong.parallel.ranks import launch
-from partsong.samplers.memoryless import check_memoryless
+from partsong.samplers.pipeline.memoryless import check_memoryless
 from tests.parallel import timestep_worker
 
 

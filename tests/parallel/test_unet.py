@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from partsong.parallel import DisplacedPatch, PartialPatch, predict
+from partsong import DisplacedPatch, PartialPatch
+from partsong.parallel import predict
 from partsong.parallel.ranks import launch
 from tests.parallel import unet_worker
 from tests.parallel.unet_worker import LAYERS

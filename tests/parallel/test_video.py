@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from partsong import DynamicSequence, Ring, Ulysses
 from partsong.errors import UnsupportedError
-from partsong.parallel import ADAPTERS, DynamicSequence, Ring, Strategy, Ulysses, predict
+from partsong.parallel import ADAPTERS, Strategy, predict
 from partsong.parallel.ranks import launch
 from tests.parallel import video_worker as worker
 from tests.parallel.families import FAMILIES

@@ -10,9 +10,10 @@ from diffusers import LCMScheduler, SkyReelsV2Pipeline, UniPCMultistepScheduler
 from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Transformer3DModel
 from torch import Tensor
 
+from partsong import TimestepPipeline
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, TimestepPipeline, parallelize
+from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
 from tests.parallel.dual_worker import SIZE, STEPS, Euler, Film, call, exact_rotary
 from tests.parallel.dual_worker import pipeline as wan

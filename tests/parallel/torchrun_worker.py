@@ -8,7 +8,8 @@ import sys
 
 import torch
 
-from partsong.parallel import Mesh, Ulysses, parallelize
+from partsong import Ulysses
+from partsong.parallel import Mesh, parallelize
 from tests.parallel.families import FAMILIES
 
 

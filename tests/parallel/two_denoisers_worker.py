@@ -7,18 +7,9 @@ from typing import Any
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
 
+from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    DataParallel,
-    DisplacedPatch,
-    Mesh,
-    Ring,
-    Strategy,
-    Ulysses,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error, gathered
 

@@ -10,19 +10,9 @@ from diffusers.utils import logging
 from peft import LoraConfig
 from torch import Tensor, nn
 
+from partsong import DisplacedPatch, PartialPatch, SyncPatch, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    ADAPTERS,
-    DisplacedPatch,
-    Mesh,
-    PartialPatch,
-    Strategy,
-    SyncPatch,
-    Ulysses,
-    mesh_for,
-    parallelize,
-    predict,
-)
+from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize, predict
 from partsong.parallel.cuts.rows import RowLevels, RowSplit
 from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.hooks.clock import StepClock

@@ -9,19 +9,9 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
+from partsong import CfgParallel, DataParallel, DisplacedPatch, DynamicSequence, PartialPatch, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import (
-    CfgParallel,
-    DataParallel,
-    DisplacedPatch,
-    DynamicSequence,
-    Mesh,
-    PartialPatch,
-    Strategy,
-    Ulysses,
-    mesh_for,
-    parallelize,
-)
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe

@@ -9,11 +9,11 @@ from collections.abc import Generator
 
 import pytest
 
-from partsong.samplers.host_memory import give_back, trimmed
+from partsong.samplers.long_video.host_memory import give_back, trimmed
 
 #: Holds one small piece behind every few large ones, so that the C library keeps what lies between.
 CHILD = """
-from partsong.samplers.host_memory import give_back
+from partsong.samplers.long_video.host_memory import give_back
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 pieces = [bytearray(100_000) for _ in range(2000)]

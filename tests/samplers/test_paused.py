@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchHeunDiscreteScheduler
 
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from tests.parallel.pipelines import PIPES
 
 STEPS = 3

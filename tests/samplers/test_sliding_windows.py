@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from partsong import DualParallel
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel import DualParallel, parallelize
-from partsong.samplers import sliding_windows
+from partsong.parallel import parallelize
+from partsong.samplers.long_video import sliding_windows
 from tests.parallel.dual_worker import call, pipeline
 from tests.parallel.pipelines import PIPES
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from partsong import DualParallel
 from partsong.ledger import Ledger
-from partsong.parallel import DualParallel, parallelize
+from partsong.parallel import parallelize
 from partsong.samplers import stream
-from partsong.samplers.watched import watched
+from partsong.samplers.long_video.frame_progress import watched
 from tests.parallel.dual_worker import call, pipeline
 
 
@@ -64,7 +65,7 @@ def test_the_bar_counts_frames_and_is_hidden_where_the_pipelines_is() -> None:
 
     latents = (torch.zeros(1, 4, 3, 2, 2),)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partsong.samplers.watched.progress", progress)
+        patch.setattr("partsong.samplers.long_video.frame_progress.progress", progress)
         list(watched(_closed([]), SimpleNamespace(_progress_bar_config={"disable": True}), 21, 1))
         list(watched((part for part in (None, latents)), SimpleNamespace(), None, 2))
     assert shown == [(21, "frames", False, "frame"), 5, 8, 8, (0, "frames", None, "frame"), 3]

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.parallel import DisplacedPatch, PartialPatch, Ring, Strategy, SyncPatch, Ulysses
+from partsong.parallel import Strategy
+from partsong.parallel.exchange.displaced_patch import DisplacedPatch
+from partsong.parallel.exchange.partial_patch import PartialPatch
+from partsong.parallel.exchange.ring import Ring
+from partsong.parallel.exchange.sync_patch import SyncPatch
+from partsong.parallel.exchange.ulysses import Ulysses
 
 __all__ = ["BENCH_MODELS", "BenchModel", "bench_video_pipeline"]
 

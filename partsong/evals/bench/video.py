@@ -18,9 +18,12 @@ import torch
 from partsong.evals.bench.models import bench_video_pipeline
 from partsong.jobs.compare import gather
 from partsong.ledger import Ledger
-from partsong.parallel import ClipParallel, DualParallel, Mesh, Strategy, TimestepPipeline, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel.clip.strategy import ClipParallel
 from partsong.parallel.ranks import launch
 from partsong.samplers import generate, stream
+from partsong.samplers.dual_parallel.strategy import DualParallel
+from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline
 
 __all__ = ["run"]
 

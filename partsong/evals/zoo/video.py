@@ -19,7 +19,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.shards import offsets, split_sizes
-from partsong.samplers import sliding_windows
+from partsong.samplers.long_video import sliding_windows
 from partsong.seeds import generators
 
 __all__ = ["Case", "study"]

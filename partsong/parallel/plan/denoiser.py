@@ -22,7 +22,7 @@ from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import check_alike
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.support import refuse
+from partsong.parallel.strategy import refuse
 
 if TYPE_CHECKING:
     from partsong.parallel.plan.plan import Plan

@@ -13,13 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from partsong.parallel.cuts.tokens import TOKEN_AXES
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
-from partsong.parallel.structure_guidance import PATCHES
 
 if TYPE_CHECKING:
     from partsong.parallel.plan.plan import Plan
 
 __all__ = ["Explanation", "Seen", "counting_flops", "explain"]
 
+#: The stream of tokens of a cut that deals out whole patches.
+PATCHES = "patches"
 #: First steps of a generation in which ranks compare what they were given.
 AGREED_STEPS = 2
 

@@ -1,4 +1,4 @@
-"""The far end of `partsong.reasoning.answers.checking`: a process of its own that compares two mathematical answers at a time.
+"""The far end of `MathChecker`: a process of its own that compares two mathematical answers at a time.
 
 It reads a line of JSON, ``{"gold": ..., "answer": ...}``, and writes one, ``{"right": ..., "reason": ...}``. It keeps
 no time: whoever started it kills it. It bounds its memory, and its processor time in case nobody is left to kill it.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import ADAPTERS, Adapter
-from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.registry import STRATEGIES
+from partsong.parallel.adapters import ADAPTERS
 from partsong.parallel.strategy import Strategy
+from partsong.samplers.registry import STRATEGIES
 
-__all__ = ["refuse", "support_rows", "support_table"]
+__all__ = ["support_rows", "support_table"]
 
 _HEAD = """# Support
 
@@ -24,18 +22,6 @@ blocks, project; the text by cross-attention). Its first call is computed serial
 differ. Image-to-image, inpainting and ControlNet pipelines of a family work as the family does: a ControlNet runs on
 every rank, its residuals are cut like the tokens they are added to.
 """
-
-
-def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> None:
-    """Refuses strategies without a correct form on an architecture, where they have more than one rank.
-
-    Raises:
-        UnsupportedError: names the strategy and the architecture, says why and what to use.
-    """
-    for strategy in strategies:
-        reason = strategy.refuses(adapter)
-        if reason is not None and any(mesh.degrees[axis] > 1 for axis in strategy.axes):
-            raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 
 def support_rows() -> list[dict[str, str]]:

@@ -14,8 +14,8 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.cuts.staged_blocks import Layout, StagedBlocks
 from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
-from partsong.parallel.frame_rotary import FrameRotary
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.samplers.long_video.frame_rotary import FrameRotary
 
 __all__ = ["FrameContext", "KeysAround", "StagedFrames"]
 

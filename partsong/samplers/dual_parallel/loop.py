@@ -24,15 +24,15 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import Layout
-from partsong.parallel.dual_parallel import DualParallel
-from partsong.parallel.frame_contexts import INPUT, NeighbourKeys, Visit
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.staged_frames import StagedFrames
-from partsong.samplers.journal import Journal, open_journal, parts_of, write_cut
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.samplers.scheduler_state import state_of
-from partsong.samplers.video_blocks import VideoBlocks
+from partsong.samplers.dual_parallel.strategy import DualParallel
+from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
+from partsong.samplers.long_video.journal import Journal, open_journal, parts_of, write_cut
+from partsong.samplers.long_video.staged_frames import StagedFrames
+from partsong.samplers.long_video.video_blocks import VideoBlocks
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.scheduler_state import state_of
 
 __all__ = ["dual_parallel"]
 

@@ -9,16 +9,14 @@ from torch import nn
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.frame_rotary import FRAME_TABLES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.staged_frames import StagedFrames
 from partsong.parallel.strategy import Kind, Strategy
+from partsong.samplers.long_video.causal_block import CAUSAL_BLOCK, causal_block
+from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.samplers.long_video.staged_frames import StagedFrames
 
-__all__ = ["TimestepPipeline", "causal_block"]
-
-#: Configuration value that says how many latent frames of a causal model see each other.
-CAUSAL_BLOCK = "num_frame_per_block"
+__all__ = ["TimestepPipeline"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +101,3 @@ class TimestepPipeline(Strategy):
         if self.sink > block:
             raise ArgumentError(f"TimestepPipeline: sink={self.sink} frames; use at most {block}, the model's block")
         return StagedFrames(module, adapter, mesh, self.layers)
-
-
-def causal_block(module: nn.Module) -> int:
-    """Latent frames of a block of a causal model, that see each other and the past; 0 where it is not causal."""
-    config: object = getattr(module, "config", {})
-    return int(config.get(CAUSAL_BLOCK, 0)) if hasattr(config, "get") else 0  # type: ignore[attr-defined]

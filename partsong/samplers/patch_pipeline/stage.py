@@ -20,7 +20,7 @@ from partsong.parallel.ranks.shards import offsets, split_sizes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from partsong.parallel.patch_pipeline import PatchPipeline
+    from partsong.samplers.patch_pipeline.strategy import PatchPipeline
 
 __all__ = ["StagedPatches"]
 

@@ -22,10 +22,10 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.structure_guidance import Grid, GuidedPatches, grid_for
-from partsong.samplers.estimates import Prediction
-from partsong.samplers.object_mask import ObjectMask
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.structure_guidance.estimates import Prediction
+from partsong.samplers.structure_guidance.object_mask import ObjectMask
+from partsong.samplers.structure_guidance.strategy import Grid, GuidedPatches, grid_for
 
 __all__ = ["structure_guidance"]
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from partsong.errors import ArgumentError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.frame_rotary import FRAME_TABLES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.staged_frames import StagedFrames
 from partsong.parallel.strategy import Kind, Strategy
+from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.samplers.long_video.staged_frames import StagedFrames
 
 __all__ = ["DualParallel"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.frame_rotary import FRAME_TABLES
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 
 __all__ = ["sliding_windows"]
 

@@ -21,17 +21,18 @@ from torch import Tensor
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import Layout
-from partsong.parallel.frame_contexts import CausalKeys, Visit
 from partsong.parallel.plan.explain import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.ranks.shards import offsets, split_sizes
-from partsong.parallel.staged_frames import StagedFrames
-from partsong.parallel.timestep_pipeline import TimestepPipeline, causal_block
-from partsong.samplers.journal import Journal, open_journal
-from partsong.samplers.memoryless import check_memoryless
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.samplers.video_blocks import VideoBlocks
+from partsong.samplers.long_video.causal_block import causal_block
+from partsong.samplers.long_video.frame_contexts import CausalKeys, Visit
+from partsong.samplers.long_video.journal import Journal, open_journal
+from partsong.samplers.long_video.staged_frames import StagedFrames
+from partsong.samplers.long_video.video_blocks import VideoBlocks
+from partsong.samplers.pipeline.memoryless import check_memoryless
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline
 
 __all__ = ["timestep_pipeline"]
 

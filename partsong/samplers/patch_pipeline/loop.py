@@ -27,10 +27,10 @@ from partsong.parallel.cuts.staged_blocks import Layout
 from partsong.parallel.plan.explain import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.staged_patches import StagedPatches
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.samplers.positionwise import check_positionwise
-from partsong.samplers.shared_text import SharedText
+from partsong.samplers.patch_pipeline.stage import StagedPatches
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.scheduler_checks import check_positionwise
+from partsong.samplers.pipeline.shared_text import SharedText
 
 __all__ = ["patch_pipeline"]
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import Any
 
-from partsong.samplers.paused import PausedCall
+from partsong.samplers.pipeline.paused import PausedCall
 
 __all__ = ["SharedText"]
 

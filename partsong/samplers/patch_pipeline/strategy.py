@@ -12,8 +12,8 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.block_lists import chain_reason
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.staged_patches import StagedPatches
 from partsong.parallel.strategy import Kind, Strategy
+from partsong.samplers.patch_pipeline.stage import StagedPatches
 
 __all__ = ["PatchPipeline"]
 

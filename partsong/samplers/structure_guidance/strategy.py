@@ -15,15 +15,14 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.plan.explain import PATCHES
 from partsong.parallel.ranks.collectives import Pending, all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 from partsong.parallel.vae.tiles import blend_weights
 
-__all__ = ["PATCHES", "Grid", "GuidedPatches", "StructureGuidance", "grid_for"]
+__all__ = ["Grid", "GuidedPatches", "StructureGuidance", "grid_for"]
 
-#: What is dealt out, where others deal out tokens.
-PATCHES = "patches"
 MODELS = ("UNet2DConditionModel", "SD3Transformer2DModel")
 MASKS, GUIDES = ("none", "attention"), ("sample", "prediction")
 

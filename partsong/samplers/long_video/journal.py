@@ -28,7 +28,7 @@ from partsong.outputs import write_json
 
 if TYPE_CHECKING:
     from partsong.parallel import Axis, Plan, Strategy
-    from partsong.samplers.video_blocks import VideoBlocks
+    from partsong.samplers.long_video.video_blocks import VideoBlocks
 
 __all__ = ["Journal", "open_journal", "parts_of", "write_cut"]
 

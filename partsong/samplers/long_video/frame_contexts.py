@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.staged_frames import KeysAround
+from partsong.samplers.long_video.staged_frames import KeysAround
 
 __all__ = ["INPUT", "CausalKeys", "NeighbourKeys", "Visit"]
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.timestep_pipeline import causal_block
-from partsong.samplers.frame_noise import FrameNoise, draw_seeds
-from partsong.samplers.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.samplers.scheduler_state import restore
-from partsong.samplers.shared_text import SharedText
-from partsong.samplers.video_decode import StreamingDecoder
+from partsong.samplers.long_video.causal_block import causal_block
+from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
+from partsong.samplers.long_video.video_decode import StreamingDecoder
+from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.scheduler_state import restore
+from partsong.samplers.pipeline.shared_text import SharedText
 
 __all__ = ["VideoBlocks", "frames_of", "joined"]
 

@@ -1,0 +1,1 @@
+"""Plain sampler functions for a denoiser."""

@@ -1,0 +1,16 @@
+"""How many frames of a causal video model see each other."""
+
+from __future__ import annotations
+
+from torch import nn
+
+__all__ = ["CAUSAL_BLOCK", "causal_block"]
+
+#: Configuration value that says how many latent frames of a causal model see each other.
+CAUSAL_BLOCK = "num_frame_per_block"
+
+
+def causal_block(module: nn.Module) -> int:
+    """Latent frames of a block of a causal model, that see each other and the past; 0 where it is not causal."""
+    config: object = getattr(module, "config", {})
+    return int(config.get(CAUSAL_BLOCK, 0)) if hasattr(config, "get") else 0  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Structure guidance: a small picture leads patches of a large one."""
