@@ -30,8 +30,8 @@ from PIL import Image
 from partsong import ParallelVae, StructureGuidance, zoo
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
-from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 
 

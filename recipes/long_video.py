@@ -32,8 +32,8 @@ from partsong.jobs.compare import gather
 from partsong.jobs.video_run import Film, shoot
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
-from partsong.parallel.ranks import launch
-from partsong.samplers.long_video import sliding_windows
+from partsong.parallel.ranks.launch import launch
+from partsong.samplers.long_video.sliding_windows import sliding_windows
 from partsong.videos import VideoWriter
 
 Method = Literal["windows", "clip", "dual", "timestep"]

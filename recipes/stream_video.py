@@ -24,8 +24,8 @@ from diffusers.utils import logging as diffusers_logging
 
 from partsong import TimestepPipeline, zoo
 from partsong.parallel import Mesh, parallelize
-from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES
 from partsong.samplers import stream
 from partsong.samplers.long_video.video_blocks import frames_of

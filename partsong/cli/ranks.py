@@ -50,6 +50,6 @@ def run_on_ranks(action: Callable[..., Any], nproc: int, *args: Any) -> Any:
     """
     if under_torchrun() or nproc == 1:
         return action(*args)
-    from partsong.parallel.ranks import launch
+    from partsong.parallel.ranks.launch import launch
 
     return launch(action, nproc, *args)

@@ -14,7 +14,7 @@ from partsong import ClipParallel, Ulysses, parse_strategy
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import parallelize
 from partsong.parallel.clip.keys import ClipLayout, KeySet
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel import clip_worker
 from tests.parallel.families import FAMILIES

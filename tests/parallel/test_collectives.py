@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import collective_worker
 
 RANKS = (1, 2, 3, 4)

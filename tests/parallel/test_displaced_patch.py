@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import displaced_worker
 from tests.parallel.displaced_worker import CASES
 

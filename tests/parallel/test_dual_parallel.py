@@ -11,7 +11,7 @@ import torch
 from partsong import DualParallel, Ulysses
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream
 from partsong.samplers.dual_parallel.loop import _Order
 from partsong.samplers.long_video.frame_noise import FrameNoise

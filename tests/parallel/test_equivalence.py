@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel.equivalence_worker import DTYPES, SIDES, families, run, sizes, strategies
 from tests.parallel.families import FAMILIES
 

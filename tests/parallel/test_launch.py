@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError, PartsongError, RankError, UnsupportedError
-from partsong.parallel.ranks import launch
-from partsong.parallel.ranks.launch import _Run
+from partsong.parallel.ranks.launch import _Run, launch
 from tests.parallel import fault_worker
 
 NEVER_LONGER = 60.0  # start-up of ranks on a busy machine included; the collectives' own limit is 120 s

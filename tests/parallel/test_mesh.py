@@ -9,7 +9,7 @@ import pytest
 from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, Ulysses, Usp, parse_strategy
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.parallel import AXES, Mesh, Strategy, mesh_for
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import STRATEGIES
 from tests.parallel import mesh_worker
 

@@ -11,7 +11,7 @@ from partsong import CfgParallel, DataParallel, ParallelVae, Ulysses, parse_stra
 from partsong.errors import ArgumentError
 from partsong.parallel import Strategy, mesh_for
 from partsong.parallel.cuts.row_blocks import AUTOENCODER_BLOCKS, UNET_BLOCKS
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import parallel_vae_worker as worker
 from tests.parallel.autoencoders import VAES
 

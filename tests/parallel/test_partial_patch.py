@@ -13,7 +13,7 @@ import torch
 from partsong import PartialPatch, parse_strategy
 from partsong.errors import ArgumentError
 from partsong.parallel import mesh_for
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import partial_worker
 from tests.parallel.displaced_worker import TIMES
 from tests.parallel.partial_worker import BUDGETS, SHARPNESS, TOKENS, attention_inputs, cases

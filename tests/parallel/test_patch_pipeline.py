@@ -10,7 +10,7 @@ import pytest
 from partsong import PatchPipeline, parse_strategy
 from partsong.errors import ArgumentError, RankError
 from partsong.parallel import ADAPTERS
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import patch_pipeline_worker as worker
 from tests.parallel.families import FAMILIES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import pipeline_worker
 from tests.parallel.pipelines import STEPS
 

@@ -12,7 +12,7 @@ import torch
 from partsong import DualParallel, Ulysses
 from partsong.errors import ArgumentError, DistributedError, OutputError, UnsupportedError
 from partsong.parallel import parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate, stream
 from partsong.samplers.long_video.journal import Journal
 from tests.parallel import dual_worker, resume_worker

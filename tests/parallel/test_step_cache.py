@@ -15,7 +15,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Mesh, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import cache_worker
 from tests.parallel.families import FAMILIES, Family
 from tests.parallel.pipelines import PIPES

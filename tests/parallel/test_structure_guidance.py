@@ -12,7 +12,7 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscr
 from partsong import StructureGuidance, parse_strategy, zoo
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Mesh, parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask

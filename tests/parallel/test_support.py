@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from partsong.parallel import ADAPTERS
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import STRATEGIES
 from partsong.samplers.support import support_rows, support_table
 from tests.parallel import support_worker

@@ -15,7 +15,7 @@ from diffusers import (
 
 from partsong import TimestepPipeline
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers.pipeline.memoryless import check_memoryless
 from tests.parallel import timestep_worker
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import two_denoisers_worker as worker
 
 Results = dict[str, list[dict[str, Any]]]

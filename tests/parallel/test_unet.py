@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong import DisplacedPatch, PartialPatch
 from partsong.parallel import predict
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import unet_worker
 from tests.parallel.unet_worker import LAYERS
 

@@ -11,7 +11,7 @@ import torch
 from partsong import DynamicSequence, Ring, Ulysses
 from partsong.errors import UnsupportedError
 from partsong.parallel import ADAPTERS, Strategy, predict
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from tests.parallel import video_worker as worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.video_pipelines import VIDEO_PIPES

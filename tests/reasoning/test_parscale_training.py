@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.training import Lesson, learning_rate, next_token_loss, train
 from partsong.reasoning.parscale.weights import StreamWeights

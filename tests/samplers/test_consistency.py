@@ -12,7 +12,7 @@ from torch import Tensor
 from partsong import seeds
 from partsong.errors import ArgumentError
 from partsong.samplers import flow_estimate, flow_sigmas, trigflow_times
-from partsong.samplers.denoising import consistency
+from partsong.samplers.denoising.consistency import consistency
 
 VARIANCE = 0.36
 

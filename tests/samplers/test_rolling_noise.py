@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.samplers.denoising import rolling_noise
+from partsong.samplers.denoising.rolling_noise import rolling_noise
 
 SIGMAS = torch.tensor([0.1, 0.3, 0.6, 0.75, 0.9, 1.0], dtype=torch.float64)
 MEAN, VARIANCE = 0.7, 0.3

@@ -8,7 +8,7 @@ import torch
 from partsong import DualParallel
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import parallelize
-from partsong.samplers.long_video import sliding_windows
+from partsong.samplers.long_video.sliding_windows import sliding_windows
 from tests.parallel.dual_worker import call, pipeline
 from tests.parallel.pipelines import PIPES
 

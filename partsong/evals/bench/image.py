@@ -22,8 +22,8 @@ from partsong.evals.bench.models import BENCH_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh, mesh_for, parallelize
-from partsong.parallel.ranks import launch
 from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.launch import launch
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["run"]

@@ -20,7 +20,7 @@ from partsong.jobs.compare import gather
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.clip.strategy import ClipParallel
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate, stream
 from partsong.samplers.dual_parallel.strategy import DualParallel
 from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline

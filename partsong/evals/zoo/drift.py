@@ -17,7 +17,7 @@ from partsong.jobs.compare import Images, gather
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 from partsong.seeds import generators
 

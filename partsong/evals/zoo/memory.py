@@ -15,7 +15,7 @@ import torch
 from partsong import zoo
 from partsong.jobs.compare import gather
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream
 
 __all__ = ["study"]

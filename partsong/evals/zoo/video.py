@@ -17,9 +17,9 @@ from partsong.jobs.compare import gather
 from partsong.jobs.video_run import Film, shoot
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.ranks import launch
+from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.shards import offsets, split_sizes
-from partsong.samplers.long_video import sliding_windows
+from partsong.samplers.long_video.sliding_windows import sliding_windows
 from partsong.seeds import generators
 
 __all__ = ["Case", "study"]
