@@ -1,16 +1,198 @@
-"""Frozen dataclasses as text, ``NAME:key=value,...``: strategies, rules and caches on command lines and in reports."""
+"""Knobs of strategies, rules, caches and ways to think: their bounds, said once in annotations, and their text form.
+
+A bound stands in the annotation, as in ``num: Count`` or ``window: Annotated[int, Whole(0)] | None``. `check_knobs`
+checks the fields of a dataclass, or the arguments of a function, against it. As text, knobs are ``NAME:key=value,...``.
+"""
 
 from __future__ import annotations
 
+import collections.abc
+import functools
+import math
 import re
+import types
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 from partsong.errors import ArgumentError
 
-__all__ = ["by_name", "format_knobs", "kebab", "parse_knobs"]
+__all__ = [
+    "AboveZero",
+    "Bound",
+    "Count",
+    "Number",
+    "Share",
+    "Whole",
+    "by_name",
+    "check_fields",
+    "check_knobs",
+    "check_value",
+    "format_knobs",
+    "kebab",
+    "parse_knobs",
+    "read_knobs",
+    "type_hints",
+]
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """What an annotation may say about a knob's values."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is allowed."""
+        ...
+
+    def __str__(self) -> str:
+        """Says what is allowed, to go after "use"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Bounds integers: `low` or more, and at most `high`.
+
+    Attributes:
+        low: the least.
+        high: the most; None is no limit.
+        why: a reason, shown in the error.
+
+    Example:
+        >>> Whole(1).holds(3), Whole(1).holds(True), str(Whole(0, 9))
+        (True, False, 'an integer from 0 to 9')
+    """
+
+    low: int = 1
+    high: int | None = None
+    why: str = ""
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is an integer within the bounds; True and False are none."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            return False
+        return self.low <= value and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        span = (
+            f"an integer of {self.low} or more" if self.high is None else f"an integer from {self.low} to {self.high}"
+        )
+        return f"{span}; {self.why}" if self.why else span
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Bounds finite numbers: from `low` to `high`, or above `low`.
+
+    Attributes:
+        low: the least.
+        high: the most.
+        above: whether `low` itself is left out.
+
+    Example:
+        >>> Number(0, 1).holds(0.5), str(Number(0, above=True))
+        (True, 'a number above 0')
+    """
+
+    low: float = 0.0
+    high: float = math.inf
+    above: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is a finite number within the bounds."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return False
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        start = f"a number above {self.low:g}" if self.above else f"a number from {self.low:g}"
+        if math.isfinite(self.high):
+            return f"{start} {'and up ' if self.above else ''}to {self.high:g}"
+        return start if self.above else f"a number of {self.low:g} or more"
+
+
+Count = Annotated[int, Whole(1)]
+Share = Annotated[float, Number(0.0, 1.0)]
+AboveZero = Annotated[float, Number(0.0, above=True)]
+
+
+def check_fields(instance: Any) -> None:
+    """Checks the fields of a dataclass against their annotations.
+
+    Raises:
+        ArgumentError: names the class, the field, its value and what is allowed.
+
+    Example:
+        >>> @dataclass
+        ... class Patience:
+        ...     seconds: AboveZero = 1.0
+        >>> check_fields(Patience(seconds=2.5))
+    """
+    kind = type(instance)
+    values = {knob.name: getattr(instance, knob.name) for knob in fields(instance)}
+    check_knobs(type_hints(kind), values, owner=f"{kind.__name__}: ")
+
+
+def check_knobs(hints: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> None:
+    """Checks values against annotations of the same names; names without an annotation pass.
+
+    Args:
+        hints: annotations, `Annotated` kept, as `type_hints` gives them.
+        values: what was given.
+        owner: put in front of the message, such as "Ring: ".
+
+    Raises:
+        ArgumentError: names the knob, its value and what is allowed.
+    """
+    for name, value in values.items():
+        if name in hints:
+            check_value(name, value, hints[name], owner)
+
+
+@functools.cache
+def type_hints(thing: Any) -> Mapping[str, Any]:
+    """The annotations of a class or function by name, `Annotated` kept."""
+    return get_type_hints(thing, include_extras=True)
+
+
+def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
+    """Checks one value against one annotation; see `check_knobs`."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if not any(_holds(value, kind) for kind in kinds):
+        wanted = " or ".join(dict.fromkeys(filter(None, map(_wanted, kinds))))
+        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}")
+    if is_dataclass(value) and hasattr(value, "validate"):
+        value.validate()  # type: ignore[union-attr]
+
+
+def _holds(value: Any, kind: Any) -> bool:
+    """Whether a value fits one alternative of an annotation; types without bounds fit anything but None."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return all(bound.holds(value) for bound in kind.__metadata__ if isinstance(bound, Bound))
+    if origin is Literal:
+        return value in get_args(kind) and not isinstance(value, bool)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if kind is bool or (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "validate")):
+        return isinstance(value, kind)
+    return value is None if kind is type(None) else value is not None
+
+
+def _wanted(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return " and ".join(str(bound) for bound in kind.__metadata__ if isinstance(bound, Bound))
+    if origin is Literal:
+        *others, last = map(str, get_args(kind))
+        return f"{', '.join(others)} or {last}" if others else last
+    if origin is collections.abc.Callable:
+        return "a function"
+    if kind in (bool, type(None)):
+        return "True or False" if kind is bool else "None"
+    return f"an instance of {kind.__name__}" if isinstance(kind, type) else str(kind)
+
 
 _WORDS = {
     int: "a whole number",
@@ -31,36 +213,58 @@ def by_name(classes: Iterable[type]) -> Mapping[str, Any]:
     return MappingProxyType({kebab(c.__name__): c for c in classes})
 
 
-def parse_knobs(text: str, classes: Mapping[str, Any], noun: str) -> Any:
+def parse_knobs(text: str, classes: Mapping[str, Any], noun: str, plural: str | None = None) -> Any:
     """Reads ``NAME[:key=value,...]`` into an instance, which then validates itself.
 
     Args:
         text: what was asked for.
         classes: dataclasses with a ``validate`` method, by name.
-        noun: what they are, with its plural: "strategy strategies".
+        noun: what one of them is called, such as "strategy".
+        plural: what several are called; None adds an s.
 
     Raises:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
     """
-    one, many = noun.split(" ")
+    name, values = read_knobs(text, {name: get_type_hints(kind) for name, kind in classes.items()}, noun, plural)
+    needed = [k.name for k in fields(classes[name]) if k.default is MISSING and k.default_factory is MISSING]
+    if left := [key for key in needed if key not in values]:
+        raise ArgumentError(f"{noun} {name} needs {', '.join(left)}; write {name}:{left[0]}=...")
+    instance = classes[name](**values)
+    instance.validate()
+    return instance
+
+
+def read_knobs(
+    text: str, known: Mapping[str, Mapping[str, Any]], noun: str, plural: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Reads ``NAME[:key=value,...]`` into the name and the values that the text gives.
+
+    Args:
+        text: what was asked for.
+        known: for each name the types of its knobs.
+        noun: see `parse_knobs`.
+        plural: see `parse_knobs`.
+
+    Raises:
+        ArgumentError: see `parse_knobs`.
+
+    Example:
+        >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")
+        ('vote', {'num': 8})
+    """
     name, _, options = text.partition(":")
-    if name not in classes:
-        raise ArgumentError(f"no {one} {name!r}; the {many} are {', '.join(classes)}")
-    knobs = [knob.name for knob in fields(classes[name])]
+    if name not in known:
+        raise ArgumentError(f"no {noun} {name!r}; the {plural or noun + 's'} are {', '.join(known)}")
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
-        if key not in knobs:
-            raise ArgumentError(f"{one} {name} has no option {key!r}; its options are {', '.join(knobs) or 'none'}")
+        if key not in known[name]:
+            options = ", ".join(known[name]) or "none"
+            raise ArgumentError(f"{noun} {name} has no option {key!r}; its options are {options}")
         if key in values:
-            raise ArgumentError(f"{one} {name}: {key} is given twice")
-        values[key] = _read(f"{one} {name}", get_type_hints(classes[name])[key], key, value)
-    needed = [k.name for k in fields(classes[name]) if k.default is MISSING and k.default_factory is MISSING]
-    if left := [key for key in needed if key not in values]:
-        raise ArgumentError(f"{one} {name} needs {', '.join(left)}; write {name}:{left[0]}=...")
-    made = classes[name](**values)
-    made.validate()
-    return made
+            raise ArgumentError(f"{noun} {name}: {key} is given twice")
+        values[key] = _read(f"{noun} {name}", known[name][key], key, value)
+    return name, values
 
 
 def format_knobs(value: Any, classes: Mapping[str, Any]) -> str:
@@ -85,9 +289,10 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
     """A knob's value: a number where it takes numbers, a word for words, ``3+5`` or ``8-4-1`` for several, ``none``."""
     accepted = set(get_args(types)) if not isinstance(types, type) and get_origin(types) is not tuple else {types}
     if get_origin(types) is Literal:
-        if text in accepted:
-            return text
-        raise ArgumentError(f"{owner}: {key}={text!r}; use {' or '.join(sorted(map(str, accepted)))}")
+        by_text = {str(value): value for value in get_args(types)}
+        if text in by_text:
+            return by_text[text]
+        raise ArgumentError(f"{owner}: {key}={text!r}; use {' or '.join(by_text)}")
     if type(None) in accepted and text == "none":
         return None
     if bool in accepted and text in ("true", "false"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
+from inspect import Parameter, signature
 from typing import Any
 
 import partsong
@@ -104,7 +106,7 @@ def _strategies() -> list[dict[str, Any]]:
         {
             "name": name,
             "class": kind.kind,
-            "options": _options(kind),
+            "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
         for name, kind in STRATEGIES.items()
@@ -132,7 +134,7 @@ def _rules() -> list[dict[str, Any]]:
             "name": name,
             # Where a rule never looks at the drawn token and never takes one back, the bound holds.
             "certificate": "certificate" if kind.unbiased and not kind.revises else "no certificate",
-            "options": _options(kind),
+            "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
         for name, kind in RULES.items()
@@ -143,7 +145,8 @@ def _caches() -> list[dict[str, Any]]:
     from partsong.samplers.text import CACHES
 
     return [
-        {"name": name, "options": _options(kind), "description": _first_line(kind)} for name, kind in CACHES.items()
+        {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
+        for name, kind in CACHES.items()
     ]
 
 
@@ -151,7 +154,11 @@ def _thinking() -> list[dict[str, Any]]:
     from partsong.reasoning.strategies import STRATEGIES, knobs_of
 
     return [
-        {"name": name, "options": _options(knobs_of(name)), "description": _first_line(strategy)}
+        {
+            "name": name,
+            "options": _options({knob: signature(strategy).parameters[knob].default for knob in knobs_of(name)}),
+            "description": _first_line(strategy),
+        }
         for name, strategy in STRATEGIES.items()
     ]
 
@@ -162,11 +169,15 @@ def _suites() -> list[dict[str, Any]]:
     return [{"name": name, "description": description} for name, description in SUITES.items()]
 
 
-def _options(kind: Any) -> str:
-    """The knobs of a dataclass with their defaults, as command lines spell them; a knob without one must be given."""
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {knob.name: knob.default for knob in fields(kind)}
+
+
+def _options(defaults: Mapping[str, Any]) -> str:
+    """Knobs with their defaults, as command lines spell them; a knob without one must be given."""
     return ", ".join(
-        f"{knob.name}=..." if knob.default is MISSING else f"{knob.name}={_spelled(knob.default)}"
-        for knob in fields(kind)
+        f"{name}=..." if default is MISSING or default is Parameter.empty else f"{name}={_spelled(default)}"
+        for name, default in defaults.items()
     )
 
 

@@ -45,4 +45,4 @@ def parse_strategy(text: str) -> Strategy:
         >>> parse_strategy("displaced-patch:warmup_steps=4")
         DisplacedPatch(degree=None, warmup_steps=4, order=1, norms='fresh')
     """
-    return parse_knobs(text, STRATEGIES, "strategy strategies")
+    return parse_knobs(text, STRATEGIES, "strategy", "strategies")

@@ -236,11 +236,11 @@ def test_scores_of_a_trace() -> None:
         ("self-consistency", {"risk": 0.7}, "risk=0.7; use a number from 0 to 0.5"),
         ("self-consistency", {"risk": 0.1, "weight": len}, "votes of equal weight"),
         ("self-consistency", {"early_stop": 1}, "early_stop=1; use True or False"),
-        ("self-consistency", {"weight": 3}, "weight=3 cannot be called"),
+        ("self-consistency", {"weight": 3}, "weight=3; use a function"),
         ("adaptive-consistency", {"confidence": 0.4}, "confidence=0.4"),
         ("best-of-n", {"selection": "worst"}, "selection='worst'; use best, borda"),
         ("short-m", {"num": 3, "shortest": 4}, "shortest=4 of num=3"),
-        ("deepconf", {"top": 0.0}, "top=0.0; use a number above 0 to 1"),
+        ("deepconf", {"top": 0.0}, "top=0.0; use a number above 0 and up to 1"),
         ("deepconf", {"num": 8}, "warmup=16 of num=8"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.knobs import Count, Whole
 from partsong.reasoning.answers.extract import last_boxed
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Parameters, Request
@@ -22,7 +23,7 @@ from partsong.reasoning.hogwild.workers import News, Work, Writing
 from partsong.reasoning.local.engine import LocalEngine
 from partsong.reasoning.local.engine import _check as check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
-from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answered, together
 from partsong.reasoning.strategies.prompts import ask
 from partsong.seeds import derive

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Annotated
 
+from partsong.knobs import Count, Number
 from partsong.reasoning.answers.votes import adaptive_confidence
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Message, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, Number, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, in_order
 
 __all__ = ["adaptive_consistency"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Annotated, Literal
 
+from partsong.knobs import Count, Number
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.confidence import self_certainty, with_alternatives
-from partsong.reasoning.strategies.knobs import Count, Number, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, Scorer, in_order, now
 
 __all__ = ["best_of_n"]

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, Scorer, now, together
 from partsong.reasoning.strategies.pdr import pdr
 from partsong.reasoning.strategies.self_consistency import self_consistency

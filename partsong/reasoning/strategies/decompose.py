@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answered, concluded, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, numbered
 from partsong.reasoning.strategies.single import single

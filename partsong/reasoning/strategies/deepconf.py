@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Share
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.running_call import Partial
 from partsong.reasoning.strategies.confidence import TraceScore, trace_score, with_alternatives
-from partsong.reasoning.strategies.knobs import Count, Number, Share, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, in_order
 
 __all__ = ["deepconf", "keep_above"]

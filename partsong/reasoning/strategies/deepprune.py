@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Literal
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Share
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.groups import Groups, Judge, PrunePrompts
-from partsong.reasoning.strategies.knobs import Count, Share, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, together
 
 __all__ = ["deepprune"]

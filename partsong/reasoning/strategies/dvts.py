@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.steps import Aggregate, Finished, Stepper, StepScorer, looks_finished
 from partsong.reasoning.strategies.trees import Tree, best_of_trees

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from partsong.knobs import Count, Whole
 from partsong.reasoning.answers.sandbox import Runner
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.code_loop import CodeLoop, CodePrompts
 from partsong.reasoning.strategies.code_selection import select
-from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import together
 
 __all__ = ["edit_test_select"]

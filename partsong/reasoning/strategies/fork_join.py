@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Message, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import concluded
 from partsong.reasoning.strategies.prompts import Prompts, ask
 from partsong.reasoning.strategies.thread_writer import Place, Writer, Written, repeated_tokens

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.particles import Swarm
 from partsong.reasoning.strategies.steps import Finished, Stepper, StepScorer, looks_finished
 

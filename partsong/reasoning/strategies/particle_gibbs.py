@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from partsong.knobs import Count, Whole
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.particles import Swarm
 from partsong.reasoning.strategies.steps import Finished, Stepper, StepScorer, Trace, looks_finished
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.budget import BudgetError
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, Widths, checked
+from partsong.reasoning.strategies.knobs import Widths, checked
 from partsong.reasoning.strategies.parts import answered, by_support, ends, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
 from partsong.seeds import derive

@@ -7,10 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, Scorer, answered, now, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed
 from partsong.seeds import derive

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from partsong.errors import ArgumentError
-from partsong.knobs import parse_knobs
+from partsong.knobs import check_knobs, read_knobs, type_hints
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
@@ -23,7 +22,6 @@ from partsong.reasoning.strategies.deepprune import deepprune
 from partsong.reasoning.strategies.dvts import dvts
 from partsong.reasoning.strategies.edit_test_select import edit_test_select
 from partsong.reasoning.strategies.fork_join import fork_join
-from partsong.reasoning.strategies.knobs import check_knobs, hints_of
 from partsong.reasoning.strategies.particle_filtering import particle_filtering
 from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
 from partsong.reasoning.strategies.pdr import pdr
@@ -112,32 +110,19 @@ def parse_thinking(text: str) -> Thinking:
     >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
     (4, 2, 1)
     """
-    name = text.partition(":")[0]
-    made = parse_knobs(text, {known: knobs_of(known) for known in STRATEGIES}, "strategy strategies")
-    chosen = asdict(made)
-    # Set to the default is set all the same: a model's own knobs must not take its place.
-    said = {part.partition("=")[0].strip().replace("-", "_") for part in text.partition(":")[2].split(",")}
-    known = inspect.signature(STRATEGIES[name]).parameters
-    needs = [k for k, p in known.items() if p.default is p.empty and k not in ("run", "question", "extract")]
-    knobs = {k: v for k, v in chosen.items() if k in said or v != known[k].default}
-    return Thinking(name=name, knobs=knobs, needs=tuple(needs))
-
-
-@functools.cache
-def knobs_of(name: str) -> type:
-    """The knobs of a strategy that text can set, as a frozen dataclass that checks itself."""
+    name, values = read_knobs(text, {known: knobs_of(known) for known in STRATEGIES}, "strategy", "strategies")
     strategy = STRATEGIES[name]
-    found: list[tuple[str, Any, Any]] = []
-    for knob, parameter in inspect.signature(strategy).parameters.items():
-        kind = _spoken(hints_of(strategy)[knob])
-        if kind is not None and knob != "question":
-            default = MISSING if parameter.default is parameter.empty else parameter.default
-            found.append((knob, kind, field() if default is MISSING else field(default=default)))
+    check_knobs(type_hints(strategy), values)
+    known = inspect.signature(strategy).parameters
+    needs = [k for k, p in known.items() if p.default is p.empty and k not in ("run", "question", "extract")]
+    return Thinking(name=name, knobs=values, needs=tuple(needs))
 
-    def validate(self: Any) -> None:
-        check_knobs(strategy, asdict(self))
 
-    return make_dataclass(name, found, frozen=True, kw_only=True, namespace={"validate": validate})
+def knobs_of(name: str) -> dict[str, Any]:
+    """The types of the knobs of a strategy that text can set, by name."""
+    hints = type_hints(STRATEGIES[name])
+    kinds = {knob: _spoken(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
+    return {knob: kind for knob, kind in kinds.items() if kind is not None and knob != "question"}
 
 
 def _spoken(hint: Any) -> Any:

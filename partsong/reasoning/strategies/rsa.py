@@ -7,10 +7,11 @@ import random
 from dataclasses import dataclass, field
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, as_they_end, cancelled, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
 from partsong.seeds import derive

@@ -7,11 +7,12 @@ from contextlib import aclosing
 from typing import Annotated
 
 from partsong.errors import ArgumentError
+from partsong.knobs import AboveZero, Count, Number
 from partsong.reasoning.answers.votes import RiskBound
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import AboveZero, Count, Number, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, in_order
 
 __all__ = ["self_consistency"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.running_call import Partial
-from partsong.reasoning.strategies.knobs import Count, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll
 
 __all__ = ["short_m"]

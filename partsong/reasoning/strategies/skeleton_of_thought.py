@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from partsong.knobs import Count, Whole
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.knobs import Count, Whole, checked
+from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answered, concluded, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed
 

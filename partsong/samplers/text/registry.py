@@ -46,7 +46,7 @@ def parse_rule(text: str) -> Rule:
     >>> parse_rule("entropy-bound:gamma=0.5")
     EntropyBound(gamma=0.5)
     """
-    return parse_knobs(text, RULES, "rule rules")
+    return parse_knobs(text, RULES, "rule")
 
 
 def parse_cache(text: str) -> TextCache:
@@ -58,4 +58,4 @@ def parse_cache(text: str) -> TextCache:
     >>> parse_cache("prefix:refresh_every=4")
     PrefixCache(refresh_every=4, refresh_blocks=True)
     """
-    return parse_knobs(text, CACHES, "cache caches")
+    return parse_knobs(text, CACHES, "cache")
