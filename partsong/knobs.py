@@ -75,9 +75,8 @@ class Whole:
         return self.low <= value and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
-        span = (
-            f"an integer of {self.low} or more" if self.high is None else f"an integer from {self.low} to {self.high}"
-        )
+        span = "a positive integer" if self.low == 1 else f"an integer of {self.low} or more"
+        span = span if self.high is None else f"an integer from {self.low} to {self.high}"
         return f"{span}; {self.why}" if self.why else span
 
 
@@ -185,8 +184,7 @@ def _wanted(kind: Any) -> str:
     if origin is Annotated:
         return " and ".join(str(bound) for bound in kind.__metadata__ if isinstance(bound, Bound))
     if origin is Literal:
-        *others, last = map(str, get_args(kind))
-        return f"{', '.join(others)} or {last}" if others else last
+        return _listed(get_args(kind))
     if origin is collections.abc.Callable:
         return "a function"
     if kind in (bool, type(None)):
@@ -201,6 +199,11 @@ _WORDS = {
     str: "a word",
     tuple[int, ...]: "numbers such as 3+5 or 8-4-1",
 }
+
+
+def _listed(values: Iterable[Any]) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def kebab(name: str) -> str:
@@ -292,7 +295,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         by_text = {str(value): value for value in get_args(types)}
         if text in by_text:
             return by_text[text]
-        raise ArgumentError(f"{owner}: {key}={text!r}; use {' or '.join(by_text)}")
+        raise ArgumentError(f"{owner}: {key}={text!r}; use {_listed(by_text)}")
     if type(None) in accepted and text == "none":
         return None
     if bool in accepted and text in ("true", "false"):

@@ -247,7 +247,7 @@ def test_a_model_that_fails_ends_all_calls(monkeypatch: pytest.MonkeyPatch) -> N
 
 REFUSED: list[tuple[dict[str, Any], type[PartsongError], str]] = [
     ({"num_workers": 0}, ArgumentError, "num_workers=0"),
-    ({"layout": "ring"}, ArgumentError, "layout='ring'; use combined, contiguous, interleaved"),
+    ({"layout": "ring"}, ArgumentError, "layout='ring'; use combined, contiguous or interleaved"),
     ({"probe_every": -1}, ArgumentError, "probe_every=-1"),
     ({"answer_tokens": 1.5}, ArgumentError, "answer_tokens=1.5"),
     ({"names": ["Ada"]}, ArgumentError, "at least num_workers=3"),

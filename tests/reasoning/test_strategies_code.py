@@ -166,7 +166,7 @@ def test_a_strategy_as_text() -> None:
         ("pdr:schedule=x", "schedule='x' is not numbers such as"),
         ("rsa:population=0", "population=0; use a positive integer"),
         ("deepconf:top=2.0", "top=2.0; use a number above 0 and up to 1"),
-        ("deepconf:score=best", "score='best'; use bottom or lowest"),
+        ("deepconf:score=best", "score='best'; use mean, tail, bottom or lowest"),
         ("single:num=1", "its options are none"),
     ],
 )

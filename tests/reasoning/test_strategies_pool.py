@@ -238,7 +238,7 @@ def test_scores_of_a_trace() -> None:
         ("self-consistency", {"early_stop": 1}, "early_stop=1; use True or False"),
         ("self-consistency", {"weight": 3}, "weight=3; use a function"),
         ("adaptive-consistency", {"confidence": 0.4}, "confidence=0.4"),
-        ("best-of-n", {"selection": "worst"}, "selection='worst'; use best, borda"),
+        ("best-of-n", {"selection": "worst"}, "selection='worst'; use best or borda"),
         ("short-m", {"num": 3, "shortest": 4}, "shortest=4 of num=3"),
         ("deepconf", {"top": 0.0}, "top=0.0; use a number above 0 and up to 1"),
         ("deepconf", {"num": 8}, "warmup=16 of num=8"),
