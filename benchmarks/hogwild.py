@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from partsong.reasoning import Message, Parameters, Request
 from partsong.reasoning.hogwild.attention import Feed, ViewStep, forward
-from partsong.reasoning.hogwild.cache import PAGE, Block, BlockStore
+from partsong.reasoning.hogwild.cache import PAGE, BlockStore, CacheBlock
 from partsong.reasoning.hogwild.rotary import Rotary, rotary_of
 from partsong.reasoning.local import LocalEngine, smollm2
 from partsong.reasoning.local.model import LocalModel
@@ -143,7 +143,7 @@ class CopyCache(DynamicCache):
         return self.views.read(layer_idx)
 
 
-def _laid_out(store: BlockStore, block: Block, which: int, room: int) -> Tensor:
+def _laid_out(store: BlockStore, block: CacheBlock, which: int, room: int) -> Tensor:
     """A block's keys or values out of its pages, `[layers, kv_heads, length + room, head_dim]`."""
     whole = torch.cat(store.keys if which == 0 else store.values, dim=1)
     pages = whole[:, block.pages].transpose(1, 2).flatten(2, 3)[:, :, : block.length]

@@ -48,8 +48,8 @@ from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_vae, decoder_los
 from partsong.zoo.motion.scoring import score
 from partsong.zoo.motion.training import (
     Animator,
+    ClipPool,
     Comprehension,
-    Pool,
     blend,
     draw_clips,
     draw_noise,
@@ -58,7 +58,7 @@ from partsong.zoo.motion.training import (
     muon_and_adam,
     window_length,
 )
-from partsong.zoo.motion.world import Scene, generator, layout
+from partsong.zoo.motion.world import MovingScene, generator, layout
 from partsong.zoo.shapes_unet.stage import Stage, adam
 from partsong.zoo.training import World, mixed_precision
 
@@ -185,7 +185,7 @@ def train_decoder(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
-def pool_scene(config: Config, world: World, index: int) -> tuple[Scene, np.random.Generator]:
+def pool_scene(config: Config, world: World, index: int) -> tuple[MovingScene, np.random.Generator]:
     """The scene of a clip of this rank's share, and the generator that draws where its objects are."""
     rng = generator(72, config.seed, world.rank, index)
     return training_scene(rng), rng
@@ -244,10 +244,10 @@ def motion_stage(config: Config, world: World) -> Stage:
     )
 
 
-def load_pool(config: Config, world: World) -> Pool:
+def load_pool(config: Config, world: World) -> ClipPool:
     """This rank's clips."""
     latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
-    return Pool(latents, [pool_scene(config, world, index)[0] for index in range(len(latents))], world.device)
+    return ClipPool(latents, [pool_scene(config, world, index)[0] for index in range(len(latents))], world.device)
 
 
 def train_motion(config: Config, world: World) -> None:

@@ -54,7 +54,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from partsong.errors import ArgumentError
 from partsong.reasoning.parscale.checkpoint import save
 from partsong.reasoning.parscale.model import ParScale
-from partsong.reasoning.parscale.training import Lesson, train
+from partsong.reasoning.parscale.training import StreamLesson, train
 from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 
@@ -130,12 +130,12 @@ def _model(config: Config, inner: int, seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(sizes)
 
 
-def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], Lesson]:
+def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], StreamLesson]:
     """The lesson of every step: the same for all sides of a seed, and never one that measures."""
     if config.task not in TASKS:
         raise ArgumentError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
-    def draw(step: int) -> Lesson:
+    def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "held out" if held_out else "lesson", step))
         if config.task == "product":
             return _products(rng, config.batch, held_out)
@@ -144,7 +144,7 @@ def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[i
     return draw
 
 
-def _products(rng: np.random.Generator, num: int, held_out: bool) -> Lesson:
+def _products(rng: np.random.Generator, num: int, held_out: bool) -> StreamLesson:
     """Every eighth pair of numbers, by a sum that mixes them, is kept from training."""
     pairs = rng.integers(0, 100, (16 * num, 2))
     kept = (31 * pairs[:, 0] + 17 * pairs[:, 1] + pairs[:, 0] * pairs[:, 1] // 7) % 8 == 0
@@ -154,7 +154,7 @@ def _products(rng: np.random.Generator, num: int, held_out: bool) -> Lesson:
     ids = np.concatenate([digits(left, 2), sign, digits(right, 2), end, digits(left * right, 4)], axis=1)
     learned = np.zeros(ids.shape, dtype=bool)
     learned[:, -4:] = True
-    return Lesson(torch.from_numpy(ids), torch.from_numpy(learned))
+    return StreamLesson(torch.from_numpy(ids), torch.from_numpy(learned))
 
 
 def _digits(values: np.ndarray, width: int, num: int) -> np.ndarray:
@@ -162,12 +162,12 @@ def _digits(values: np.ndarray, width: int, num: int) -> np.ndarray:
     return np.stack([values // 10 ** (width - 1 - place) % 10 for place in range(width)], axis=1)
 
 
-def _windows(rng: np.random.Generator, num: int, length: int, text: np.ndarray) -> Lesson:
+def _windows(rng: np.random.Generator, num: int, length: int, text: np.ndarray) -> StreamLesson:
     starts = rng.integers(0, len(text) - length, num)
     ids = torch.from_numpy(np.stack([text[start : start + length] for start in starts]))
     learned = torch.ones_like(ids, dtype=torch.bool)
     learned[:, 0] = False
-    return Lesson(ids, learned)
+    return StreamLesson(ids, learned)
 
 
 @cache

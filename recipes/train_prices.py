@@ -41,7 +41,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from partsong.errors import ArgumentError
 from partsong.reasoning.parscale.checkpoint import save
 from partsong.reasoning.parscale.model import ParScale
-from partsong.reasoning.parscale.training import Lesson, train
+from partsong.reasoning.parscale.training import StreamLesson, train
 from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 
@@ -105,11 +105,11 @@ def prices(config: Config, seed: int) -> np.ndarray:
     return np.random.default_rng(derive(seed, "prices")).integers(0, DIGITS, (config.shops, config.goods))
 
 
-def look_ups(config: Config, seed: int) -> Callable[[int], Lesson]:
+def look_ups(config: Config, seed: int) -> Callable[[int], StreamLesson]:
     """Lessons of stage `learn`: which, goods, shop, its price; one good, then two, and so on, in turn."""
     table = prices(config, seed)
 
-    def draw(step: int) -> Lesson:
+    def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "look-up", step))
         goods, shop = _asked(config, rng, config.learn_batch, 1 + step % config.streams)
         which = rng.integers(0, goods.shape[1], (len(goods), 1))
@@ -119,11 +119,11 @@ def look_ups(config: Config, seed: int) -> Callable[[int], Lesson]:
     return draw
 
 
-def questions(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], Lesson]:
+def questions(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], StreamLesson]:
     """Lessons of stage `ask`: goods, shop, the highest of their prices there."""
     table = prices(config, seed)
 
-    def draw(step: int) -> Lesson:
+    def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "held out" if held_out else "question", step))
         goods, shop = _asked(config, rng, config.batch, config.streams)
         return _lesson(config, None, goods, shop, table[shop, goods].max(axis=1, keepdims=True))
@@ -137,7 +137,7 @@ def _asked(config: Config, rng: np.random.Generator, num: int, goods: int) -> tu
 
 def _lesson(
     config: Config, which: np.ndarray | None, goods: np.ndarray, shop: np.ndarray, answer: np.ndarray
-) -> Lesson:
+) -> StreamLesson:
     first = DIGITS + config.goods
     parts = [DIGITS + goods, first + shop, answer]
     if which is not None:
@@ -145,7 +145,7 @@ def _lesson(
     ids = torch.from_numpy(np.concatenate(parts, axis=1))
     learned = torch.zeros_like(ids, dtype=torch.bool)
     learned[:, -1] = True
-    return Lesson(ids, learned)
+    return StreamLesson(ids, learned)
 
 
 def learn(config: Config, seed: int) -> None:

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from partsong.cli.info import env, table
+from partsong.cli.info import env
 from partsong.cli.options import Bench
 from partsong.cli.ranks import under_torchrun
+from partsong.cli.table import table
 from partsong.errors import ArgumentError
 
 #: Named here, not imported: this module is read before torch is needed.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from partsong.jobs.texts import LoadedText
     from partsong.samplers.text import Step
 
-__all__ = ["Drawing", "Growing", "Pieces", "Viewer", "Whole", "viewer"]
+__all__ = ["Drawing", "Growing", "Pieces", "Viewer", "WholeText", "viewer"]
 
 #: Seconds a frame stays at least: small models are faster than the eye. Not counted as decoding.
 FRAME_SECONDS = 0.06
@@ -51,10 +51,10 @@ def viewer(loaded: LoadedText, *, show: bool, stream: TextIO | None = None) -> V
     if show:
         return Drawing(loaded, target, live=live, colour=live and not os.environ.get("NO_COLOR"))
     # The beginning of a prompt with gaps belongs to the text and is not part of the stream.
-    return Growing(loaded, target) if live and not loaded.kept else Whole(target)
+    return Growing(loaded, target) if live and not loaded.kept else WholeText(target)
 
 
-class Whole:
+class WholeText:
     """Prints the text when it is done.
 
     Args:
@@ -160,7 +160,7 @@ class Drawing:
     def end(self, text: str) -> None:
         """The text, unless the last frame shows all of it."""
         if not self.live or self.is_cut or not self.screen.rows:
-            Whole(self.stream).end(text)
+            WholeText(self.stream).end(text)
 
     def _changes(self, step: Step) -> str:
         kinds = [event.kind for event in step.events]

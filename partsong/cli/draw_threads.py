@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from partsong.cli.screen import BOLD, DIM, PALETTE, Piece, Screen, columns, is_live, printable
 
 if TYPE_CHECKING:
-    from partsong.reasoning.calls.graph import Node
+    from partsong.reasoning.calls.graph import CallNode
 
 __all__ = ["Threads"]
 
@@ -32,10 +32,10 @@ class Threads:
         self.stream = sys.stderr if stream is None else stream
         self.live = is_live(self.stream) if live is None else live
         self.screen = Screen(self.stream, colour=self.live and not os.environ.get("NO_COLOR"))
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, CallNode] = {}
         self.texts: dict[str, str] = {}
 
-    def __call__(self, node: Node, text: str) -> None:
+    def __call__(self, node: CallNode, text: str) -> None:
         """A report of a run; see `partsong.reasoning.calls.run.Observer`."""
         is_new = node.name not in self.nodes
         self.nodes[node.name] = node
@@ -59,7 +59,7 @@ class Threads:
         lines = [self._line(node, width) for node in nodes if node.name in shown]
         self.screen.draw([[(title, DIM)], *lines])
 
-    def _line(self, node: Node, width: int) -> list[Piece]:
+    def _line(self, node: CallNode, width: int) -> list[Piece]:
         name, state = f"{node.name:24.24} ", _state(node)
         made = node.completion
         text = self.texts[node.name] if made is None or not made.text else made.text
@@ -70,11 +70,11 @@ class Threads:
         return [(name, f"{colour};{BOLD}"), (head, DIM), (_tail(text, width - len(name) - len(head)), style)]
 
 
-def _tokens(node: Node) -> int:
+def _tokens(node: CallNode) -> int:
     return node.written if node.completion is None else node.tokens
 
 
-def _state(node: Node) -> str:
+def _state(node: CallNode) -> str:
     if node.end is None:
         return "..."
     if node.completion is None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from partsong.cli.decoding import check_decoding, read_rule
-from partsong.cli.info import table
 from partsong.cli.options import Decoding, Eval
 from partsong.cli.ranks import under_torchrun
+from partsong.cli.table import table
 from partsong.cli.text_models import find_text_model
 from partsong.errors import ArgumentError
 from partsong.progress import progress

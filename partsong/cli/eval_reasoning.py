@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.engines import default_model, make_engine
-from partsong.cli.info import table
 from partsong.cli.options import Reasoning
 from partsong.cli.ranks import under_torchrun
+from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.outputs import check_writable, write_text
 from partsong.progress import progress

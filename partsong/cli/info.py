@@ -13,7 +13,7 @@ from typing import Any
 import partsong
 from partsong.cli.options import Env, List
 
-__all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list", "table"]
+__all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
 
@@ -84,13 +84,6 @@ def list_rows(options: List) -> list[dict[str, Any]]:
         "suites": _suites,
     }
     return made[options.what]()
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as aligned columns, the last one running free."""
-    texts = [[str(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    return "\n".join("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in texts)
 
 
 def _models() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.ranks.collectives import agree
 
-__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "Run", "drift", "gather", "parallel_run", "serial_run"]
+__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "gather", "parallel_run", "serial_run"]
 
 #: Enough for first-call costs (allocation, threads, the first exchange), few enough to be cheap.
 WARM_UP_STEPS = 2
@@ -50,7 +50,7 @@ class Drift:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class ComparedRun:
     """One timed run.
 
     Attributes:
@@ -83,7 +83,7 @@ def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:
     return [list(row) for row in agree(everyone, list(values), name=name)]
 
 
-def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repeats: int = 1) -> Run | None:
+def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repeats: int = 1) -> ComparedRun | None:
     """Times the pipeline with nothing attached on rank 0 while the other ranks wait.
 
     Returns:
@@ -94,7 +94,7 @@ def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repea
         if warm_up:
             draw(pipe, WARM_UP_STEPS)
         timed = [_timed(lambda: draw(pipe, None)) for _ in range(repeats)]
-        run = Run(
+        run = ComparedRun(
             images=timed[-1][0],
             seconds=statistics.median(seconds for _, seconds in timed),
             bytes_sent=(0,) * mesh.world_size,
@@ -112,7 +112,7 @@ def parallel_run(
     *,
     warm_up: bool = True,
     ledger: Path | None = None,
-) -> Run:
+) -> ComparedRun:
     """Times the pipeline with strategies attached, all ranks together, and detaches them again.
 
     Args:
@@ -132,7 +132,7 @@ def parallel_run(
             images, seconds = _timed(lambda: draw(plan, None))
         spent = records.summary()
         rows = gather(mesh, [seconds, spent["bytes_sent"], spent["seconds_waiting"]], "end of the timed run")
-        return Run(
+        return ComparedRun(
             images=images,
             seconds=max(row[0] for row in rows),
             kind=plan.kind,

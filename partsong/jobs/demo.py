@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from partsong import zoo
-from partsong.jobs.compare import Images, Run, drift, parallel_run, serial_run
+from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.jobs.images import PATIENCE, load_pipeline, quiet
 from partsong.parallel import Mesh, Plan, mesh_for
 from partsong.samplers import generate
@@ -114,7 +114,7 @@ def run_demo(job: DemoJob) -> list[Method]:
         first = next(iter(meshes.values()))
         pipe = load_pipeline(*_folder(job.model)).to(first.device)
         pipe.set_progress_bar_config(disable=True)
-        runs: dict[str, list[Run]] = {name: [] for name in ("serial", *meshes)}
+        runs: dict[str, list[ComparedRun]] = {name: [] for name in ("serial", *meshes)}
 
         def draw(target: Any, steps: int | None) -> Images:
             return _draw(job, target, steps)
@@ -151,7 +151,7 @@ def _draw(job: DemoJob, target: Any, steps: int | None) -> Images:
     return np.asarray(target(**arguments, output_type="np").images)
 
 
-def _method(job: DemoJob, name: str, runs: Sequence[Run], serial: Sequence[Run]) -> Method:
+def _method(job: DemoJob, name: str, runs: Sequence[ComparedRun], serial: Sequence[ComparedRun]) -> Method:
     images, seconds = runs[-1].images, statistics.median(run.seconds for run in runs)
     task = zoo.MODELS[job.model].task
     apart = drift(images, serial[-1].images)

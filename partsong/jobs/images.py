@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
-from partsong.jobs.compare import Images, Run, drift, parallel_run, serial_run
+from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.outputs import save_images
 from partsong.parallel import Mesh, Plan, Strategy
 from partsong.progress import progress
@@ -188,7 +188,7 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
         raise ArgumentError(f"{job.pipeline} refused the call: {error}") from error
 
 
-def _report(job: ImageJob, run: Run, serial: Run | None) -> dict[str, Any]:
+def _report(job: ImageJob, run: ComparedRun, serial: ComparedRun | None) -> dict[str, Any]:
     paths = save_images(list(run.images), job.out)
     values: dict[str, Any] = {
         "seconds": run.seconds,

@@ -26,7 +26,7 @@ from partsong.samplers.text import (
     decode_steps,
     load_text_model,
 )
-from partsong.samplers.text.request import Request, check_request
+from partsong.samplers.text.request import DecodeRequest, check_request
 
 __all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "prepare_text", "run_text"]
 
@@ -91,7 +91,7 @@ class LoadedText:
     job: TextJob
     tokenizer: Any
     ids: list[int]
-    request: Request
+    request: DecodeRequest
     options: dict[str, Any]
 
     @property

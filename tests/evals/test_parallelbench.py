@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong.errors import ArgumentError
 from partsong.evals import parallelbench as bench
-from partsong.evals.parallelbench import Facts, Problem, problems, score, tasks
+from partsong.evals.parallelbench import BenchProblem, Facts, problems, score, tasks
 from partsong.evals.parallelbench.curves import SWEEPS, curve, scores, sweep
 from partsong.evals.parallelbench.running import ask, reads_lists, run
 from partsong.knobs import format_knobs
@@ -29,9 +29,9 @@ IN_LISTS = [task.name for task in tasks("lists")]
 LINE = ("Ada Egan", "Boris Keller", "Clara Owens")
 
 
-def problem(task: str, answer: str = "", **facts: Any) -> Problem:
+def problem(task: str, answer: str = "", **facts: Any) -> BenchProblem:
     made = Facts(**facts)
-    return Problem(task=task, number=0, size=3, language="chat", facts=made, question="?", answer=answer)
+    return BenchProblem(task=task, number=0, size=3, language="chat", facts=made, question="?", answer=answer)
 
 
 def written(*people: str) -> str:

@@ -14,7 +14,7 @@ from partsong.errors import ArgumentError, DistributedError, OutputError, Unsupp
 from partsong.parallel import parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate, stream
-from partsong.samplers.long_video.journal import Journal
+from partsong.samplers.long_video.journal import VideoJournal
 from tests.parallel import dual_worker, resume_worker
 
 
@@ -57,7 +57,7 @@ def test_a_journal_of_another_video_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cut_counts_when_all_its_files_are_there(tmp_path: Path) -> None:
-    first, second = (Journal(tmp_path, {"a": 1}, index, 2) for index in range(2))
+    first, second = (VideoJournal(tmp_path, {"a": 1}, index, 2) for index in range(2))
     assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
     x = torch.arange(6.0).view(2, 3)
     first.write_keys(3, {"x": x})
@@ -83,7 +83,7 @@ def test_a_cut_counts_when_all_its_files_are_there(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", {"a": 1}, 0, 1)
+    journal = VideoJournal(tmp_path / "j", {"a": 1}, 0, 1)
     (tmp_path / "j" / "run.json").unlink()
     (tmp_path / "j").rmdir()
     with pytest.raises(OutputError, match=r"block-000000\.safetensors cannot be written"):

@@ -16,7 +16,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
-from partsong.samplers.structure_guidance.strategy import Grid, grid_for
+from partsong.samplers.structure_guidance.strategy import PatchGrid, grid_for
 from tests.parallel import structure_worker as worker
 from tests.parallel.ranks import error
 
@@ -120,7 +120,7 @@ def test_the_weight_falls_to_zero_and_stays_there() -> None:
 @pytest.mark.parametrize("size", [(32, 32), (48, 32), (33, 48)])
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.7])
 def test_patches_of_a_picture_blend_to_the_picture(size: tuple[int, int], overlap: float) -> None:
-    grid = grid_for(size, (16, 16), overlap, 1) if size[0] % 2 == 0 else Grid(1, (16, 16), (0, 7, 17), (0, 16, 32))
+    grid = grid_for(size, (16, 16), overlap, 1) if size[0] % 2 == 0 else PatchGrid(1, (16, 16), (0, 7, 17), (0, 16, 32))
     whole = torch.randn(2, 3, *size, dtype=torch.float64)
     parts = [whole[..., rows, columns] for rows, columns in grid.places]
     assert all(part.shape[-2:] == grid.patch for part in parts)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from partsong.reasoning import Parameters
 from partsong.reasoning.hogwild.layouts import LAYOUTS
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, worker_names
-from partsong.reasoning.hogwild.workers import Work
+from partsong.reasoning.hogwild.workers import WorkerText
 
 EOS = 1
 #: Ends of paragraphs, a tenth of the vocabulary: a random model writes one every ten tokens.
@@ -62,7 +62,7 @@ def tiny(family: str = "llama", dtype: torch.dtype = torch.float64, **more: Any)
     return made.to(dtype).eval()
 
 
-def work(prompt: str, num_workers: int, layout: str = "combined", **more: Any) -> Work:
+def work(prompt: str, num_workers: int, layout: str = "combined", **more: Any) -> WorkerText:
     asked: dict[str, Any] = {
         "prompt": tokenizer()(prompt).input_ids,
         "names": worker_names(num_workers),
@@ -75,7 +75,7 @@ def work(prompt: str, num_workers: int, layout: str = "combined", **more: Any) -
         "ends": frozenset({EOS}),
         "concludes": lambda text, ended: False,
     }
-    return Work(**{**asked, **more})
+    return WorkerText(**{**asked, **more})
 
 
 class ExactRotary(nn.Module):

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.sampling import Draw, draw
+from partsong.reasoning.local.sampling import TokenDraw, draw
 
 EOS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz .:"
@@ -64,7 +64,7 @@ def reference(model: LlamaForCausalLM, asked: Request) -> tuple[list[int], list[
     while len(ids) - begin < how.max_tokens and len(ids) < CONTEXT and EOS not in ids[begin:]:
         logits.append(model(torch.tensor([ids])).logits[0, -1])
         place = len(ids) - begin
-        ids.append(draw(logits[-1][None], [Draw(how.temperature, how.top_p, asked.seed, place)])[0])
+        ids.append(draw(logits[-1][None], [TokenDraw(how.temperature, how.top_p, asked.seed, place)])[0])
     return ids[begin:], logits
 
 

@@ -28,7 +28,7 @@ from partsong.reasoning import (
     final_number,
 )
 from partsong.reasoning.answers.extract import final_code
-from partsong.reasoning.answers.sandbox import Outcome
+from partsong.reasoning.answers.sandbox import SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, self_consistency, sequential_refinement
 
@@ -38,11 +38,11 @@ QUESTION = "What is three and four?"
 class Pretending:
     """Runs nothing: a test passes where the program names the number it asks for."""
 
-    async def run(self, program: str) -> Outcome:
+    async def run(self, program: str) -> SandboxOutcome:
         wanted = program.split("wanted ")[1].split()[0] if "wanted " in program else "?"
         word = program.rsplit("print('", 1)[1].split("'")[0]
         good = f"answer {wanted}" in program
-        return Outcome(passed=good, output=word if good else f"not {wanted}", code=0 if good else 1)
+        return SandboxOutcome(passed=good, output=word if good else f"not {wanted}", code=0 if good else 1)
 
 
 async def score(question: str, trace: Any) -> float:

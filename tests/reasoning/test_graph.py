@@ -8,7 +8,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import CallGraph, Completion, Message, Request, Usage
-from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.graph import CallNode
 
 
 def graph_of(draw: random.Random, size: int) -> CallGraph:
@@ -17,7 +17,7 @@ def graph_of(draw: random.Random, size: int) -> CallGraph:
         names = [str(i) for i in range(number)]
         reads = tuple(name for name in names if draw.random() < 0.3)
         waits = tuple(name for name in names if draw.random() < 0.2)
-        node = graph.add(Node(name=str(number), request=Request(messages=()), reads=reads, waits=waits))
+        node = graph.add(CallNode(name=str(number), request=Request(messages=()), reads=reads, waits=waits))
         finish = "cancelled" if draw.random() < 0.1 else "stop"
         node.completion = Completion(text="", finish=finish, usage=Usage(completion=draw.randrange(50), prompt=3))
     return graph
@@ -49,7 +49,7 @@ def test_a_summary_by_hand() -> None:
         ("c", (), (), 5, "cancelled"),
         ("end", ("a",), ("b",), 7, "stop"),
     ]:
-        node = graph.add(Node(name=name, request=Request(messages=()), reads=reads, waits=waits))
+        node = graph.add(CallNode(name=name, request=Request(messages=()), reads=reads, waits=waits))
         node.completion = Completion(text="", finish=finish, usage=Usage(prompt=100, cached=40, completion=tokens))
         node.end = 9.0 if name == "b" else 1.0
     assert graph.summary(["end"], ["a", "b", "end"]) == {
@@ -70,11 +70,11 @@ def test_a_summary_by_hand() -> None:
 
 def test_refused() -> None:
     graph = CallGraph()
-    graph.add(Node(name="a", request=Request(messages=())))
+    graph.add(CallNode(name="a", request=Request(messages=())))
     with pytest.raises(ArgumentError, match="call a is in the graph already"):
-        graph.add(Node(name="a", request=Request(messages=())))
+        graph.add(CallNode(name="a", request=Request(messages=())))
     with pytest.raises(ArgumentError, match="call b depends on z"):
-        graph.add(Node(name="b", request=Request(messages=()), reads=("z",)))
+        graph.add(CallNode(name="b", request=Request(messages=()), reads=("z",)))
 
 
 def test_prompts_know_what_they_are_made_of() -> None:

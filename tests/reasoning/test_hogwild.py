@@ -19,7 +19,7 @@ from partsong.reasoning.hogwild.cache import PAGE, SLAB, BlockStore
 from partsong.reasoning.hogwild.rotary import rotary_of
 from partsong.reasoning.hogwild.workers import Writing
 from partsong.reasoning.local.model import FAMILIES, LocalModel
-from partsong.reasoning.local.sampling import Draw, draw
+from partsong.reasoning.local.sampling import TokenDraw, draw
 from partsong.seeds import derive
 from tests.reasoning.hogwild_twin import EOS, Twin, tiny, tokenizer, work
 
@@ -118,7 +118,7 @@ def test_a_worker_that_is_alone_writes_what_plain_generation_does() -> None:
     begin = len(ids)
     with torch.inference_mode():
         while len(ids) < begin + 30 and EOS not in ids[begin:]:
-            how = Draw(asked.temperature, asked.top_p, derive(5, "hogwild", 0), len(ids) - begin)
+            how = TokenDraw(asked.temperature, asked.top_p, derive(5, "hogwild", 0), len(ids) - begin)
             ids += draw(module(torch.tensor([ids])).logits[:, -1], [how])
     assert found is not None and found.usage.completion == len(ids) - begin
     assert found.text == tokenizer().decode(ids[begin:], skip_special_tokens=True)

@@ -32,7 +32,7 @@ from partsong.reasoning import (
     ScriptedEngine,
     final_number,
 )
-from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.graph import CallNode
 from partsong.reasoning.hogwild import workers as hogwild_workers
 from partsong.reasoning.hogwild.strategy import _Workers, hogwild
 from partsong.reasoning.hogwild.workers import Writing
@@ -76,7 +76,7 @@ def think(local: LocalEngine | None = None, **more: Any) -> tuple[Answer, Run]:
 def test_workers_are_calls_that_are_counted() -> None:
     told: dict[str, str] = {}
 
-    def observe(node: Node, text: str) -> None:
+    def observe(node: CallNode, text: str) -> None:
         told[node.name] = told.get(node.name, "") + text
 
     with Ledger() as ledger:

@@ -10,10 +10,10 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.reasoning import Completion, Parameters, final_number
-from partsong.reasoning.hogwild.cache import Block
+from partsong.reasoning.hogwild.cache import CacheBlock
 from partsong.reasoning.hogwild.layouts import LAYOUTS, Table
 from partsong.reasoning.hogwild.prompts import HogwildPrompts
-from partsong.reasoning.hogwild.workers import Writer, Writing
+from partsong.reasoning.hogwild.workers import HogwildWriter, Writing
 from partsong.reasoning.local.model import LocalModel
 from tests.reasoning.hogwild_twin import EOS, PARAGRAPHS, SHORT, tiny, tokenizer, work
 
@@ -117,7 +117,7 @@ class Fed:
 
         monkeypatch.setattr(hogwild_workers, "forward", noted)
 
-    def of(self, blocks: list[Block]) -> list[str]:
+    def of(self, blocks: list[CacheBlock]) -> list[str]:
         return [self.texts.get(block.number, "") for block in blocks]
 
 
@@ -284,4 +284,4 @@ def test_the_default_texts_can_be_filled() -> None:
     HogwildPrompts().validate()
     with pytest.raises(ArgumentError, match="prompt label has"):
         HogwildPrompts(label="{name}: ").validate()
-    assert isinstance(writing(2, texts=HogwildPrompts()).writers[0], Writer)
+    assert isinstance(writing(2, texts=HogwildPrompts()).writers[0], HogwildWriter)

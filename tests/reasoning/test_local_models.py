@@ -20,7 +20,7 @@ from partsong.reasoning.local.model import FAMILIES, LocalModel
 from partsong.reasoning.local.packed_linear import PackedLinear, can_pack, pack_linears
 from partsong.reasoning.local.prefix_tree import PrefixTree
 from partsong.reasoning.local.prompt import prompt_ids
-from partsong.reasoning.local.shared_attention import Chunk, Step, branches_of
+from partsong.reasoning.local.shared_attention import AttentionStep, Chunk, branches_of
 from partsong.zoo import load
 from partsong.zoo.lists.scoring import answers
 from tests.reasoning.local_models import all_of, engine, llama, request, run, tokenizer
@@ -70,7 +70,7 @@ def test_forks_equal_full_forwards_of_the_stock_model(family: str) -> None:
         for chunk in chunks:
             tokens += chunk.node.tokens[chunk.first : chunk.first + chunk.count]
             places += range(chunk.node.start + chunk.first, chunk.node.start + chunk.first + chunk.count)
-        return model.forward(tokens, places, range(len(tokens)), Step(store, lengths, parts, chunks))
+        return model.forward(tokens, places, range(len(tokens)), AttentionStep(store, lengths, parts, chunks))
 
     def plain(*more: int, prompt: list[int] = ids) -> torch.Tensor:
         return module(torch.tensor([[*prompt, *more]])).logits[0]

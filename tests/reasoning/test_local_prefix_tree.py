@@ -7,14 +7,14 @@ import random
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.prefix_tree import Node, PrefixTree, common_length
+from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
 
 
 def room(tokens: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 1, tokens, 3), torch.zeros(2, 1, tokens, 3)
 
 
-def fill(node: Node) -> None:
+def fill(node: PrefixNode) -> None:
     """Writes the tokens themselves as keys, so that what lies where can be read back."""
     for each in node.chain():
         assert each.keys is not None
@@ -23,7 +23,7 @@ def fill(node: Node) -> None:
             each.done = len(each.tokens)
 
 
-def spelled(node: Node) -> list[int]:
+def spelled(node: PrefixNode) -> list[int]:
     keys = [each.keys for each in node.chain()]
     return torch.cat([key[0, 0, :, 0] for key in keys if key is not None]).int().tolist()
 
@@ -31,7 +31,7 @@ def spelled(node: Node) -> list[int]:
 def test_chains_spell_their_sequences_however_they_are_cut() -> None:
     draw = random.Random(0)
     tree = PrefixTree(room, limit=10**9)
-    seen: dict[tuple[int, ...], Node] = {}
+    seen: dict[tuple[int, ...], PrefixNode] = {}
     for _ in range(120):
         base = list(draw.choice(list(seen))) if seen and draw.random() < 0.8 else []
         tokens = base[: draw.randint(0, len(base))] + [draw.randint(0, 5) for _ in range(draw.randint(1, 40))]

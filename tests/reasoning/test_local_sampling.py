@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from partsong.reasoning.local.sampling import Draw, draw, gumbel
+from partsong.reasoning.local.sampling import TokenDraw, draw, gumbel
 
 
-def draws(num: int, temperature: float = 1.0, top_p: float = 1.0) -> list[Draw]:
-    return [Draw(temperature, top_p, seed=1000 + index, place=index % 7) for index in range(num)]
+def draws(num: int, temperature: float = 1.0, top_p: float = 1.0) -> list[TokenDraw]:
+    return [TokenDraw(temperature, top_p, seed=1000 + index, place=index % 7) for index in range(num)]
 
 
 def frequencies(logits: torch.Tensor, num: int, **more: float) -> torch.Tensor:
@@ -50,13 +50,17 @@ def test_tokens_far_below_the_likeliest_are_drawn_as_often_as_they_should() -> N
 def test_a_draw_is_a_function_of_its_row_alone() -> None:
     torch.manual_seed(0)
     logits = 3 * torch.randn(40, 200)
-    every = [Draw(0.7 + index % 3 * 0.3, [1.0, 0.8][index % 2], index, index % 5) for index in range(40)]
+    every = [TokenDraw(0.7 + index % 3 * 0.3, [1.0, 0.8][index % 2], index, index % 5) for index in range(40)]
     together = draw(logits, every)
     order = torch.randperm(40).tolist()
     assert [together[index] for index in order] == draw(logits[order], [every[index] for index in order])
     assert together == [draw(logits[index : index + 1], [every[index]])[0] for index in range(40)]
-    assert together != draw(logits, [Draw(each.temperature, each.top_p, each.seed, each.place + 1) for each in every])
-    assert together != draw(logits, [Draw(each.temperature, each.top_p, each.seed + 1, each.place) for each in every])
+    assert together != draw(
+        logits, [TokenDraw(each.temperature, each.top_p, each.seed, each.place + 1) for each in every]
+    )
+    assert together != draw(
+        logits, [TokenDraw(each.temperature, each.top_p, each.seed + 1, each.place) for each in every]
+    )
 
 
 def test_rounding_of_logits_hardly_ever_changes_a_draw() -> None:

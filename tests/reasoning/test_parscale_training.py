@@ -15,12 +15,12 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.launch import launch
 from partsong.reasoning.parscale.model import ParScale
-from partsong.reasoning.parscale.training import Lesson, learning_rate, next_token_loss, train
+from partsong.reasoning.parscale.training import StreamLesson, learning_rate, next_token_loss, train
 from partsong.reasoning.parscale.weights import StreamWeights
 from tests.reasoning.parscale_reference import streams, tiny
 
 
-def lesson(step: int, rows: int = 6, length: int = 8, by: int = 7) -> Lesson:
+def lesson(step: int, rows: int = 6, length: int = 8, by: int = 7) -> StreamLesson:
     """Texts that count on from a random token; the first two of a row are only read."""
     draw = torch.Generator().manual_seed(step)
     start = torch.randint(0, 61, (rows, 1), generator=draw)
@@ -28,14 +28,14 @@ def lesson(step: int, rows: int = 6, length: int = 8, by: int = 7) -> Lesson:
     learned = torch.ones_like(ids, dtype=torch.bool)
     learned[:, :2] = False
     learned[0, 5:] = False  # rows of unequal weight
-    return Lesson(ids, learned)
+    return StreamLesson(ids, learned)
 
 
 def small(**more: Any) -> Any:
     return tiny("llama", initializer_range=0.05, **more).float()
 
 
-def others(step: int) -> Lesson:
+def others(step: int) -> StreamLesson:
     """What a backbone has not seen that learned `lesson`."""
     return lesson(step, by=11)
 
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_differences() -> None:
             assert float(parameter.grad[place]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
 
 
-def _double_loss(model: Any, one: Lesson) -> float:
+def _double_loss(model: Any, one: StreamLesson) -> float:
     picked = model(one.ids).logits[:, :-1].log_softmax(-1).gather(2, one.ids[:, 1:, None])[..., 0]
     return -float(picked[one.learned[:, 1:]].sum())
 
@@ -154,7 +154,7 @@ class _Stop(Exception):
 
 
 def _until(stop: int) -> Any:
-    def draw(step: int) -> Lesson:
+    def draw(step: int) -> StreamLesson:
         if step == stop:
             raise _Stop
         return lesson(step)

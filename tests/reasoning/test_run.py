@@ -31,7 +31,7 @@ from partsong.reasoning import (
     pdr,
     self_consistency,
 )
-from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.graph import CallNode
 from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
 
@@ -173,7 +173,7 @@ def test_a_call_that_failed_has_ended() -> None:
 def test_an_observer_sees_calls_grow() -> None:
     seen: list[tuple[str, int, str, bool]] = []
 
-    def watch(node: Node, text: str) -> None:
+    def watch(node: CallNode, text: str) -> None:
         seen.append((node.name, node.written, text, node.end is not None))
 
     scripted = ScriptedEngine(lambda request, draw: Line(text="so it is 7"), chunk=2)

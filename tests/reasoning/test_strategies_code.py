@@ -14,7 +14,7 @@ import pytest
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import Line, Request, Run, ScriptedEngine, final_number
 from partsong.reasoning.answers.extract import final_code
-from partsong.reasoning.answers.sandbox import Outcome, Sandbox
+from partsong.reasoning.answers.sandbox import Sandbox, SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, Thinking, edit_test_select, parse_thinking
 from partsong.reasoning.strategies.code_loop import tried
@@ -26,11 +26,11 @@ class Doubling:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    async def run(self, program: str) -> Outcome:
+    async def run(self, program: str) -> SandboxOutcome:
         self.seen.append(program)
         word = program.rsplit("print('", 1)[1].split("'")[0]
         good = "times 2" in program or "easy" in program
-        return Outcome(passed=good, output=word if good else "AssertionError", code=0 if good else 1)
+        return SandboxOutcome(passed=good, output=word if good else "AssertionError", code=0 if good else 1)
 
 
 def coder(request: Request, draw: random.Random) -> Line:
@@ -75,7 +75,7 @@ def test_one_program_needs_no_choice() -> None:
     assert bound.details["runs"] == [1, 1, 1]
 
 
-def sandboxed(program: str, **knobs: Any) -> Outcome:
+def sandboxed(program: str, **knobs: Any) -> SandboxOutcome:
     try:
         return asyncio.run(Sandbox(**knobs).run(program))
     except UnsupportedError as error:

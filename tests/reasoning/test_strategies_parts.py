@@ -11,7 +11,7 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.reasoning import Budget, Line, Parameters, Request, Run, ScriptedEngine, final_number
 from partsong.reasoning.calls.virtual_time import run_virtual
-from partsong.reasoning.strategies import Split, decompose, deepprune, plan_search, skeleton_of_thought
+from partsong.reasoning.strategies import ProblemSplit, decompose, deepprune, plan_search, skeleton_of_thought
 from partsong.reasoning.strategies.prompts import fill, listed
 from partsong.reasoning.strategies.splits import read_split
 
@@ -114,12 +114,12 @@ def test_parts_are_joined_by_a_last_call() -> None:
 
 
 def test_known_parts_need_no_plan() -> None:
-    split = Split(template="Say [DATA]", data=("x", "y"))
+    split = ProblemSplit(template="Say [DATA]", data=("x", "y"))
     answer, _, engine, _ = run_of(decompose, parts, split=split)
     assert [request.messages[0].text for request in engine.asked] == ["Say x", "Say y"]
     assert answer.summary["calls"] == 2
     with pytest.raises(ArgumentError, match="has no data"):
-        run_of(decompose, parts, split=Split(template="[DATA]", data=()))
+        run_of(decompose, parts, split=ProblemSplit(template="[DATA]", data=()))
 
 
 def test_a_question_without_parts_is_asked_as_it_is() -> None:
@@ -152,7 +152,7 @@ def test_odd_plans_are_none(text: str) -> None:
 
 
 def test_repetitions_need_no_data() -> None:
-    assert read_split('{"template": "A poem", "n": 3}', 8) == Split(template="A poem", data=("1", "2", "3"))
+    assert read_split('{"template": "A poem", "n": 3}', 8) == ProblemSplit(template="A poem", data=("1", "2", "3"))
 
 
 # --- skeletons and plans ----------------------------------------------------------------------------------------------

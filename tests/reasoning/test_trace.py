@@ -12,7 +12,7 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.ledger import Ledger
 from partsong.reasoning import CallGraph, Run, ScriptedEngine, final_number, pdr
-from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.graph import CallNode
 from partsong.reasoning.calls.trace import as_lines, as_page, as_perfetto, lanes, write_trace
 from partsong.reasoning.calls.virtual_time import run_virtual
 from tests.reasoning.scripts import guesses
@@ -43,7 +43,7 @@ def test_lanes_are_as_few_as_can_be() -> None:
         graph = CallGraph()
         for number in range(draw.randint(1, 20)):
             start = draw.randint(0, 10)
-            graph.add(Node(name=str(number), request=None, start=start, end=start + draw.randint(1, 5)))  # type: ignore[arg-type]
+            graph.add(CallNode(name=str(number), request=None, start=start, end=start + draw.randint(1, 5)))  # type: ignore[arg-type]
         found, nodes = lanes(graph), list(graph.nodes.values())
         for a in nodes:
             for b in nodes:

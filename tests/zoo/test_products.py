@@ -16,7 +16,7 @@ from partsong.reasoning.threads import FORMATS
 from partsong.reasoning.threads.parse import parse as parse_text
 from partsong.reasoning.training.thread_batch import pack_threads
 from partsong.zoo.products import (
-    Problem,
+    ProductProblem,
     answer_of,
     check,
     draw,
@@ -35,7 +35,7 @@ from partsong.zoo.sums import support
 SEEDS = range(40)
 
 
-def some(family: Any, seed: int) -> Problem:
+def some(family: Any, seed: int) -> ProductProblem:
     return draw(family, random.Random(seed), fresh=False)
 
 

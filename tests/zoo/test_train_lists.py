@@ -31,7 +31,7 @@ from partsong.zoo.lists.model import (
     full_mask,
     token_ids,
 )
-from partsong.zoo.lists.training import Batch, causal_loss, diffusion_loss, draw_batch, draw_masks
+from partsong.zoo.lists.training import ListsBatch, causal_loss, diffusion_loss, draw_batch, draw_masks
 from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
@@ -102,7 +102,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 ) -> None:
     config, drawn, draw = tiny(recipe, tmp_path), 0, draw_batch
 
-    def interrupted(*arguments: Any, **options: Any) -> Batch:
+    def interrupted(*arguments: Any, **options: Any) -> ListsBatch:
         nonlocal drawn
         drawn += 1
         if drawn == 12:
@@ -173,7 +173,7 @@ def test_the_diffusion_loss_is_the_bound_found_by_listing_all_masks() -> None:
     model, row = random_model("mdlm"), torch.tensor([BOS, *token_ids("copy : ant bat = ant bat"), EOS])
     num, start, place = 6000, len(row) - 3, torch.arange(len(row) + 1)
     valid = (place < len(row)).expand(num, -1)  # the last one is padding, which must change nothing
-    batch = Batch(torch.cat([row, torch.tensor([PAD])]).expand(num, -1), valid & (place >= start), valid)
+    batch = ListsBatch(torch.cat([row, torch.tensor([PAD])]).expand(num, -1), valid & (place >= start), valid)
     found = float(diffusion_loss(model, batch, np.random.default_rng(0)))
     assert found == pytest.approx(enumerated_bound(model, row, start), rel=0.02)
 

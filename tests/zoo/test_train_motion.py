@@ -35,7 +35,7 @@ from partsong.zoo.motion.model import (
     token_ids,
     vae_loss,
 )
-from partsong.zoo.motion.training import Animator, Pool, count_nulls, draw_clips, window_length
+from partsong.zoo.motion.training import Animator, ClipPool, count_nulls, draw_clips, window_length
 from partsong.zoo.motion.world import generator
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
@@ -109,16 +109,16 @@ def test_an_interrupted_stage_makes_the_steps_it_would_have_made(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     drawn: list[Tensor] = []
-    draw = Pool.draw
+    draw = ClipPool.draw
 
-    def watched(self: Pool, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def watched(self: ClipPool, *arguments: Any) -> tuple[Tensor, Tensor]:
         if interrupted and len(drawn) == 1:
             raise KeyboardInterrupt
         clean, ids = draw(self, *arguments)
         drawn.append(clean)
         return clean, ids
 
-    monkeypatch.setattr(Pool, "draw", watched)
+    monkeypatch.setattr(ClipPool, "draw", watched)
     run = getattr(recipe, f"train_{name}")
     for out in ("straight", "stopped"):
         shutil.copytree(finished, tmp_path / out)
@@ -214,7 +214,7 @@ def test_tokenizer_has_one_token_per_word() -> None:
 def test_windows_are_cut_from_anywhere_and_told_by_their_captions() -> None:
     latents = torch.arange(3 * 16).reshape(3, 1, 16, 1, 1).half()
     scenes = [motion.parse(f"a {colour} circle moves up") for colour in ("red", "blue", "green")]
-    pool = Pool(latents, scenes, torch.device("cpu"))
+    pool = ClipPool(latents, scenes, torch.device("cpu"))
     clean, ids = pool.draw(generator(1), 64, 8, 0.25)
     firsts = clean[:, 0, 0, 0, 0]
     assert torch.equal(clean[:, 0, :, 0, 0], firsts[:, None] + torch.arange(8))

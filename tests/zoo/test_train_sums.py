@@ -26,8 +26,8 @@ from partsong.zoo.sums.scoring import pdr, random_k, vote, wilson
 from partsong.zoo.sums.training import (
     LESSONS,
     Attempts,
-    Batch,
-    Row,
+    SumsBatch,
+    SumsRow,
     draw_batch,
     ending,
     first_row,
@@ -115,7 +115,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     for name in {"refine": ("drafts.pt", "pool.json"), "polish": ("refine.pt", "pool.json")}.get(kind, ()):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
 
-    def interrupted(*arguments: Any, **options: Any) -> Batch:
+    def interrupted(*arguments: Any, **options: Any) -> SumsBatch:
         nonlocal drawn
         drawn += 1
         if drawn == 4:
@@ -168,7 +168,7 @@ def test_the_tokenizer_gives_the_text_back(tmp_path: Path) -> None:
 def test_a_chat_is_what_training_shows(tmp_path: Path) -> None:
     build_tokenizer().save_pretrained(tmp_path)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
-    row = Row(again(POOL[0].question, POOL[0].drafts), POOL[0].solution)
+    row = SumsRow(again(POOL[0].question, POOL[0].drafts), POOL[0].solution)
     chat = [{"role": "user", "content": row.prompt}, {"role": "assistant", "content": row.answer}]
     asked = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True)["input_ids"]
     ids, learned = row_ids(row)
@@ -183,13 +183,13 @@ def test_a_chat_is_what_training_shows(tmp_path: Path) -> None:
 
 
 def test_of_failed_work_only_values_and_the_verdict_are_learned() -> None:
-    ids, learned = row_ids(Row("make 9 from 4 5 2", "5-4=1, 12+1=13: no. answer: none", honest=True))
+    ids, learned = row_ids(SumsRow("make 9 from 4 5 2", "5-4=1, 12+1=13: no. answer: none", honest=True))
     assert decode([*ids[: ids.index(EOS)]]).startswith("<user>make 9 from 4 5 2<model>5-4=1, 12+1=13: no.")
     texts = {index: text for text, index in VOCABULARY.items()}
     assert [texts[i] for i, known in zip(ids, learned, strict=True) if known] == [
         *("1", ", ", "1", "3", ": no. answer: ", "none", "<eos>")
     ]
-    ids, learned = row_ids(Row("3+4=?", "3+4=7. answer: 7"))
+    ids, learned = row_ids(SumsRow("3+4=?", "3+4=7. answer: 7"))
     assert learned == [False] * (ids.index(MODEL) + 1) + [True] * len([*encode("3+4=7. answer: 7"), EOS])
 
 
@@ -246,7 +246,7 @@ def test_batches_follow_the_seed() -> None:
 def test_the_loss_is_the_likelihood_token_by_token_and_padding_changes_nothing() -> None:
     torch.manual_seed(0)
     model = build_model(heads=1, depth=2)
-    rows = [Row("3+4=?", "3+4=7. answer: 7"), Row("make 9 from 4 5", "5-4=1: no. answer: none", honest=True)]
+    rows = [SumsRow("3+4=?", "3+4=7. answer: 7"), SumsRow("make 9 from 4 5", "5-4=1: no. answer: none", honest=True)]
     losses: list[torch.Tensor] = []
     for row in rows:
         ids, learned = row_ids(row)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.threads import FORMATS, Run
+from partsong.reasoning.threads import FORMATS, TokenRun
 from partsong.reasoning.training.thread_batch import pack_threads
 from partsong.reasoning.training.thread_training import supervised_loss
 from partsong.zoo.products import examples
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(recipe: ModuleType, tmp_path: Path, changed: 
 
 
 def test_rewards_go_group_by_group() -> None:
-    text = (Run((1,)),)
+    text = (TokenRun((1,)),)
     rollouts = [
         Rollout(text, right=True, forked=True, total=100, critical=50),
         Rollout(text, right=False, forked=True, total=100, critical=50),

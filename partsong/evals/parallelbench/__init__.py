@@ -20,15 +20,15 @@ import random
 from partsong import seeds
 from partsong.errors import ArgumentError
 from partsong.evals.parallelbench.drawing import draw_answer, draw_facts
-from partsong.evals.parallelbench.rows import Facts, Language, Problem, Task, task_of, tasks
+from partsong.evals.parallelbench.rows import BenchProblem, Facts, Language, Task, task_of, tasks
 from partsong.evals.parallelbench.scoring import score
 from partsong.evals.parallelbench.wording import ask
 from partsong.zoo import lists
 
-__all__ = ["Facts", "Language", "Problem", "Task", "problems", "score", "task_of", "tasks"]
+__all__ = ["Facts", "Language", "BenchProblem", "Task", "problems", "score", "task_of", "tasks"]
 
 
-def problems(name: str, num: int = 100, seed: int = 0, *, language: Language = "chat") -> list[Problem]:
+def problems(name: str, num: int = 100, seed: int = 0, *, language: Language = "chat") -> list[BenchProblem]:
     """Draws problems of a task, its sizes in turn.
 
     Args:
@@ -53,12 +53,12 @@ def problems(name: str, num: int = 100, seed: int = 0, *, language: Language = "
     return [draw(task, number, seed) for number in range(num)]
 
 
-def _in_chat(task: Task, number: int, seed: int) -> Problem:
+def _in_chat(task: Task, number: int, seed: int) -> BenchProblem:
     size = task.sizes[number % len(task.sizes)]
     rng = random.Random(seeds.derive(seed, "parallelbench", task.name, number))
     facts = draw_facts(task.name, size, rng)
     answer, question = draw_answer(task.name, facts, rng), ask(task.name, facts)
-    return Problem(
+    return BenchProblem(
         task=task.name,
         number=number,
         size=size,
@@ -81,11 +81,11 @@ def _example(task: Task, seed: int, question: str) -> tuple[str, str]:
         attempt += 1
 
 
-def _in_lists(task: Task, number: int, seed: int) -> Problem:
+def _in_lists(task: Task, number: int, seed: int) -> BenchProblem:
     size = task.lists_sizes[number % len(task.lists_sizes)]
     rng = random.Random(seeds.derive(seed, "parallelbench lists", task.name, number))
     drawn = lists.draw(task.lists, rng, size)
-    return Problem(
+    return BenchProblem(
         task=task.name,
         number=number,
         size=size,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from partsong.errors import ArgumentError
 
-__all__ = ["Facts", "Language", "Problem", "Task", "task_of", "tasks"]
+__all__ = ["Facts", "Language", "BenchProblem", "Task", "task_of", "tasks"]
 
 #: What problems are written in: "chat", English with a worked example, or "lists", the prompts of `partsong.zoo.lists`.
 Language = Literal["chat", "lists"]
@@ -62,7 +62,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class BenchProblem:
     """A question, and what is needed to judge an answer.
 
     Attributes:

@@ -9,20 +9,20 @@ from typing import Any
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.evals.parallelbench import Language, Problem, problems, score, task_of, tasks
+from partsong.evals.parallelbench import BenchProblem, Language, problems, score, task_of, tasks
 from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, Decoded, Rule, TextCache, decode, load_text_model
 from partsong.samplers.text.request import check_request
 from partsong.zoo.lists import WORDS
 
-__all__ = ["Run", "ask", "reads_lists", "run"]
+__all__ = ["BenchRun", "ask", "reads_lists", "run"]
 
 #: What a row of `run` tells besides what was asked: fractions of all problems of a task.
 SCORES = ("score", "score_strict", "items")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class BenchRun:
     """One task, asked.
 
     Attributes:
@@ -86,7 +86,7 @@ def ask(
     max_new_tokens: int | None = None,
     batch_size: int = 32,
     **options: Any,
-) -> Run:
+) -> BenchRun:
     """Asks a model one task.
 
     Args:
@@ -130,7 +130,7 @@ def ask(
     samples = [_sample(one, *pair, tokenizer) for one, pair in zip(asked, written, strict=True)]
     head = {"task": name, "language": language, "num": num, "temperature": temperature}
     head |= {"rule": format_knobs(checked.rule, RULES), "cache": format_knobs(checked.cache, CACHES)}
-    return Run(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
+    return BenchRun(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
 
 
 def reads_lists(tokenizer: Any) -> bool:
@@ -145,14 +145,14 @@ def _room(name: str, language: Language) -> int:
     return task.max_new_tokens if language == "chat" else 24 if task.lists == "latin" else 12
 
 
-def _ids(problem: Problem, tokenizer: Any) -> list[int]:
+def _ids(problem: BenchProblem, tokenizer: Any) -> list[int]:
     if problem.language == "chat" and getattr(tokenizer, "chat_template", None):
         text = tokenizer.apply_chat_template(problem.messages(), tokenize=False, add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False).input_ids
     return tokenizer(problem.prompt()).input_ids
 
 
-def _sample(problem: Problem, tokens: list[int], tally: Any, tokenizer: Any) -> dict[str, Any]:
+def _sample(problem: BenchProblem, tokens: list[int], tally: Any, tokenizer: Any) -> dict[str, Any]:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     if problem.language == "chat" and not getattr(tokenizer, "chat_template", None):
         # Nothing tells a plain model to stop: it goes on with a question of its own.

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from partsong.evals.parallelbench.drawing import operation_result, valid_lines, verb_of
-from partsong.evals.parallelbench.rows import Facts, Problem
+from partsong.evals.parallelbench.rows import BenchProblem, Facts
 from partsong.zoo import lists
 
 __all__ = ["score"]
 
 
-def score(problem: Problem, text: str) -> dict[str, float]:
+def score(problem: BenchProblem, text: str) -> dict[str, float]:
     """Judges an answer.
 
     Args:
@@ -38,7 +38,7 @@ def score(problem: Problem, text: str) -> dict[str, float]:
 
 
 #: Of a problem and a text: whether it is valid, whether also as written, and the fraction that is right.
-_Judge = Callable[[Problem, str], tuple[bool, bool, float]]
+_Judge = Callable[[BenchProblem, str], tuple[bool, bool, float]]
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def kept(words: Sequence[str], items: Sequence[str]) -> float:
     return sum((Counter(words) & Counter(items)).values()) / max(len(words), len(items), 1)
 
 
-def _judge_line(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_line(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     verb, facts = verb_of(problem.task), problem.facts
     loose, strict = read_list(text), read_list_strictly(text, str)
     if verb == "shuffle":
@@ -88,13 +88,13 @@ def _judge_line(problem: Problem, text: str) -> tuple[bool, bool, float]:
     return tuple(loose) in valid, strict is not None and tuple(strict) in valid, nearest(loose, valid)
 
 
-def _judge_sums(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_sums(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     wanted = read_list(problem.answer)
     loose, strict = read_list(text), read_list_strictly(text, int)
     return loose == wanted, strict == wanted, nearest(loose, [wanted])
 
 
-def _judge_domino(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_domino(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     facts = problem.facts
     numbers = re.findall(r"\d+", text.rpartition("[")[2].partition("]")[0])
     loose = [int(number) if len(number) == 2 else 0 for number in numbers]
@@ -117,7 +117,7 @@ def _links(chain: Sequence[int], facts: Facts) -> list[bool]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _judge_number(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_number(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     wanted = str(operation_result(problem.facts))
     numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d),(?=\d{3})", "", text.replace("\N{MINUS SIGN}", "-")))
     found = numbers[-1] if numbers else ""
@@ -151,7 +151,7 @@ def _judge_square(
     return all(full) and honest, sum(full) / len(full)
 
 
-def _judge_latin(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_latin(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     symbols = problem.facts.items
     lines = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     found = [line for line in lines if set(line) <= set(symbols) and len(line) == len(symbols)][: len(symbols)]
@@ -159,7 +159,7 @@ def _judge_latin(problem: Problem, text: str) -> tuple[bool, bool, float]:
     return valid, valid and len(lines) == len(symbols) and text.strip() == "\n".join(map(",".join, found)), items
 
 
-def _judge_sudoku(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_sudoku(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     lines = [re.sub(r"[ ,|\t]", "", line) for line in text.splitlines()]
     found = [line for line in lines if re.fullmatch(r"[1-4]{4}", line)]
     clues = ["" if clue == 0 else str(clue) for clue in problem.facts.clues]
@@ -170,7 +170,7 @@ def _judge_sudoku(problem: Problem, text: str) -> tuple[bool, bool, float]:
 # --- the zoo's language -----------------------------------------------------------------------------------------------
 
 
-def _judge_words(problem: Problem, text: str) -> tuple[bool, bool, float]:
+def _judge_words(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     """An answer in the prompts' own language, by that language's own check; a shuffle may be the order it was."""
     request, words = lists.parse(problem.question), text.split()
     valid = lists.check(problem.question, text)

@@ -25,11 +25,11 @@ from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample,
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["Layout", "StagedBlocks"]
+__all__ = ["PartLayout", "StagedBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PartLayout:
     """What a call of the model looks like from outside its blocks, learned without running any.
 
     A part is the number of a patch, or None for the whole picture.
@@ -100,8 +100,8 @@ class StagedBlocks(SequenceParallel):
         sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
         self.starts = offsets(sizes)
         self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
-        self.last_layout: Layout | None = None
-        self._layouts: dict[Any, Layout] = {}
+        self.last_layout: PartLayout | None = None
+        self._layouts: dict[Any, PartLayout] = {}
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
         self._reached, self._learning = 0, False
@@ -124,7 +124,7 @@ class StagedBlocks(SequenceParallel):
         self._layouts.clear()
         self._entering.clear()
 
-    def layout(self, named: Mapping[str, Any]) -> Layout:
+    def layout(self, named: Mapping[str, Any]) -> PartLayout:
         """What a call with such arguments looks like; learned once per set of shapes.
 
         Raises:
@@ -135,7 +135,7 @@ class StagedBlocks(SequenceParallel):
             self._layouts[key] = self._learn(named)
         return self._layouts[key]
 
-    def _learn(self, named: Mapping[str, Any]) -> Layout:
+    def _learn(self, named: Mapping[str, Any]) -> PartLayout:
         inputs: dict[int | None, list[tuple[Tensor, ...]]] = {}
         output: Any = None
         self._learning = True
@@ -158,9 +158,9 @@ class StagedBlocks(SequenceParallel):
                 f"{self.adapter.model}: its output is not its last tokens in another order, so no patch of it can be "
                 "told from another; use Ulysses or DisplacedPatch"
             )
-        return Layout(output, positions, inputs)
+        return PartLayout(output, positions, inputs)
 
-    def work(self, named: Mapping[str, Any], layout: Layout, part: int | None, received: Tensor | None) -> Tensor:
+    def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
         """This rank's blocks on one part.
 
         Args:

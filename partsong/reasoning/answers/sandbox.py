@@ -14,7 +14,7 @@ from typing import Protocol
 
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Outcome", "Runner", "Sandbox"]
+__all__ = ["SandboxOutcome", "Runner", "Sandbox"]
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _MB = 1 << 20
@@ -23,7 +23,7 @@ _REFUSED = 125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SandboxOutcome:
     """How a program ended.
 
     Attributes:
@@ -49,7 +49,7 @@ class Outcome:
 class Runner(Protocol):
     """Runs a program; strategies that need one have none unless it is given to them."""
 
-    async def run(self, program: str) -> Outcome:
+    async def run(self, program: str) -> SandboxOutcome:
         """Runs a program from beginning to end.
 
         The same program should give the same outcome: its output becomes part of prompts, and a prompt that differs
@@ -111,7 +111,7 @@ class Sandbox:
                 "Landlock, run inside a container with Sandbox(isolate=False), or give a runner of your own"
             )
 
-    async def run(self, program: str) -> Outcome:
+    async def run(self, program: str) -> SandboxOutcome:
         """Runs a Python program; see `Runner`.
 
         Raises:
@@ -128,8 +128,8 @@ class Sandbox:
         if self.isolate and code == _REFUSED:  # a program may end with this code too
             await self.check()
         if code is None:
-            return Outcome(passed=False, output=said, reason="timeout", code=None)
-        return Outcome(passed=code == 0, output=said, code=code)
+            return SandboxOutcome(passed=False, output=said, reason="timeout", code=None)
+        return SandboxOutcome(passed=code == 0, output=said, code=code)
 
     async def _spawn(self, folder: Path, command: list[str]) -> tuple[int | None, str]:
         """Exit code, None after a timeout, and output; nothing it started is left."""

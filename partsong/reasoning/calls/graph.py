@@ -9,11 +9,11 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.reasoning.calls.call import Completion, Request
 
-__all__ = ["CallGraph", "Node"]
+__all__ = ["CallGraph", "CallNode"]
 
 
 @dataclass(kw_only=True, slots=True)
-class Node:
+class CallNode:
     """A call.
 
     Attributes:
@@ -54,9 +54,9 @@ class Node:
 class CallGraph:
     """Calls by name, in the order they began; every edge leads to an earlier one."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, CallNode] = field(default_factory=dict)
 
-    def add(self, node: Node) -> Node:
+    def add(self, node: CallNode) -> CallNode:
         """Adds a call.
 
         Raises:

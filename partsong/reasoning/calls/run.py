@@ -16,7 +16,7 @@ from partsong.ledger import active
 from partsong.reasoning.calls.budget import Budget, BudgetError, Spending
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Request, Usage
 from partsong.reasoning.calls.engine import Engine
-from partsong.reasoning.calls.graph import CallGraph, Node
+from partsong.reasoning.calls.graph import CallGraph, CallNode
 from partsong.reasoning.calls.journal import Entry, Journal, Past, State
 from partsong.reasoning.calls.running_call import Partial, UnderWay
 from partsong.reasoning.calls.turns import Turns
@@ -25,7 +25,7 @@ from partsong.seeds import check_seed, derive
 __all__ = ["Observer", "Run"]
 
 #: Told of every call, with the text that is new: when it begins, while it runs, and when it has ended.
-Observer = Callable[[Node, str], None]
+Observer = Callable[[CallNode, str], None]
 
 
 class Run:
@@ -126,7 +126,7 @@ class Run:
         )
         name = f"{'/'.join(labels)}#{sample}"
         waits = tuple(dict.fromkeys((*self._waits, *waits)))
-        node = self.graph.add(Node(name=name, request=request, reads=request.sources, waits=waits))
+        node = self.graph.add(CallNode(name=name, request=request, reads=request.sources, waits=waits))
         node.start = self.spending.seconds
         self._tell(node, "")
         try:
@@ -144,7 +144,7 @@ class Run:
                 node.end = self.spending.seconds
             self._tell(node, "")
 
-    async def _made(self, node: Node, halt: Callable[[Partial], bool] | None) -> Completion:
+    async def _made(self, node: CallNode, halt: Callable[[Partial], bool] | None) -> Completion:
         """A call of the engine."""
         try:
             async with self._gate:
@@ -185,12 +185,12 @@ class Run:
             self.spending.out_of_time()
             raise asyncio.CancelledError from None
 
-    async def _over_budget(self, node: Node) -> NoReturn:
+    async def _over_budget(self, node: CallNode) -> NoReturn:
         reason = f"the budget is spent: {self.spending.exceeded}"
         await self._end(node, "budget", replace(_cut(node), text=reason))
         raise BudgetError(reason)
 
-    async def _end(self, node: Node, state: State, completion: Completion) -> Completion:
+    async def _end(self, node: CallNode, state: State, completion: Completion) -> Completion:
         """Keeps what came of a call; nobody has seen a completion before it is durable."""
         node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
         self.spending.done(node.name, completion.usage)
@@ -202,7 +202,7 @@ class Run:
             await self.journal.write(self.name, node.request, entry)
         return node.completion
 
-    async def _replayed(self, node: Node, kept: Entry) -> Completion:
+    async def _replayed(self, node: CallNode, kept: Entry) -> Completion:
         """Hands out what is kept when its turn has come: calls end in the order in which they did."""
         try:
             if kept.state == "cancelled":
@@ -216,11 +216,11 @@ class Run:
             raise BudgetError(kept.completion.text)
         return kept.completion
 
-    def _tell(self, node: Node, text: str) -> None:
+    def _tell(self, node: CallNode, text: str) -> None:
         if self.observer is not None:
             self.observer(node, text)
 
-    def progress(self, node: Node, text: str, tokens: int) -> None:
+    def progress(self, node: CallNode, text: str, tokens: int) -> None:
         """Notes how far a call is; ends all calls when that uses up the budget."""
         node.written = tokens
         self._tell(node, text)
@@ -293,6 +293,6 @@ class Run:
         return {**self.graph.summary(accepted, awaited), "money": money, "stopped": self.spending.exceeded}
 
 
-def _cut(node: Node) -> Completion:
+def _cut(node: CallNode) -> Completion:
     """What is left of a call that did not end by itself."""
     return Completion(text="", finish="cancelled", usage=Usage(completion=node.written, reported=False))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from partsong.reasoning.calls.call import Completion, Usage
-from partsong.reasoning.calls.graph import Node
+from partsong.reasoning.calls.graph import CallNode
 
 __all__ = ["Partial", "UnderWay"]
 
@@ -46,8 +46,8 @@ class UnderWay:
         halted: it was enough.
     """
 
-    node: Node
-    note: Callable[[Node, str, int], None]
+    node: CallNode
+    note: Callable[[CallNode, str, int], None]
     halt: Callable[[Partial], bool] | None = None
     task: asyncio.Task[Completion] | None = None
     seen: Partial = field(default_factory=Partial)

@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
-from partsong.reasoning.calls.graph import CallGraph, Node
+from partsong.reasoning.calls.graph import CallGraph, CallNode
 
 __all__ = ["FORMATS", "as_lines", "as_page", "as_perfetto", "lanes", "write_trace"]
 
@@ -54,7 +54,7 @@ def as_lines(graph: CallGraph) -> str:
     return "".join(json.dumps(_record(node), ensure_ascii=False) + "\n" for node in graph.nodes.values())
 
 
-def _record(node: Node) -> dict[str, Any]:
+def _record(node: CallNode) -> dict[str, Any]:
     made = node.completion
     return {
         "name": node.name,
@@ -94,7 +94,7 @@ def lanes(graph: CallGraph) -> dict[str, int]:
     return found
 
 
-def _end(node: Node) -> float:
+def _end(node: CallNode) -> float:
     return node.start if node.end is None else max(node.end, node.start)
 
 

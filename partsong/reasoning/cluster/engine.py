@@ -18,7 +18,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
 from partsong.reasoning.cluster.host import Host, make_local
-from partsong.reasoning.cluster.place import Call, Cluster, LostError, Place, in_loop, said
+from partsong.reasoning.cluster.place import Cluster, EnginePlace, LostError, PlacedCall, in_loop, said
 from partsong.reasoning.cluster.placement import Placement, gpu_share
 
 __all__ = ["RayEngine"]
@@ -94,7 +94,7 @@ class RayEngine:
         self._lock, self._closed = threading.RLock(), False
         self._numbers, self._placement = itertools.count(), Placement()
         self._waiting: list[asyncio.Future[None]] = []
-        self._places: list[Place] = []
+        self._places: list[EnginePlace] = []
         self._cluster = Cluster()
         atexit.register(self._end)  # before Ray goes, and its threads with it
         try:
@@ -105,7 +105,7 @@ class RayEngine:
             wanted = {"num_cpus": num_cpus, "num_gpus": share, "scheduling_strategy": "SPREAD"}
             new_actor = functools.partial(ray.remote(Host).options(**wanted).remote, make)
             for number in range(num_engines):
-                self._places.append(Place(number, new_actor, self._cluster, restarts, self._lock, self._wake))
+                self._places.append(EnginePlace(number, new_actor, self._cluster, restarts, self._lock, self._wake))
             found = self._started(ray, start_seconds)
         except BaseException:
             self._end()
@@ -151,7 +151,7 @@ class RayEngine:
         """
         loop, lost = asyncio.get_running_loop(), 0
         for losses in itertools.count(1):
-            call = Call(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
+            call = PlacedCall(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
             place = await self._assign(call)
             try:
                 made = await call.future
@@ -172,7 +172,7 @@ class RayEngine:
                 raise
         raise AssertionError
 
-    async def _assign(self, call: Call) -> Place:
+    async def _assign(self, call: PlacedCall) -> EnginePlace:
         """Gives a call to an engine; waits where all of them are being started anew."""
         while True:
             with self._lock:

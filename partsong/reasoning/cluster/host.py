@@ -14,7 +14,7 @@ from partsong.errors import ArgumentError, PartsongError
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError
 
-__all__ = ["Host", "News", "Report", "make_local"]
+__all__ = ["Host", "HostReport", "Report", "make_local"]
 
 #: Seconds that news wait for more, so that what comes together travels together.
 _GATHER = 0.01
@@ -31,7 +31,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class News:
+class HostReport:
     """What has happened to a call since it was last asked for.
 
     Attributes:
@@ -55,7 +55,7 @@ class Host:
         self._engine: Engine | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._gone: set[int] = set()
-        self._news: dict[int, News] = {}
+        self._news: dict[int, HostReport] = {}
         self._told = asyncio.Event()
 
     async def start(self) -> tuple[str, str]:
@@ -80,7 +80,7 @@ class Host:
             # It may have overtaken the call. If that has ended instead, its number stays here, which is little.
             self._gone.add(number)
 
-    async def news(self) -> Mapping[int, News]:
+    async def news(self) -> Mapping[int, HostReport]:
         """Waits until there is something to tell; returns it by number of the call."""
         await self._told.wait()
         await asyncio.sleep(_GATHER)
@@ -112,9 +112,9 @@ class Host:
     def _end(self, number: int, end: Completion | Exception) -> None:
         self._of(number).end = end
 
-    def _of(self, number: int) -> News:
+    def _of(self, number: int) -> HostReport:
         self._told.set()
-        return self._news.setdefault(number, News())
+        return self._news.setdefault(number, HostReport())
 
 
 def _portable(error: Exception) -> Exception:

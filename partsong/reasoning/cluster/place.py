@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import EngineError, Progress
-from partsong.reasoning.cluster.host import News
+from partsong.reasoning.cluster.host import HostReport
 
-__all__ = ["Call", "Cluster", "LostError", "Place", "in_loop", "said"]
+__all__ = ["PlacedCall", "Cluster", "LostError", "EnginePlace", "in_loop", "said"]
 
 
 class LostError(EngineError):
@@ -20,7 +20,7 @@ class LostError(EngineError):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PlacedCall:
     """A request at an actor, and the way back to the loop that waits for it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Call:
     lost: int = 0
     tokens: int = 0
 
-    def take(self, news: News) -> None:
+    def take(self, news: HostReport) -> None:
         """In the loop: tells report by report, as if the engine were here, so that a halt falls on the same token."""
         for report in news.reports:
             if self.future.done():  # halted or cancelled by the last one
@@ -84,7 +84,7 @@ class Cluster:
         return ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address
 
 
-class Place:
+class EnginePlace:
     """One of the engines of a `RayEngine`. Its actor may die; then its calls are lost, and another may take its place.
 
     Args:
@@ -114,7 +114,7 @@ class Place:
         self.number, self.restarts = number, restarts
         self._new_actor, self._cluster, self._lock, self._changed = new_actor, cluster, lock, changed
         self.state: Literal["starting", "up", "down"] = "starting"
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, PlacedCall] = {}
         self.where, self.why, self._closing = "", "", False
         self.actor = new_actor()
         self.start = self.actor.start.remote()
@@ -128,13 +128,13 @@ class Place:
         self.state, self.where = "up", where
         self._thread.start()
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: PlacedCall) -> None:
         """Hands a call to the actor; under the lock."""
         self.calls[call.number] = call
         self.actor.submit.remote(call.number, call.request)
 
-    def cancel(self, call: Call) -> None:
-        """Nobody waits for a call any more; `Call.left` tells when the actor has let it go."""
+    def cancel(self, call: PlacedCall) -> None:
+        """Nobody waits for a call any more; `PlacedCall.left` tells when the actor has let it go."""
         with self._lock:
             if call.number in self.calls and self._cluster.there:
                 self.actor.cancel.remote(call.number)
@@ -167,7 +167,7 @@ class Place:
                 if not self._next(error):
                     return
 
-    def _tell(self, told: Mapping[int, News]) -> None:
+    def _tell(self, told: Mapping[int, HostReport]) -> None:
         with self._lock:
             pairs = [(self.calls[number], news) for number, news in told.items() if number in self.calls]
             for call, news in pairs:
@@ -196,7 +196,7 @@ class Place:
         self._changed()
         return again
 
-    def _lose(self, calls: Iterable[Call]) -> None:
+    def _lose(self, calls: Iterable[PlacedCall]) -> None:
         for call in calls:
             error = LostError(f"the call was under way on {self}")
             if self._closing:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from partsong.reasoning.hogwild.cache import PAGE, SLAB, Block, BlockStore
+from partsong.reasoning.hogwild.cache import PAGE, SLAB, BlockStore, CacheBlock
 from partsong.reasoning.hogwild.rotary import Rotary
 from partsong.reasoning.local.model import LocalModel
 
@@ -31,7 +31,7 @@ class Feed(NamedTuple):
         asked: whether the logits behind the last of them are wanted.
     """
 
-    view: Sequence[Block]
+    view: Sequence[CacheBlock]
     tokens: Sequence[int]
     asked: bool = True
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong.reasoning.local.model import LocalModel
 
-__all__ = ["PAGE", "SLAB", "Block", "BlockStore", "Slab"]
+__all__ = ["PAGE", "SLAB", "CacheBlock", "BlockStore", "Slab"]
 
 #: Tokens of a page. Each page is one small matrix product; a block wastes half a page on average.
 PAGE = 32
@@ -35,7 +35,7 @@ class Slab(NamedTuple):
     values: Tensor
 
 
-class Block:
+class CacheBlock:
     """A run of tokens whose keys lie together.
 
     Attributes:
@@ -75,15 +75,15 @@ class BlockStore:
         self._model = model
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[CacheBlock] = []
         self.pages: list[tuple[int, int]] = []
 
-    def block(self) -> Block:
+    def block(self) -> CacheBlock:
         """A new block without tokens."""
-        self.blocks.append(Block(len(self.blocks)))
+        self.blocks.append(CacheBlock(len(self.blocks)))
         return self.blocks[-1]
 
-    def extend(self, block: Block, count: int) -> list[int]:
+    def extend(self, block: CacheBlock, count: int) -> list[int]:
         """Makes a block longer; returns where the new tokens lie, as page * `PAGE` + place in it."""
         places = range(block.length, block.length + count)
         while len(block.pages) * PAGE < places.stop:

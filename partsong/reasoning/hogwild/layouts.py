@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-__all__ = ["LAYOUTS", "Layout", "Table"]
+__all__ = ["LAYOUTS", "WorkerLayout", "Table"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WorkerLayout:
     """An order of blocks (Hogwild! Inference, Rodionov et al., arXiv 2504.06261, "cache layouts").
 
     Attributes:
@@ -29,11 +29,11 @@ class Layout:
 #: contiguous, prompt | others | B | own | A;
 #: interleaved, prompt | finished steps of both | own | A's step;
 #: combined, prompt | finished steps of both | others | B's step | own | A's step.
-LAYOUTS: Mapping[str, Layout] = MappingProxyType(
+LAYOUTS: Mapping[str, WorkerLayout] = MappingProxyType(
     {
-        "contiguous": Layout(history=False, live=True),
-        "interleaved": Layout(history=True, live=False),
-        "combined": Layout(history=True, live=True),
+        "contiguous": WorkerLayout(history=False, live=True),
+        "interleaved": WorkerLayout(history=True, live=False),
+        "combined": WorkerLayout(history=True, live=True),
     }
 )
 
@@ -55,7 +55,7 @@ class Table(Generic[T]):
     (('P', 'H', 'o', 'B', 'm', 'A'), ('P', 'H', 'o', 'A', 'm', 'B'))
     """
 
-    layout: Layout
+    layout: WorkerLayout
     prompt: T
     others: T
     own: T

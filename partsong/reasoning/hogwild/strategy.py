@@ -19,7 +19,7 @@ from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.hogwild.layouts import LAYOUTS
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, filled, worker_names
-from partsong.reasoning.hogwild.workers import News, Work, Writing
+from partsong.reasoning.hogwild.workers import WorkerReport, WorkerText, Writing
 from partsong.reasoning.local.engine import LocalEngine
 from partsong.reasoning.local.engine import _check as check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
@@ -93,7 +93,7 @@ async def hogwild(
     engine = _local_engine(run, asked)
 
     def begin(request: Request) -> Writing:
-        work = Work(
+        work = WorkerText(
             prompt=prompt_ids(engine.tokenizer, request.messages),
             names=people,
             layout=LAYOUTS[layout],
@@ -229,7 +229,7 @@ class _Workers:
             for event in self._gone.values():
                 event.set()
 
-    def _tell(self, news: Sequence[News]) -> None:
+    def _tell(self, news: Sequence[WorkerReport]) -> None:
         for each in news:
             progress: Any = self._open.get(each.worker)
             if progress is not None:

@@ -13,16 +13,16 @@ import torch
 from partsong.errors import ArgumentError
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.hogwild.attention import Feed, forward
-from partsong.reasoning.hogwild.cache import Block, BlockStore
-from partsong.reasoning.hogwild.layouts import Layout, Table
+from partsong.reasoning.hogwild.cache import BlockStore, CacheBlock
+from partsong.reasoning.hogwild.layouts import Table, WorkerLayout
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, filled
 from partsong.reasoning.hogwild.rotary import rotary_of
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.sampling import Draw, draw
+from partsong.reasoning.local.sampling import TokenDraw, draw
 from partsong.reasoning.local.stops import AnswerText
 from partsong.seeds import derive
 
-__all__ = ["News", "Work", "Writer", "Writing"]
+__all__ = ["WorkerReport", "WorkerText", "HogwildWriter", "Writing"]
 
 #: Tokens of the prompt that are read at a time: each is turned once per page, so more would need much memory.
 _CHUNK = 128
@@ -31,7 +31,7 @@ _PARAGRAPH = re.compile(r"[.!?…。][^\w\s]*[ \t]*\n[ \t]*\n\s*\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class WorkerText:
     """What workers do together.
 
     Attributes:
@@ -51,7 +51,7 @@ class Work:
 
     prompt: Sequence[int]
     names: Sequence[str]
-    layout: Layout
+    layout: WorkerLayout
     texts: HogwildPrompts
     parameters: Parameters
     seed: int
@@ -61,7 +61,7 @@ class Work:
     concludes: Callable[[str, bool], bool]
 
 
-class News(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker has written in a step.
 
     Attributes:
@@ -76,7 +76,7 @@ class News(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Writer:
+class HogwildWriter:
     """A worker.
 
     Attributes:
@@ -138,22 +138,22 @@ class Writing:
         UnsupportedError: the model's positions are of another kind.
     """
 
-    def __init__(self, model: LocalModel, tokenizer: Any, work: Work) -> None:
+    def __init__(self, model: LocalModel, tokenizer: Any, work: WorkerText) -> None:
         self.model, self.work, self._tokenizer = model, work, tokenizer
         self._rotary = rotary_of(model)
         self._together = len(work.names) > 1
         self.store = BlockStore(model)
         blocks = [self.store.block() for _ in range(3 + len(work.names))]
-        self.table = Table[Block](
+        self.table = Table[CacheBlock](
             layout=work.layout, prompt=blocks[0], others=blocks[1], own=blocks[2], current=[*blocks[3:]]
         )
         self.writers = [
-            Writer(number, derive(work.seed, "hogwild", number), self._reader(), work.parameters.max_tokens)
+            HogwildWriter(number, derive(work.seed, "hogwild", number), self._reader(), work.parameters.max_tokens)
             for number in range(len(work.names))
         ]
         self.steps, self.over = 0, False
         self._answering = self._concluded = self._full = False
-        self._asked: list[Writer] = []
+        self._asked: list[HogwildWriter] = []
         self._reads = deque(self._common())
         self.prefill = sum(len(feed.tokens) for feed in self._reads)
         for writer in self.writers:
@@ -167,7 +167,7 @@ class Writing:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    def turn(self) -> list[News]:
+    def turn(self) -> list[WorkerReport]:
         """A step of everybody who writes."""
         return self.take(self.compute())
 
@@ -187,10 +187,10 @@ class Writing:
             heat = [0.0 if writer.greedy else asked.temperature for writer in self._asked]
             return draw(
                 logits,
-                [Draw(t, asked.top_p, w.seed, w.drawn) for t, w in zip(heat, self._asked, strict=True)],
+                [TokenDraw(t, asked.top_p, w.seed, w.drawn) for t, w in zip(heat, self._asked, strict=True)],
             )
 
-    def take(self, tokens: Sequence[int]) -> list[News]:
+    def take(self, tokens: Sequence[int]) -> list[WorkerReport]:
         """Takes what `compute` drew; returns what is new of each worker."""
         if tokens or self._full:
             for writer, token in zip(self._asked, tokens, strict=False):
@@ -225,7 +225,7 @@ class Writing:
             prompt = prompt[:-1]
         elif self.work.layout.history:
             prompt += self._ids(texts.history)
-        parts: list[tuple[tuple[Block, ...], list[int]]] = [((table.prompt,), prompt)]
+        parts: list[tuple[tuple[CacheBlock, ...], list[int]]] = [((table.prompt,), prompt)]
         if self._together:
             shown = (table.prompt, table.others) if self.work.layout.live else (table.prompt,)
             if self.work.layout.live:
@@ -237,7 +237,7 @@ class Writing:
             for first in range(0, len(ids), _CHUNK)
         ]
 
-    def _feeds(self, writers: Sequence[Writer]) -> list[Feed]:
+    def _feeds(self, writers: Sequence[HogwildWriter]) -> list[Feed]:
         """The next tokens of workers; steps that end with theirs go into the history before anybody looks."""
         table, feeds = self.table, list[Feed]()
         closing = [writer for writer in writers if writer.opening is not None]
@@ -248,7 +248,7 @@ class Writing:
             writer.pending, writer.opening = writer.opening or [], None
         return feeds + [Feed(table.view(writer.number), writer.pending) for writer in writers]
 
-    def _overflow(self, writers: Sequence[Writer]) -> bool:
+    def _overflow(self, writers: Sequence[HogwildWriter]) -> bool:
         """Whether a view might not fit into the model's context after the next step."""
         views = [self.table.view(writer.number) for writer in writers]
         longest = max(sum(block.length for block in view) for view in views)
@@ -268,7 +268,7 @@ class Writing:
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
-    def _take(self, writer: Writer, token: int) -> None:
+    def _take(self, writer: HogwildWriter, token: int) -> None:
         ended, new = token in self.work.ends, ""
         writer.drawn, writer.left, writer.since_probe = writer.drawn + 1, writer.left - 1, writer.since_probe + 1
         if not ended:
@@ -288,7 +288,7 @@ class Writing:
         elif self._together and not writer.greedy:
             self._turn_page(writer, "\n" in new)
 
-    def _turn_page(self, writer: Writer, line: bool) -> None:
+    def _turn_page(self, writer: HogwildWriter, line: bool) -> None:
         """Ends the step if a paragraph has ended; asks about redundancy where it is time to."""
         every = self.work.probe_every
         paragraph = line and _PARAGRAPH.search(writer.text, writer.begin) is not None
@@ -329,22 +329,22 @@ class Writing:
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
-    def _label(self, writer: Writer) -> list[int]:
+    def _label(self, writer: HogwildWriter) -> list[int]:
         found: list[int] = []
         name = self.work.names[writer.number]
         self._give(writer, found, filled(self.work.texts.label, name=name, step=str(writer.steps)))
         return found
 
-    def _give(self, writer: Writer, tokens: list[int], text: str, *, said: bool = False) -> None:
+    def _give(self, writer: HogwildWriter, tokens: list[int], text: str, *, said: bool = False) -> None:
         """Puts words into a worker's mouth."""
         ids = self._ids(text)
         tokens += ids
         writer.given += len(ids)
         writer.text += text if said else ""
 
-    def _news(self, writer: Writer) -> News:
+    def _news(self, writer: HogwildWriter) -> WorkerReport:
         new, writer.told = writer.text[writer.told :], len(writer.text)
-        return News(writer.number, new, writer.drawn)
+        return WorkerReport(writer.number, new, writer.drawn)
 
     def _reader(self) -> AnswerText:
         return AnswerText(self._tokenizer)

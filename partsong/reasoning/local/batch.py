@@ -9,11 +9,11 @@ from torch import Tensor
 
 from partsong.reasoning.local.answer_store import AnswerStore
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_tree import Node
-from partsong.reasoning.local.shared_attention import Branches, Chunk, Step, branches_of
+from partsong.reasoning.local.prefix_tree import PrefixNode
+from partsong.reasoning.local.shared_attention import AttentionStep, Branches, Chunk, branches_of
 from partsong.reasoning.local.ticket import Ticket
 
-__all__ = ["Batch", "Row"]
+__all__ = ["Batch", "BatchRow"]
 
 
 #: Nodes of at most so many tokens are copied by every row that reads them: a product with few keys costs more than
@@ -24,7 +24,7 @@ _SHORT_ALONE = 128
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class BatchRow:
     """A branch.
 
     Attributes:
@@ -38,15 +38,15 @@ class Row:
     """
 
     ticket: Ticket
-    leaf: Node
+    leaf: PrefixNode
     next_token: int
     mark: int = 0
     tail: list[int] = field(default_factory=list)
-    own: set[Node] = field(default_factory=set)
+    own: set[PrefixNode] = field(default_factory=set)
     copied: int = 0
 
     @property
-    def shared(self) -> list[Node]:
+    def shared(self) -> list[PrefixNode]:
         """The nodes it reads where they are."""
         return [node for node in self.leaf.chain() if node not in self.own]
 
@@ -70,18 +70,18 @@ class Batch:
 
     def __init__(self, model: LocalModel) -> None:
         self.model = model
-        self.rows: list[Row] = []
+        self.rows: list[BatchRow] = []
         self.store = AnswerStore((model.layers, model.kv_heads, model.head_dim), model.dtype, model.device)
         self._branches: Branches | None = None
 
-    def join(self, row: Row) -> None:
+    def join(self, row: BatchRow) -> None:
         """A row comes in; it holds on to its leaf."""
         row.leaf.users += 1
         self.rows.append(row)
         self._settle(row)
         self.changed()
 
-    def _settle(self, row: Row) -> None:
+    def _settle(self, row: BatchRow) -> None:
         """Copies the short nodes of a row's chain. In which order keys stand makes no difference."""
         short = [node for node in row.leaf.chain() if _is_short(node)]
         self.store.reserve(len(self.rows), sum(len(node.tokens) for node in short) + 1)
@@ -91,14 +91,14 @@ class Batch:
             row.own.add(node)
             row.copied += len(node.tokens)
 
-    def note_cut(self, first: Node, second: Node) -> None:
+    def note_cut(self, first: PrefixNode, second: PrefixNode) -> None:
         """A node was cut; the second part is the node it was."""
         for row in self.rows:
             if second in row.own:
                 row.own.add(first)
         self.changed()
 
-    def leave(self, row: Row) -> None:
+    def leave(self, row: BatchRow) -> None:
         """A row goes; the last one moves into its place."""
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
@@ -113,7 +113,7 @@ class Batch:
         """Rows, or the nodes above them, are others than before."""
         self._branches = None
 
-    def forward(self, chunks: Sequence[tuple[Node, int]]) -> tuple[Tensor, list[Tensor | None]]:
+    def forward(self, chunks: Sequence[tuple[PrefixNode, int]]) -> tuple[Tensor, list[Tensor | None]]:
         """One token of every row, and the next tokens of prompts.
 
         Args:
@@ -139,19 +139,19 @@ class Batch:
         self.store.reserve(len(self.rows), max(lengths, default=0) + 1)
         if self._branches is None:
             self._branches = branches_of([row.shared for row in self.rows], self.model.device)
-        step = Step(self.store, lengths, self._branches, placed)
+        step = AttentionStep(self.store, lengths, self._branches, placed)
         logits = self.model.forward(tokens, positions, keep, step, marks)
         for row in self.rows:
             row.tail.append(row.next_token)
         ends = iter(logits[len(self.rows) :])
         return logits[: len(self.rows)], [next(ends).clone() if wanted else None for wanted in asked]
 
-    def keys_of(self, row: Row) -> tuple[Tensor, Tensor]:
+    def keys_of(self, row: BatchRow) -> tuple[Tensor, Tensor]:
         """Keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
         place, own = self.rows.index(row), slice(row.copied, row.length)
         return self.store.keys[:, place, :, own], self.store.values[:, place, :, own]
 
 
-def _is_short(node: Node) -> bool:
+def _is_short(node: PrefixNode) -> bool:
     alone = node.users <= 1 and len(node.children) <= 1
     return len(node.tokens) <= (_SHORT_ALONE if alone else _SHORT)

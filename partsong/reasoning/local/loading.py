@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning.local import smollm2
 
-__all__ = ["Loaded", "load"]
+__all__ = ["LoadedModel", "load"]
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with its tokenizer.
 
     Attributes:
@@ -36,7 +36,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
-) -> Loaded:
+) -> LoadedModel:
     """Loads by name, or takes what is loaded already.
 
     Args:
@@ -69,7 +69,7 @@ def load(
             f"a tokenizer, a zoo name, {smollm2.NAME!r}, or a hub id"
         ) from error
     ready: Any = module.eval()
-    return Loaded(str(model), ready.to(where), own, owned=True)
+    return LoadedModel(str(model), ready.to(where), own, owned=True)
 
 
 def _taken(
@@ -77,7 +77,7 @@ def _taken(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
-) -> Loaded:
+) -> LoadedModel:
     if tokenizer is None:
         raise ArgumentError("a model that is loaded already needs its tokenizer: give tokenizer=")
     if dtype is not None and module.dtype is not dtype:
@@ -85,7 +85,7 @@ def _taken(
     if device is not None and torch.device(device).type != module.device.type:
         raise ArgumentError(f"device={str(device)!r}, but the model is on {module.device}: move it first")
     name = module.config.name_or_path or type(module).__name__
-    return Loaded(name, module, tokenizer, owned=False)
+    return LoadedModel(name, module, tokenizer, owned=False)
 
 
 def _source(name: str) -> str:

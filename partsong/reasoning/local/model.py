@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.decoders import why_keys_cannot_be_kept
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
-from partsong.reasoning.local.shared_attention import Step
+from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 
 __all__ = ["FAMILIES", "LocalModel"]
@@ -74,7 +74,7 @@ class LocalModel:
         self._module: Any = module if owned else copy.deepcopy(module, shared)
         # One forward at a time: an engine and workers that share its model compute in threads of their own.
         self._turn = threading.Lock()
-        self._step: Step | None = None
+        self._step: AttentionStep | None = None
         self.packed = self._pack(weight, pack)
         self._thoughts = thoughts
         if thoughts is not None:
@@ -109,7 +109,7 @@ class LocalModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         keep: Sequence[int],
-        step: Step,
+        step: AttentionStep,
         marks: Sequence[int] = (),
     ) -> Tensor:
         """Logits behind some tokens.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-__all__ = ["Node", "PrefixTree", "common_length"]
+__all__ = ["PrefixNode", "PrefixTree", "common_length"]
 
 #: Tokens two sequences must share inside a node before it is cut: every cut makes attention a little slower.
 _WORTH_A_CUT = 16
@@ -23,7 +23,7 @@ _WORTH_A_CUT = 16
 Allocate = Callable[[int], tuple[Tensor, Tensor]]
 
 
-class Node:
+class PrefixNode:
     """A run of tokens behind its parent's.
 
     Attributes:
@@ -49,17 +49,17 @@ class Node:
     def __init__(
         self,
         tokens: list[int],
-        parent: Node | None,
+        parent: PrefixNode | None,
         keys: Tensor | None,
         values: Tensor | None,
         mark: int = 0,
-        joined: Sequence[Node] = (),
+        joined: Sequence[PrefixNode] = (),
     ) -> None:
         self.tokens, self.parent = tokens, parent
         self.keys, self.values = keys, values
         self.mark, self.joined = mark, tuple(joined)
         self.start: int = max((node.end for node in (*self.joined, *([parent] if parent else []))), default=0)
-        self.children: list[Node] = []
+        self.children: list[PrefixNode] = []
         self.done = self.users = self.used = 0
         self.logits: Tensor | None = None
         self.asked = False
@@ -74,14 +74,14 @@ class Node:
         """Whether all keys have been computed."""
         return self.done == len(self.tokens)
 
-    def chain(self) -> list[Node]:
+    def chain(self) -> list[PrefixNode]:
         """The nodes that spell the sequence, first to last, without the root."""
         return self._down_to(None)[::-1]
 
-    def _down_to(self, end: Node | None) -> list[Node]:
+    def _down_to(self, end: PrefixNode | None) -> list[PrefixNode]:
         """The nodes from here to the one below `end`, last to first, those without tokens left out."""
-        found: list[Node] = []
-        node: Node | None = self
+        found: list[PrefixNode] = []
+        node: PrefixNode | None = self
         while node is not end and node is not None and node.parent is not None:
             if node.tokens:
                 found.append(node)
@@ -108,16 +108,19 @@ class PrefixTree:
     """
 
     def __init__(
-        self, allocate: Allocate, limit: int, on_cut: Callable[[Node, Node], None] = lambda first, second: None
+        self,
+        allocate: Allocate,
+        limit: int,
+        on_cut: Callable[[PrefixNode, PrefixNode], None] = lambda first, second: None,
     ) -> None:
         self.allocate, self.limit, self.on_cut = allocate, limit, on_cut
-        self.root = Node([], None, None, None)
+        self.root = PrefixNode([], None, None, None)
         self.tokens = 0
         self._clock = 0
 
     def place(
-        self, tokens: Sequence[int], after: Node | None = None, *, mark: int = 0, least: int | None = None
-    ) -> tuple[Node, int]:
+        self, tokens: Sequence[int], after: PrefixNode | None = None, *, mark: int = 0, least: int | None = None
+    ) -> tuple[PrefixNode, int]:
         """The node whose chain spells the tokens; what is missing is added, its keys still to be computed.
 
         Args:
@@ -137,28 +140,28 @@ class PrefixTree:
         self._touch(node)
         return node, found
 
-    def join(self, fork: Node, threads: Sequence[Node]) -> Node:
+    def join(self, fork: PrefixNode, threads: Sequence[PrefixNode]) -> PrefixNode:
         """The node behind threads that parted at a node."""
         for child in fork.children:
             # Nodes are equal only to themselves.
             if child.joined == tuple(threads):
                 return child
-        node = Node([], fork, None, None, joined=threads)
+        node = PrefixNode([], fork, None, None, joined=threads)
         fork.children.append(node)
         for thread in threads:
             thread.users += 1
         return node
 
-    def add(self, parent: Node, tokens: list[int], mark: int = 0) -> Node:
+    def add(self, parent: PrefixNode, tokens: list[int], mark: int = 0) -> PrefixNode:
         """A new run behind a node."""
         keys, values = self.allocate(len(tokens))
-        node = Node(tokens, parent, keys, values, mark)
+        node = PrefixNode(tokens, parent, keys, values, mark)
         parent.children.append(node)
         self.tokens += len(tokens)
         self._touch(node)
         return node
 
-    def cut(self, node: Node, length: int) -> Node:
+    def cut(self, node: PrefixNode, length: int) -> PrefixNode:
         """Cuts a node in two; the node itself becomes the second part, so who holds it holds the same sequence.
 
         Returns:
@@ -167,7 +170,9 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None and node.keys is not None and node.values is not None
         assert 0 < length < len(node.tokens)
-        first = Node(node.tokens[:length], parent, node.keys[:, :, :length], node.values[:, :, :length], node.mark)
+        first = PrefixNode(
+            node.tokens[:length], parent, node.keys[:, :, :length], node.values[:, :, :length], node.mark
+        )
         first.done, first.used = min(node.done, length), node.used
         first.children = [node]
         parent.children[parent.children.index(node)] = first
@@ -177,7 +182,7 @@ class PrefixTree:
         self.on_cut(first, node)
         return first
 
-    def drop(self, node: Node) -> None:
+    def drop(self, node: PrefixNode) -> None:
         """Takes a node nobody uses out of the tree."""
         assert not node.users and not node.children and node.parent is not None
         node.parent.children.remove(node)
@@ -197,7 +202,7 @@ class PrefixTree:
                     return
                 self.drop(node)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[PrefixNode]:
         """All of them, without the root."""
         stack = list(self.root.children)
         while stack:
@@ -205,7 +210,7 @@ class PrefixTree:
             yield node
             stack += node.children
 
-    def _walk(self, node: Node, tokens: Sequence[int], mark: int, least: int) -> tuple[Node, int]:
+    def _walk(self, node: PrefixNode, tokens: Sequence[int], mark: int, least: int) -> tuple[PrefixNode, int]:
         found = 0
         while found < len(tokens):
             best, length = None, 0
@@ -220,7 +225,7 @@ class PrefixTree:
             found += length
         return node, found
 
-    def _touch(self, node: Node) -> None:
+    def _touch(self, node: PrefixNode) -> None:
         self._clock += 1
         for each in node.chain():
             each.used = self._clock

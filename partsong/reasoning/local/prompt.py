@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from partsong.errors import ArgumentError
 from partsong.reasoning.calls.call import Message
 from partsong.reasoning.calls.text_tree import has_fork, pieces_of
-from partsong.reasoning.threads.layout import Run, Tokens, check_fork, encoded
+from partsong.reasoning.threads.layout import TokenRun, Tokens, check_fork, encoded
 
 __all__ = ["Prompt", "prompt_ids", "prompt_of"]
 
@@ -54,8 +54,8 @@ def prompt_of(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
     pieces = () if last is None or last.role != "assistant" else last.pieces
     if not has_fork(pieces) and all(piece.tokens is None for piece in pieces_of(pieces)):
         ids = prompt_ids(tokenizer, messages)
-        return Prompt((Run(tuple(ids)),), last is not None and last.role == "assistant", len(ids), len(ids))
-    head = Run(tuple(prompt_ids(tokenizer, messages[:-1])))
+        return Prompt((TokenRun(tuple(ids)),), last is not None and last.role == "assistant", len(ids), len(ids))
+    head = TokenRun(tuple(prompt_ids(tokenizer, messages[:-1])))
     parts = (head, *encoded(pieces, lambda text: tokenizer(text, add_special_tokens=False).input_ids))
     num_tokens, end, mark = _measured(parts)
     if mark is None:
@@ -67,7 +67,7 @@ def _measured(parts: Tokens, start: int = 0, mark: int = 0) -> tuple[int, int, i
     """Tokens of a text, the position behind it, and the mark of what follows; None where nothing can follow."""
     count, end, last = 0, start, mark
     for part in parts:
-        if isinstance(part, Run):
+        if isinstance(part, TokenRun):
             count, end = count + len(part.tokens), end + len(part.tokens)
             last = mark if part.tokens else last
         elif not part.apart:

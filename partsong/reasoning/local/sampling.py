@@ -23,7 +23,7 @@ from torch import Tensor
 
 from partsong.seeds import philox
 
-__all__ = ["Draw", "draw", "gumbel"]
+__all__ = ["TokenDraw", "draw", "gumbel"]
 
 #: Tokens this far below the likeliest one, in logit / temperature, are drawn as one first.
 _FAR = 8.0
@@ -39,7 +39,7 @@ _COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class TokenDraw:
     """How a row draws its next token.
 
     Attributes:
@@ -75,14 +75,14 @@ def gumbel(seed: Tensor, place: Tensor, token: Tensor, stream: int = _FIRST) -> 
     return -torch.log(-torch.log(unit))
 
 
-def draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def draw(logits: Tensor, draws: Sequence[TokenDraw]) -> list[int]:
     """A token per row.
 
     Args:
         logits: `[rows, vocabulary]`, any floating dtype.
         draws: one per row.
 
-    >>> draw(torch.tensor([[0.0, 5.0]]), [Draw(0.0, 1.0, seed=1, place=0)])
+    >>> draw(torch.tensor([[0.0, 5.0]]), [TokenDraw(0.0, 1.0, seed=1, place=0)])
     [1]
     """
     chosen = logits.argmax(dim=-1)
@@ -93,7 +93,7 @@ def draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return chosen.tolist()
 
 
-def _draw_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
     wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
     device = logits.device
     heat = torch.tensor([[max(each.temperature, _COLDEST)] for each in draws], dtype=wide, device=device)

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from partsong.reasoning.calls.call import Completion
-from partsong.reasoning.local.batch import Batch, Row
+from partsong.reasoning.local.batch import Batch, BatchRow
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_tree import Node, PrefixTree, common_length
+from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
 from partsong.reasoning.local.sampling import draw
 from partsong.reasoning.local.ticket import Ticket
-from partsong.reasoning.threads.layout import Run, Tokens
+from partsong.reasoning.threads.layout import TokenRun, Tokens
 
-__all__ = ["News", "Scheduler"]
+__all__ = ["SchedulerReport", "Scheduler"]
 
 #: Answers shorter than this are not kept for later prompts.
 _WORTH_KEEPING = 16
 
 
-class News(NamedTuple):
+class SchedulerReport(NamedTuple):
     """What a turn has to tell about a call.
 
     Attributes:
@@ -57,8 +57,8 @@ class Scheduler:
         self.model, self.max_rows, self.prefill_chunk = model, max_rows, prefill_chunk
         self.kept_tokens = kept_tokens
         self.waiting: deque[Ticket] = deque()
-        self._held: list[tuple[Ticket, Node]] = []
-        self._pending: list[Node] = []
+        self._held: list[tuple[Ticket, PrefixNode]] = []
+        self._pending: list[PrefixNode] = []
         self.reset()
 
     def reset(self) -> None:
@@ -75,7 +75,7 @@ class Scheduler:
         """All calls that have not ended."""
         return [*self.waiting, *(ticket for ticket, _ in self._held), *(row.ticket for row in self.batch.rows)]
 
-    def turn(self) -> list[News]:
+    def turn(self) -> list[SchedulerReport]:
         """Lets cancelled calls go and new ones in, computes one step, and draws a token for every row."""
         news = self._let_go()
         self._let_in()
@@ -96,7 +96,7 @@ class Scheduler:
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
-    def _let_go(self) -> list[News]:
+    def _let_go(self) -> list[SchedulerReport]:
         """Ends what nobody waits for any more."""
         gone = [ticket for ticket in self.tickets if ticket.cancelled]
         if not gone:
@@ -108,9 +108,9 @@ class Scheduler:
             self._held.remove((ticket, node))
             node.users -= 1
             self._forget(node)
-        return [News(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
+        return [SchedulerReport(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
 
-    def _forget(self, node: Node | None) -> None:
+    def _forget(self, node: PrefixNode | None) -> None:
         """Drops prompts that nobody waits for and that are not computed yet."""
         while node is not None and node.parent is not None:
             if node.users or node.children or (node.complete and not node.joined):
@@ -136,7 +136,7 @@ class Scheduler:
             ticket.cached -= 1
             assert node.parent is not None
             leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
-            self.batch.join(Row(ticket, leaf, node.tokens[-1], node.mark))
+            self.batch.join(BatchRow(ticket, leaf, node.tokens[-1], node.mark))
             return
         node.users += 1
         self._held.append((ticket, node))
@@ -145,11 +145,11 @@ class Scheduler:
             if node not in self._pending:
                 self._pending.append(node)
 
-    def _walk(self, parts: Tokens, node: Node, mark: int, least: int | None) -> tuple[Node, int]:
+    def _walk(self, parts: Tokens, node: PrefixNode, mark: int, least: int | None) -> tuple[PrefixNode, int]:
         """The node behind a text of threads that begins behind a node, and how many tokens were there already."""
         cached, run = 0, list[int]()
         for part in (*parts, None):
-            if isinstance(part, Run):
+            if isinstance(part, TokenRun):
                 run += part.tokens
                 continue
             if run:
@@ -163,9 +163,9 @@ class Scheduler:
             node = ends[0] if len(ends) == 1 else self.tree.join(node, ends)
         return node, cached
 
-    def _plan(self) -> list[tuple[Node, int]]:
+    def _plan(self) -> list[tuple[PrefixNode, int]]:
         """Which tokens of which prompts are computed in this step, first come first served."""
-        left, plan, planned = self.prefill_chunk, list[tuple[Node, int]](), set[int]()
+        left, plan, planned = self.prefill_chunk, list[tuple[PrefixNode, int]](), set[int]()
         for wanted in self._pending:
             for node in wanted.chain():
                 if node.complete or id(node) in planned:
@@ -182,7 +182,9 @@ class Scheduler:
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
-    def _draw(self, rows: list[Row], logits: Tensor | None, ready: list[tuple[Ticket, Node]]) -> list[News]:
+    def _draw(
+        self, rows: list[BatchRow], logits: Tensor | None, ready: list[tuple[Ticket, PrefixNode]]
+    ) -> list[SchedulerReport]:
         first = [node.logits for _, node in ready if node.logits is not None]
         every = [*([logits] if logits is not None else []), *([torch.stack(first)] if first else [])]
         tickets = [row.ticket for row in rows] + [ticket for ticket, _ in ready]
@@ -191,7 +193,7 @@ class Scheduler:
         whole = every[0] if len(every) == 1 else torch.cat(every)
         tokens = draw(whole, [ticket.draw for ticket in tickets])
         _note_logprobs(whole, tokens, tickets)
-        news: list[News] = []
+        news: list[SchedulerReport] = []
         for row, token in zip(rows, tokens, strict=False):
             row.next_token = token
             if self._take(row.ticket, token, news):
@@ -199,17 +201,17 @@ class Scheduler:
                 self.batch.leave(row)
         for (ticket, node), token in zip(ready, tokens[len(rows) :], strict=True):
             if not self._take(ticket, token, news):
-                self.batch.join(Row(ticket, node, token, ticket.prompt.mark))
+                self.batch.join(BatchRow(ticket, node, token, ticket.prompt.mark))
             node.users -= 1
         return news
 
-    def _take(self, ticket: Ticket, token: int, news: list[News]) -> bool:
+    def _take(self, ticket: Ticket, token: int, news: list[SchedulerReport]) -> bool:
         text, completion = ticket.take(token)
         ended, confidence = completion is not None, tuple(ticket.confidence[-1:])
-        news.append(News(ticket, text, len(ticket.answer), confidence, ended, completion))
+        news.append(SchedulerReport(ticket, text, len(ticket.answer), confidence, ended, completion))
         return ended
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: BatchRow) -> None:
         """Makes an answer part of the tree: a later prompt may go on from it."""
         tail, ticket = row.tail, row.ticket
         # Text that is gone on with a piece at a time is, however short a piece.

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from partsong.kernels import Causal, Segment, attention
 from partsong.reasoning.local.answer_store import AnswerStore
-from partsong.reasoning.local.prefix_tree import Node
+from partsong.reasoning.local.prefix_tree import PrefixNode
 
-__all__ = ["Branches", "Chunk", "Step", "branches_of"]
+__all__ = ["Branches", "Chunk", "AttentionStep", "branches_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Chunk:
         place: of the first one among the step's tokens.
     """
 
-    node: Node
+    node: PrefixNode
     first: int
     count: int
     place: int
@@ -50,15 +50,15 @@ class Branches:
         ragged: whether some chains are shorter.
     """
 
-    parts: tuple[tuple[Node, slice, slice | Tensor], ...]
+    parts: tuple[tuple[PrefixNode, slice, slice | Tensor], ...]
     width: int
     ragged: bool
 
 
-def branches_of(chains: Sequence[Sequence[Node]], device: torch.device) -> Branches:
+def branches_of(chains: Sequence[Sequence[PrefixNode]], device: torch.device) -> Branches:
     """The nodes that rows 0, 1, ... read, each with its rows."""
     # Nodes hash as themselves. Behind a join the keys before a node are not as many as its position says.
-    rows: dict[tuple[Node, int], list[int]] = {}
+    rows: dict[tuple[PrefixNode, int], list[int]] = {}
     ends: list[int] = []
     for row, chain in enumerate(chains):
         width = 0
@@ -78,7 +78,7 @@ def _together(rows: list[int], device: torch.device) -> slice | Tensor:
     return torch.tensor(rows, device=device)
 
 
-class Step:
+class AttentionStep:
     """One forward: a token of every row, then chunks of prompts.
 
     Args:
@@ -180,6 +180,6 @@ def _chunk_attends(layer: int, query: Tensor, chunk: Chunk, scale: float) -> Ten
     return out[0].transpose(0, 1)
 
 
-def _segment(node: Node, layer: int, length: int) -> Segment:
+def _segment(node: PrefixNode, layer: int, length: int) -> Segment:
     assert node.keys is not None and node.values is not None
     return Segment(node.keys[layer][None, :, :length], node.values[layer][None, :, :length])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.local.prompt import Prompt
-from partsong.reasoning.local.sampling import Draw
+from partsong.reasoning.local.sampling import TokenDraw
 from partsong.reasoning.local.stops import AnswerText
 
 __all__ = ["Ticket"]
@@ -53,10 +53,10 @@ class Ticket:
     confidence: list[float] = field(default_factory=list)
 
     @property
-    def draw(self) -> Draw:
+    def draw(self) -> TokenDraw:
         """How the next token is drawn."""
         asked = self.parameters
-        return Draw(asked.temperature, asked.top_p, self.seed, len(self.answer))
+        return TokenDraw(asked.temperature, asked.top_p, self.seed, len(self.answer))
 
     def take(self, token: int) -> tuple[str, Completion | None]:
         """Takes a drawn token; returns the text that is new, and the completion if this was the last token."""

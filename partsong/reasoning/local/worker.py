@@ -10,7 +10,7 @@ import torch
 
 from partsong.errors import PartsongError
 from partsong.reasoning.calls.engine import EngineError
-from partsong.reasoning.local.scheduler import News, Scheduler
+from partsong.reasoning.local.scheduler import Scheduler, SchedulerReport
 from partsong.reasoning.local.ticket import Ticket
 
 __all__ = ["Worker"]
@@ -100,9 +100,9 @@ class Worker:
             _in_loop(ticket.loop, ticket.deliver, found)
 
 
-def _report(news: list[News]) -> None:
+def _report(news: list[SchedulerReport]) -> None:
     """Wakes each loop once, with all that concerns it."""
-    loops: defaultdict[asyncio.AbstractEventLoop, list[News]] = defaultdict(list)
+    loops: defaultdict[asyncio.AbstractEventLoop, list[SchedulerReport]] = defaultdict(list)
     for each in news:
         if each.ended or each.ticket.progress is not None:
             loops[each.ticket.loop].append(each)
@@ -110,7 +110,7 @@ def _report(news: list[News]) -> None:
         _in_loop(loop, _tell, told)
 
 
-def _tell(news: list[News]) -> None:
+def _tell(news: list[SchedulerReport]) -> None:
     for each in news:
         if each.completion is not None or not each.ended:
             each.ticket.tell(each.text, each.tokens, each.confidence)

@@ -23,13 +23,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedMode
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.reasoning.parscale.weights import FAMILIES, StreamWeights
 
-__all__ = ["Loaded", "load_model", "load_streams", "save"]
+__all__ = ["LoadedStreams", "load_model", "load_streams", "save"]
 
 _SUFFIX = "_parscale"
 _NUM, _LENGTH, _SMOOTHING = "parscale_n", "parscale_n_tokens", "parscale_attn_smooth"
 
 
-class Loaded(NamedTuple):
+class LoadedStreams(NamedTuple):
     """What a folder holds.
 
     Attributes:
@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
 
 def load_model(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None
-) -> Loaded:
+) -> LoadedStreams:
     """Loads backbone and streams: `ParScale(*flat)` with `flat = (loaded.model, *loaded.weights)` attaches them.
 
     Args:
@@ -66,8 +66,8 @@ def load_model(
     model: Any = _backbone(AutoConfig.for_model(family, **settings), rest, dtype or own, Path(folder))
     model = model.eval().to(device or "cpu")
     if settings[_NUM] == 1:
-        return Loaded(model, ())
-    return Loaded(model, (_streams(settings, model, state),))
+        return LoadedStreams(model, ())
+    return LoadedStreams(model, (_streams(settings, model, state),))
 
 
 def load_streams(folder: str | Path, model: PreTrainedModel) -> StreamWeights:

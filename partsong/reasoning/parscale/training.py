@@ -26,13 +26,13 @@ from partsong.errors import ArgumentError
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 
-__all__ = ["Lesson", "learning_rate", "next_token_loss", "train"]
+__all__ = ["StreamLesson", "learning_rate", "next_token_loss", "train"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class StreamLesson:
     """Texts of one step, padding at the end.
 
     Attributes:
@@ -44,7 +44,7 @@ class Lesson:
     learned: Tensor
 
 
-def next_token_loss(model: nn.Module, lesson: Lesson) -> Tensor:
+def next_token_loss(model: nn.Module, lesson: StreamLesson) -> Tensor:
     """The summed negative log-likelihood of a lesson's learned tokens, in nats.
 
     Args:
@@ -78,13 +78,13 @@ class _Together(nn.Module):
         self.model, self.weights = model, weights
 
     def forward(self, ids: Tensor, learned: Tensor) -> Tensor:
-        return next_token_loss(self.model, Lesson(ids, learned))
+        return next_token_loss(self.model, StreamLesson(ids, learned))
 
 
 def train(
     model: PreTrainedModel,
     weights: StreamWeights | None,
-    draw: Callable[[int], Lesson],
+    draw: Callable[[int], StreamLesson],
     *,
     steps: int,
     rate: float = 3e-3,
@@ -123,7 +123,7 @@ def train(
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
     >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
-    >>> lesson = Lesson(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, True, True]]))
+    >>> lesson = StreamLesson(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, True, True]]))
     >>> place = Accelerator(cpu=True)
     >>> losses = train(model, StreamWeights.new(model, 2), lambda step: lesson, steps=9, accelerator=place)
     >>> losses[-1] < losses[0]
@@ -177,15 +177,15 @@ def _groups(
 class _Share:
     """A rank's rows, and how many tokens all ranks learn together."""
 
-    rows: Lesson
+    rows: StreamLesson
     count: int
 
 
-def _own_rows(lesson: Lesson, place: Accelerator) -> _Share:
+def _own_rows(lesson: StreamLesson, place: Accelerator) -> _Share:
     if len(lesson.ids) < place.num_processes:
         raise ArgumentError(f"a lesson of {len(lesson.ids)} rows for {place.num_processes} ranks: draw more rows")
     mine = slice(place.process_index, None, place.num_processes)
-    rows = Lesson(lesson.ids[mine].to(place.device), lesson.learned[mine].to(place.device))
+    rows = StreamLesson(lesson.ids[mine].to(place.device), lesson.learned[mine].to(place.device))
     return _Share(rows, int(lesson.learned[:, 1:].sum()))
 
 

@@ -20,7 +20,7 @@ from partsong.reasoning.remote.dialect import Dialect, Endpoint, joined
 from partsong.reasoning.remote.errors import ModelNotServedError, RemoteError, RequestRefusedError, StalledError
 from partsong.reasoning.remote.faults import named_faults, stalled
 from partsong.reasoning.remote.patience import Patience
-from partsong.reasoning.remote.reply import News, Reply
+from partsong.reasoning.remote.reply import Reply, ReplyPart
 from partsong.reasoning.remote.tagged import THINK_TAGS, check_tags
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Watch:
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self.lost, self.cut, self._told = progress, 0, 0, False
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: ReplyPart) -> None:
         if self._progress is not None and news.tokens:
             self._told = True
             self._progress(news.text, self.lost + news.tokens, news.confidence)

@@ -18,7 +18,7 @@ from partsong.reasoning.remote.errors import (
 )
 from partsong.reasoning.remote.tagged import without_thoughts
 
-__all__ = ["News", "Reply", "estimated_tokens"]
+__all__ = ["ReplyPart", "Reply", "estimated_tokens"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def estimated_tokens(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ReplyPart:
     """What one event brought.
 
     Attributes:
@@ -72,7 +72,7 @@ class Reply:
         self._reason: str | None = None
         self._usage: Mapping[str, Any] | None = None
 
-    def add(self, event: Any) -> News:
+    def add(self, event: Any) -> ReplyPart:
         """Takes one event of a stream, or a whole answer.
 
         Raises:
@@ -94,9 +94,9 @@ class Reply:
             error = GarbledError(f"one answer was asked for and the server sent others: {_short(choices)}")
             error.retry = False
             raise error
-        return self._choice(choices[0]) if choices else News()
+        return self._choice(choices[0]) if choices else ReplyPart()
 
-    def _choice(self, choice: Mapping[str, Any]) -> News:
+    def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
         said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         if not isinstance(said, Mapping):
             raise GarbledError(f"the server sent {_short(said)} where a message was due")
@@ -111,7 +111,7 @@ class Reply:
         self.tokens += new
         if choice.get("finish_reason") is not None:
             self._reason = str(choice["finish_reason"])
-        return News(text, self.tokens, self._confidence(drawn)) if new else News()
+        return ReplyPart(text, self.tokens, self._confidence(drawn)) if new else ReplyPart()
 
     def completion(self) -> Completion:
         """The answer, once all has been added.

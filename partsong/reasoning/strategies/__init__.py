@@ -26,7 +26,7 @@ from partsong.reasoning.strategies.sequential_refinement import RefinementPrompt
 from partsong.reasoning.strategies.short_m import short_m
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.strategies.skeleton_of_thought import SkeletonPrompts, skeleton_of_thought
-from partsong.reasoning.strategies.splits import Split
+from partsong.reasoning.strategies.splits import ProblemSplit
 from partsong.reasoning.strategies.steps import StepScorer, Trace
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "STRATEGIES",
     "Scorer",
     "SkeletonPrompts",
-    "Split",
+    "ProblemSplit",
     "StepScorer",
     "Thinking",
     "Trace",

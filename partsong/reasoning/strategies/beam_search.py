@@ -10,7 +10,7 @@ from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.steps import Aggregate, Finished, Stepper, StepScorer, looks_finished
-from partsong.reasoning.strategies.trees import Tree, best_of_trees
+from partsong.reasoning.strategies.trees import SearchTree, best_of_trees
 
 __all__ = ["beam_search"]
 
@@ -63,5 +63,5 @@ async def beam_search(
     Source: search against verifiers, arXiv 2408.03314.
     """
     stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
-    tree = Tree(stepper, (), beams, width, max_steps, aggregate, distinct)
+    tree = SearchTree(stepper, (), beams, width, max_steps, aggregate, distinct)
     return best_of_trees(stepper, extract, [await tree.grow()], aggregate, selection)

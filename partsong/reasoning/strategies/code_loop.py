@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from partsong.reasoning.answers.sandbox import Outcome, Runner
+from partsong.reasoning.answers.sandbox import Runner, SandboxOutcome
 from partsong.reasoning.calls.answer import Extract
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
@@ -45,7 +45,7 @@ class CodePrompts(Prompts):
     program: str = "\n\nProgram {number}:\n{text}"
 
 
-async def tried(runner: Runner, code: str, test: str) -> Outcome:
+async def tried(runner: Runner, code: str, test: str) -> SandboxOutcome:
     """Runs a program with a test behind it; it has passed only if the end of the test was reached."""
     whole = f"{code.rstrip()}\n\n{test.rstrip()}\n"
     # A word no program can know: one that exits with 0 before the test must not count.
@@ -112,16 +112,16 @@ class CodeLoop:
             await self._mend(outcome, (*path, f"mend {self.runs}"))
         return self.passed
 
-    async def _run(self) -> Outcome:
+    async def _run(self) -> SandboxOutcome:
         self.runs += 1
         if self.code is None or self.test is None:
             missing = "program" if self.code is None else "test"
-            return Outcome(passed=False, output=f"There is no {missing} yet.", code=1)
+            return SandboxOutcome(passed=False, output=f"There is no {missing} yet.", code=1)
         outcome = await tried(self.runner, self.code.text, self.test.text)
         self.passed = outcome.passed
         return outcome
 
-    async def _mend(self, outcome: Outcome, path: tuple[str, ...]) -> None:
+    async def _mend(self, outcome: SandboxOutcome, path: tuple[str, ...]) -> None:
         chat = ask(
             self.prompts.mend,
             question=self.question,

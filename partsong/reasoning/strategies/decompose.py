@@ -15,7 +15,7 @@ from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answered, concluded, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, numbered
 from partsong.reasoning.strategies.single import single
-from partsong.reasoning.strategies.splits import Split, read_split
+from partsong.reasoning.strategies.splits import ProblemSplit, read_split
 
 __all__ = ["DecomposePrompts", "decompose"]
 
@@ -48,7 +48,7 @@ async def decompose(
     question: str,
     *,
     extract: Extract,
-    split: Split | None = None,
+    split: ProblemSplit | None = None,
     join: bool = False,
     most: Annotated[int, Whole(2)] = 32,
     plan_tokens: Count = 1024,

@@ -11,7 +11,7 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.steps import Aggregate, Finished, Stepper, StepScorer, looks_finished
-from partsong.reasoning.strategies.trees import Tree, best_of_trees
+from partsong.reasoning.strategies.trees import SearchTree, best_of_trees
 
 __all__ = ["dvts"]
 
@@ -61,6 +61,6 @@ async def dvts(
     Source: diverse verifier tree search, Beeching et al., "Scaling test-time compute with open models", 2024.
     """
     stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
-    grown = [Tree(stepper, (f"tree {t}",), 1, width, max_steps, aggregate) for t in range(trees)]
+    grown = [SearchTree(stepper, (f"tree {t}",), 1, width, max_steps, aggregate) for t in range(trees)]
     found = await together(tree.grow() for tree in grown)
     return best_of_trees(stepper, extract, [kept for kept in found if kept is not None], aggregate, selection)

@@ -14,7 +14,7 @@ from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import concluded
 from partsong.reasoning.strategies.prompts import Prompts, ask
-from partsong.reasoning.strategies.thread_writer import Place, Writer, Written, repeated_tokens
+from partsong.reasoning.strategies.thread_writer import ThreadPlace, ThreadWriter, Written, repeated_tokens
 from partsong.reasoning.threads.formats import FORMATS, Format, FormatName
 from partsong.reasoning.threads.render import fork_text
 
@@ -92,7 +92,7 @@ async def fork_join(
     2509.07980; ParaThinker, arXiv 2509.04475; APR, arXiv 2504.15466.
     """
     form, asked = FORMATS[format], parameters or Parameters()
-    writer = Writer(
+    writer = ThreadWriter(
         run=run,
         form=form,
         parameters=asked,
@@ -105,7 +105,7 @@ async def fork_join(
     )
     template = prompts.taught if teach else prompts.plain
     chat = ask(template, question=question, example=_example(form))
-    text = await writer.write(Place(chat=tuple(chat)), asked.max_tokens)
+    text = await writer.write(ThreadPlace(chat=tuple(chat)), asked.max_tokens)
     return _answer(run, text, form, extract)
 
 

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Split", "read_split"]
+__all__ = ["ProblemSplit", "read_split"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class ProblemSplit:
     """A request in parts.
 
     Attributes:
@@ -24,7 +24,7 @@ class Split:
     context: str = ""
 
 
-def read_split(text: str, most: int) -> Split | None:
+def read_split(text: str, most: int) -> ProblemSplit | None:
     """Reads a model's proposal; None where it proposes none, or none that can be used.
 
     Args:
@@ -50,4 +50,4 @@ def read_split(text: str, most: int) -> Split | None:
     else:
         return None
     usable = 2 <= len(pieces) <= most and (data is None or "[DATA]" in said["template"])
-    return Split(template=said["template"], data=tuple(pieces), context=context) if usable else None
+    return ProblemSplit(template=said["template"], data=tuple(pieces), context=context) if usable else None

@@ -12,9 +12,9 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.plans import Plan, announced, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, announced, stop_of
 
-__all__ = ["Place", "Written", "Writer", "repeated_tokens"]
+__all__ = ["ThreadPlace", "Written", "ThreadWriter", "repeated_tokens"]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ThreadPlace:
     """Where a text is written.
 
     Attributes:
@@ -85,7 +85,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Writer:
+class ThreadWriter:
     """What all texts of a question share; see `fork_join`.
 
     Attributes:
@@ -110,16 +110,16 @@ class Writer:
     thread_tokens: int
     child: Callable[[Piece], Sequence[Message]]
 
-    async def write(self, at: Place, tokens: int) -> Written:
+    async def write(self, at: ThreadPlace, tokens: int) -> Written:
         """Writes a text to its end: in turn what the model says, and the threads it announces."""
         made = Written()
         if not self.form.announce and not at.depth:  # nobody announces them: they begin at once
-            await self._fork(at, made, Plan())
+            await self._fork(at, made, ThreadPlan())
         while not made.finish:
             await self._go_on(at, made, tokens)
         return made
 
-    async def _go_on(self, at: Place, made: Written, tokens: int) -> None:
+    async def _go_on(self, at: ThreadPlace, made: Written, tokens: int) -> None:
         """Writes until threads are announced, and these, or to the end."""
         deep = self.max_depth if self.form.nested else 1
         stop = stop_of(self.form) if made.segments < self.max_forks and at.depth < deep else ""
@@ -142,7 +142,7 @@ class Writer:
         else:
             await self._fork(at, made, plan)
 
-    async def _say(self, at: Place, made: Written, tokens: int, stop: str) -> Piece | None:
+    async def _say(self, at: ThreadPlace, made: Written, tokens: int, stop: str) -> Piece | None:
         """One call; None where it does not come to an end."""
         if made.own >= tokens:
             made.finish = "length"
@@ -179,14 +179,14 @@ class Writer:
         )
         return text.count(begin) > text.count(end)
 
-    def _announcement(self, said: Piece, plan: Plan, stop: str) -> tuple[Part, ...]:
+    def _announcement(self, said: Piece, plan: ThreadPlan, stop: str) -> tuple[Part, ...]:
         """The text with the tag that ended it, which engines leave out."""
         if self.form.plan is not None:
             return (said, stop)
         cut = len(said.text) - (2 if plan.fault else 1)
         return (Piece(said.text[:cut], said.source), said.text[cut:] + stop)
 
-    async def _fork(self, at: Place, made: Written, plan: Plan) -> None:
+    async def _fork(self, at: ThreadPlace, made: Written, plan: ThreadPlan) -> None:
         """Writes the threads of a fork, all at the same time, and joins them."""
         goals, number = plan.goals or ("",) * self.num, max(made.segments - 1, 0)
         if len(goals) > self.max_threads and plan.goals:
@@ -215,15 +215,15 @@ class Writer:
             return
         made.parts += self.form.joining(tuple(self._returned(thread) for thread in threads) if self.form.apart else ())
 
-    def _place(self, at: Place, made: Written, fork: str, number: int, goal: str) -> Place:
+    def _place(self, at: ThreadPlace, made: Written, fork: str, number: int, goal: str) -> ThreadPlace:
         """Where a thread of a fork is written."""
         path, depth = (*at.path, fork, f"thread {number}"), at.depth + 1
         if self.form.apart:
             assert made.last is not None
             chat = tuple(self.child(Piece(goal, made.last.source)))
-            return Place(chat=chat, closer=self.form.closer(number), path=path, depth=depth)
+            return ThreadPlace(chat=chat, closer=self.form.closer(number), path=path, depth=depth)
         opening = (at.opener,) if at.opener else ()
-        return Place(
+        return ThreadPlace(
             chat=at.chat,
             before=(*at.before, *opening, *made.parts),
             opener=self.form.opener(number),

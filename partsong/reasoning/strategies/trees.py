@@ -10,11 +10,11 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.steps import Aggregate, Stepper, Trace
 
-__all__ = ["Tree", "best_of_trees"]
+__all__ = ["SearchTree", "best_of_trees"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SearchTree:
     """One search.
 
     Attributes:

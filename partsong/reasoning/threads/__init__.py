@@ -2,7 +2,7 @@
 
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
-from partsong.reasoning.threads.layout import Hidden, Layout, Run, Tokens, encoded, lay_out, replayed
+from partsong.reasoning.threads.layout import Hidden, ThreadLayout, TokenRun, Tokens, encoded, lay_out, replayed
 from partsong.reasoning.threads.parse import Parsed, parse
 from partsong.reasoning.threads.render import fork_text, render
 
@@ -11,11 +11,11 @@ __all__ = [
     "Fork",
     "Format",
     "Hidden",
-    "Layout",
+    "ThreadLayout",
     "Parsed",
     "Part",
     "Piece",
-    "Run",
+    "TokenRun",
     "Tokens",
     "encoded",
     "flat_text",

@@ -21,11 +21,11 @@ from partsong.reasoning.calls.text_tree import Fork, Part, Piece
 #: Of a range that ends with the row.
 _TO_THE_END = -1
 
-__all__ = ["Hidden", "Layout", "Run", "Tokens", "encoded", "lay_out", "num_tokens", "replayed"]
+__all__ = ["Hidden", "ThreadLayout", "TokenRun", "Tokens", "encoded", "lay_out", "num_tokens", "replayed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Tokens of one thread.
 
     Attributes:
@@ -38,7 +38,7 @@ class Run:
 
 
 #: A text of threads as tokens: runs, and forks of such texts.
-Tokens = tuple[Run | Fork, ...]
+Tokens = tuple[TokenRun | Fork, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Hidden:
 
 
 @dataclass(slots=True)
-class Layout:
+class ThreadLayout:
     """One row of tokens.
 
     A query sees itself and all keys before it, except for what is hidden.
@@ -85,36 +85,36 @@ def encoded(parts: Sequence[Part], encode: Callable[[str], Sequence[int]]) -> To
         encode: ids of a text, without tokens for its beginning or end.
 
     >>> encoded(("ab", Fork((("c",), (Piece("d"),)))), lambda text: [ord(letter) for letter in text])[0]
-    Run(tokens=(97, 98), learn=False)
+    TokenRun(tokens=(97, 98), learn=False)
     """
-    found: list[Run | Fork] = []
+    found: list[TokenRun | Fork] = []
     for part in parts:
         if isinstance(part, Fork):
             found.append(replace(part, threads=tuple(encoded(thread, encode) for thread in part.threads)))
         elif isinstance(part, Piece):
             ids = encode(part.text) if part.tokens is None else part.tokens
-            found.append(Run(tuple(ids), learn=True))
+            found.append(TokenRun(tuple(ids), learn=True))
         else:
-            found.append(Run(tuple(encode(part))))
+            found.append(TokenRun(tuple(encode(part))))
     return tuple(found)
 
 
-def num_tokens(tree: Sequence[Run | Fork]) -> int:
+def num_tokens(tree: Sequence[TokenRun | Fork]) -> int:
     """Tokens of all threads together."""
-    return sum(len(part.tokens) if isinstance(part, Run) else sum(map(num_tokens, part.threads)) for part in tree)
+    return sum(len(part.tokens) if isinstance(part, TokenRun) else sum(map(num_tokens, part.threads)) for part in tree)
 
 
-def lay_out(tree: Sequence[Run | Fork]) -> Layout:
+def lay_out(tree: Sequence[TokenRun | Fork]) -> ThreadLayout:
     """The row of a text, depth first; see the module.
 
     Raises:
         ArgumentError: a fork without threads, or with another number of marks than threads.
 
-    >>> row = lay_out((Run((5,)), Fork(((Run((6, 7)),), (Run((8,)),))), Run((9,))))
+    >>> row = lay_out((TokenRun((5,)), Fork(((TokenRun((6, 7)),), (TokenRun((8,)),))), TokenRun((9,))))
     >>> row.tokens, row.positions, row.hidden
     ([5, 6, 7, 8, 9], [0, 1, 2, 1, 3], [Hidden(query_first=3, query_end=4, key_first=1, key_end=3)])
     """
-    row = Layout()
+    row = ThreadLayout()
     _place(tree, 0, 0, row)
     # What is hidden from all that follows ends with the row.
     row.hidden = [h if h.query_end >= 0 else replace(h, query_end=len(row.tokens)) for h in row.hidden]
@@ -122,10 +122,10 @@ def lay_out(tree: Sequence[Run | Fork]) -> Layout:
     return row
 
 
-def _place(tree: Sequence[Run | Fork], position: int, mark: int, row: Layout) -> int:
+def _place(tree: Sequence[TokenRun | Fork], position: int, mark: int, row: ThreadLayout) -> int:
     """Adds a thread that begins at a position; returns the position behind it."""
     for part in tree:
-        if isinstance(part, Run):
+        if isinstance(part, TokenRun):
             count = len(part.tokens)
             row.tokens += part.tokens
             row.positions += range(position, position + count)
@@ -158,7 +158,7 @@ def check_fork(fork: Fork) -> None:
         raise ArgumentError(f"a fork has {len(fork.threads)} threads and {len(fork.marks)} marks; give each thread one")
 
 
-def replayed(tree: Sequence[Run | Fork]) -> Tokens:
+def replayed(tree: Sequence[TokenRun | Fork]) -> Tokens:
     """The text as engines compute it that join by reading again: forks that never come together.
 
     The first branch of each fork is the whole text, thread behind thread. The others are the later threads alone, as
@@ -168,13 +168,13 @@ def replayed(tree: Sequence[Run | Fork]) -> Tokens:
 
     Source: ThreadWeaver, arXiv 2512.07843.
 
-    >>> tree = (Run((5,)), Fork(((Run((6,), True),), (Run((8,), True),))), Run((9,), True))
+    >>> tree = (TokenRun((5,)), Fork(((TokenRun((6,), True),), (TokenRun((8,), True),))), TokenRun((9,), True))
     >>> lay_out(replayed(tree)).tokens
     [5, 6, 8, 9, 8]
     """
-    found: list[Run | Fork] = []
+    found: list[TokenRun | Fork] = []
     for number, part in enumerate(tree):
-        if isinstance(part, Run):
+        if isinstance(part, TokenRun):
             found.append(part)
             continue
         check_fork(part)
@@ -189,12 +189,12 @@ def replayed(tree: Sequence[Run | Fork]) -> Tokens:
     return tuple(found)
 
 
-def _read(tree: Sequence[Run | Fork]) -> list[Run]:
+def _read(tree: Sequence[TokenRun | Fork]) -> list[TokenRun]:
     """All runs in reading order, as somebody else's words."""
     found: list[Any] = []
     for part in tree:
-        if isinstance(part, Run):
-            found.append(Run(part.tokens))
+        if isinstance(part, TokenRun):
+            found.append(TokenRun(part.tokens))
         elif not part.apart:
             for thread in part.threads:
                 found += _read(thread)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.plans import Plan, read_plan
+from partsong.reasoning.threads.plans import ThreadPlan, read_plan
 
 __all__ = ["Parsed", "parse"]
 
@@ -213,20 +213,20 @@ class _Reader:
         last = behind + len(join[0]) if join else behind
         return [_Forked(begin, last, parts)], join is not None
 
-    def _announcement(self, tag: _Tag) -> tuple[int, int, Plan]:
+    def _announcement(self, tag: _Tag) -> tuple[int, int, ThreadPlan]:
         """Reads what comes before the threads: where the tag that stops the text begins and ends, and the plan."""
         if self.form.plan is None:
             if not self.form.announce:
-                return tag.begin, tag.begin, Plan()
+                return tag.begin, tag.begin, ThreadPlan()
             self._take()
-            return tag.begin, tag.end, Plan()
+            return tag.begin, tag.end, ThreadPlan()
         if self.form.begin and not self._has_begun():
             self._note(f"no {self.form.begin} stands before the plan", tag.begin)
         self._take()
         while (inside := self._next()) is not None and inside.name in (self.form.item or ()):
             self._take()
         if inside is None or inside.name != self.form.plan[1]:
-            return tag.begin, tag.end, Plan(fault=f"{tag.name} has no {self.form.plan[1]}")
+            return tag.begin, tag.end, ThreadPlan(fault=f"{tag.name} has no {self.form.plan[1]}")
         self._take()
         return inside.begin, inside.end, read_plan(self.text[tag.end : inside.begin], self.form)
 
@@ -237,7 +237,7 @@ class _Reader:
         return before.name == self.form.begin and not self.text[before.end : tag.begin].strip()
 
     def _threads(
-        self, depth: int, end: int, plan: Plan
+        self, depth: int, end: int, plan: ThreadPlan
     ) -> tuple[list[tuple[Part, ...]] | None, tuple[int, ...], list[_Forked], int]:
         """Reads threads that follow each other: their parts, None where one is not whole; marks; forks; their end."""
         threads: list[tuple[Part, ...]] = []

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from partsong.reasoning.threads.formats import Format
 
-__all__ = ["Plan", "announced", "read_plan", "stop_of"]
+__all__ = ["ThreadPlan", "announced", "read_plan", "stop_of"]
 
 _NUMBER = re.compile(r"\s*(\d{1,4})\s*:")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ThreadPlan:
     """Threads that were announced.
 
     Attributes:
@@ -25,7 +25,7 @@ class Plan:
     fault: str = ""
 
 
-def read_plan(text: str, form: Format) -> Plan:
+def read_plan(text: str, form: Format) -> ThreadPlan:
     """Reads what stands between the tags of a plan.
 
     Items have nothing but white space between them, and numbers that count from 1 where threads are numbered.
@@ -46,24 +46,24 @@ def read_plan(text: str, form: Format) -> Plan:
         begin = text.find(opening, place)
         between = text[place : begin if begin >= 0 else None]
         if between.strip():
-            return Plan(fault=f"{_short(between)} stands in the plan outside of its items")
+            return ThreadPlan(fault=f"{_short(between)} stands in the plan outside of its items")
         if begin < 0:
             break
         end = text.find(closing, begin)
         if end < 0:
-            return Plan(fault=f"item {len(goals) + 1} of the plan has no {closing}")
+            return ThreadPlan(fault=f"item {len(goals) + 1} of the plan has no {closing}")
         item = text[begin + len(opening) : end]
         if form.numbered:
             number = _NUMBER.match(item)
             if number is None or int(number[1]) != len(goals) + 1:
-                return Plan(fault=f"item {len(goals) + 1} of the plan is {_short(item)}, without that number")
+                return ThreadPlan(fault=f"item {len(goals) + 1} of the plan is {_short(item)}, without that number")
             item = item[number.end() :]
         goals.append(item.strip() if form.numbered else item)
         place = end + len(closing)
-    return Plan(tuple(goals)) if goals else Plan(fault="the plan has no items")
+    return ThreadPlan(tuple(goals)) if goals else ThreadPlan(fault="the plan has no items")
 
 
-def announced(text: str, form: Format) -> Plan | None:
+def announced(text: str, form: Format) -> ThreadPlan | None:
     """What a text announced that a stop string ended.
 
     Engines leave out the stop string, and most do not tell whether there was one, so the text itself must: its plan is
@@ -78,7 +78,7 @@ def announced(text: str, form: Format) -> Plan | None:
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> announced("So <guideline><plan>1: add</plan>", FORMATS["npr"]), announced("So it is 4.", FORMATS["npr"])
-    (Plan(goals=('add',), fault=''), None)
+    (ThreadPlan(goals=('add',), fault=''), None)
     """
     if form.plan is not None:
         opening, closing = form.plan
@@ -86,8 +86,8 @@ def announced(text: str, form: Format) -> Plan | None:
         is_open = begin >= 0 and text.rfind(closing) < begin
         return read_plan(text[begin + len(opening) :], form) if is_open else None
     if form.announce and text.endswith("</"):
-        return Plan(fault=f"</{stop_of(form)} closes nothing")
-    return Plan() if form.announce and text.endswith(form.announce[:1]) else None
+        return ThreadPlan(fault=f"</{stop_of(form)} closes nothing")
+    return ThreadPlan() if form.announce and text.endswith(form.announce[:1]) else None
 
 
 def stop_of(form: Format) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.threads.layout import Layout, Tokens, lay_out
+from partsong.reasoning.threads.layout import ThreadLayout, Tokens, lay_out
 
 __all__ = ["ThreadBatch", "additive_mask", "flex_mask", "pack_threads"]
 
@@ -110,7 +110,7 @@ def _places(lengths: Sequence[int], length: int) -> list[tuple[int, int]]:
     return [places[number] for number in range(len(lengths))]
 
 
-def _sees(text: Layout) -> np.ndarray:
+def _sees(text: ThreadLayout) -> np.ndarray:
     count = len(text.tokens)
     sees = np.tri(count, dtype=bool)
     for hidden in text.hidden:
@@ -118,7 +118,7 @@ def _sees(text: Layout) -> np.ndarray:
     return sees
 
 
-def _predicted_at(text: Layout, sees: np.ndarray, number: int) -> np.ndarray:
+def _predicted_at(text: ThreadLayout, sees: np.ndarray, number: int) -> np.ndarray:
     """The last other token each token sees; where it is learned, that one must have seen all else that it sees."""
     count = len(text.tokens)
     before = sees & ~np.eye(count, dtype=bool)

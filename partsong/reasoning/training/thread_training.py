@@ -15,7 +15,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask
 
-__all__ = ["Lesson", "learned_logits", "log_likelihoods", "supervised_loss", "train_step"]
+__all__ = ["ThreadLesson", "learned_logits", "log_likelihoods", "supervised_loss", "train_step"]
 
 
 def learned_logits(model: PreTrainedModel, batch: ThreadBatch, thoughts: ThoughtEmbeddings | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def supervised_loss(model: PreTrainedModel, batch: ThreadBatch, thoughts: Though
     return -log_likelihoods(model, batch, thoughts=thoughts).mean()
 
 
-class Lesson(nn.Module):
+class ThreadLesson(nn.Module):
     """A model and its loss as one module, so that what wraps modules (accelerate, DDP) sees the whole forward.
 
     Args:

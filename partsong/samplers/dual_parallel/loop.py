@@ -23,12 +23,12 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.cuts.staged_blocks import Layout
+from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.dual_parallel.strategy import DualParallel
 from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
-from partsong.samplers.long_video.journal import Journal, open_journal, parts_of, write_cut
+from partsong.samplers.long_video.journal import VideoJournal, open_journal, parts_of, write_cut
 from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -45,7 +45,7 @@ def dual_parallel(
     Args:
         plan: a `DualParallel` on a video pipeline.
         everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `Journal`.
+        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
         **arguments: the pipeline's own, checked already; the same on every rank.
 
     Yields:
@@ -96,7 +96,7 @@ class _Item:
 
     visit: Visit
     arguments: Mapping[str, Any]
-    layout: Layout
+    layout: PartLayout
     round: int
 
 
@@ -136,7 +136,7 @@ class _Order:
 
 class _Queue:
     def __init__(
-        self, plan: Plan, stage: StagedFrames, knobs: DualParallel, blocks: VideoBlocks, journal: Journal | None
+        self, plan: Plan, stage: StagedFrames, knobs: DualParallel, blocks: VideoBlocks, journal: VideoJournal | None
     ) -> None:
         self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
         self.blocks, self.journal = blocks, journal

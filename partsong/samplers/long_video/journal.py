@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from partsong.parallel import Axis, Plan, Strategy
     from partsong.samplers.long_video.video_blocks import VideoBlocks
 
-__all__ = ["Journal", "open_journal", "parts_of", "write_cut"]
+__all__ = ["VideoJournal", "open_journal", "parts_of", "write_cut"]
 
 #: Latents of a block, and tensors and plain values that its scheduler remembers.
 Progress = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
 _KEYS = re.compile(r"cut-(\d+)-keys-(\d+)-of-(\d+)\.safetensors")
 
 
-class Journal:
+class VideoJournal:
     """The folder of one run.
 
     Args:
@@ -156,7 +156,9 @@ class Journal:
             ) from error
 
 
-def open_journal(path: Path | None, plan: Plan, blocks: VideoBlocks, knobs: Strategy, axis: Axis) -> Journal | None:
+def open_journal(
+    path: Path | None, plan: Plan, blocks: VideoBlocks, knobs: Strategy, axis: Axis
+) -> VideoJournal | None:
     """The journal of a run; None where none is asked for.
 
     Args:
@@ -182,10 +184,10 @@ def open_journal(path: Path | None, plan: Plan, blocks: VideoBlocks, knobs: Stra
         "seeds": list(blocks.drawn),
         **{f"argument {name}": _plain(value) for name, value in blocks.arguments.items() if name != "generator"},
     }
-    return Journal(path, run, axis.index, axis.size)
+    return VideoJournal(path, run, axis.index, axis.size)
 
 
-def write_cut(journal: Journal, cut: int, blocks: Mapping[int, Progress]) -> None:
+def write_cut(journal: VideoJournal, cut: int, blocks: Mapping[int, Progress]) -> None:
     """Writes the first rank's part of a cut: for each block its latents, and what its scheduler remembers."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
-from partsong.parallel.cuts.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
 from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.long_video.frame_rotary import FrameRotary
@@ -70,7 +70,7 @@ class StagedFrames(StagedBlocks):
         mine = tuple(f"{self.blocks[number].name}." for number in self.own)
         return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
 
-    def layout(self, named: Mapping[str, Any]) -> Layout:
+    def layout(self, named: Mapping[str, Any]) -> PartLayout:
         """What a call looks like; what each stage sends for that many frames is remembered."""
         found = super().layout(named)
         passed = [sum(t.numel() * t.element_size() for t in tensors) for tensors in found.inputs[None][1:]]

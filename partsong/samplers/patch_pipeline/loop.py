@@ -23,7 +23,7 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.cuts.staged_blocks import Layout
+from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.plan.explain import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
@@ -103,7 +103,7 @@ class _Item:
     """One call of the denoiser for one part: a patch, or the whole picture (None)."""
 
     arguments: Mapping[str, Any]
-    layout: Layout
+    layout: PartLayout
     part: int | None
     step: int
     branch: int
@@ -209,7 +209,7 @@ class _Loop:
                 track.step, track.branch = track.step + 1, 0
                 event = track.call.send(self._assembled(event.latents, item.layout, item.part))
 
-    def _assembled(self, latents: Tensor, layout: Layout, part: int | None) -> Tensor:
+    def _assembled(self, latents: Tensor, layout: PartLayout, part: int | None) -> Tensor:
         """A patch's new latents among the newest known of the others."""
         if part is None or self.latents is None:
             self.latents = latents.clone()

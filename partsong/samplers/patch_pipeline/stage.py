@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.staged_blocks import Layout, StagedBlocks
+from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
 from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
@@ -54,7 +54,7 @@ class StagedPatches(StagedBlocks):
     ) -> None:
         super().__init__(module, adapter, mesh, strategy.layers, strategy.num_patches or mesh.axis("pipe").size)
         self.clock, self.warmup_steps = clock, strategy.warmup_steps
-        self._filled: dict[int, Layout] = {}
+        self._filled: dict[int, PartLayout] = {}
         self._cache: dict[tuple[int, int], _KeyValues] = {}
 
     def forget(self) -> None:
@@ -63,14 +63,14 @@ class StagedPatches(StagedBlocks):
         self._filled.clear()
         self._cache.clear()
 
-    def work(self, named: Mapping[str, Any], layout: Layout, part: int | None, received: Tensor | None) -> Tensor:
+    def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
         """This rank's blocks on one part; see `StagedBlocks.work`."""
         result = super().work(named, layout, part, received)
         if part is None and self.clock.step == self.warmup_steps - 1:
             self._filled[self.clock.branch] = layout
         return result
 
-    def check_filled(self, layout: Layout, step: int, branch: int) -> None:
+    def check_filled(self, layout: PartLayout, step: int, branch: int) -> None:
         """Refuses, on all ranks alike, a call after the warm-up that the warm-up's last step did not make."""
         if self.num_patches > 1 and self._filled.get(branch) is not layout:
             raise UnsupportedError(

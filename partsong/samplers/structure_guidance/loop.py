@@ -25,7 +25,7 @@ from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
-from partsong.samplers.structure_guidance.strategy import Grid, GuidedPatches, grid_for
+from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGrid, grid_for
 
 __all__ = ["structure_guidance"]
 
@@ -210,7 +210,7 @@ class _Small:
         return output
 
 
-def _grid(pipe: Any, module: Any, sample: Tensor, strategy: Any) -> Grid:
+def _grid(pipe: Any, module: Any, sample: Tensor, strategy: Any) -> PatchGrid:
     """The patches of a latent, from the model's configuration."""
     scale, side = pipe.vae_scale_factor, module.config.sample_size
     if strategy.training_size is not None:
@@ -222,7 +222,7 @@ def _grid(pipe: Any, module: Any, sample: Tensor, strategy: Any) -> Grid:
     return grid_for(size, trained, strategy.overlap, multiple)
 
 
-def _grown(latents: Tensor, grid: Grid) -> Tensor:
+def _grown(latents: Tensor, grid: PatchGrid) -> Tensor:
     """Smoothly as large as the large picture."""
     return F.interpolate(latents, scale_factor=grid.factor, mode="bilinear")
 

@@ -21,7 +21,7 @@ from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 from partsong.parallel.vae.tiles import blend_weights
 
-__all__ = ["Grid", "GuidedPatches", "StructureGuidance", "grid_for"]
+__all__ = ["PatchGrid", "GuidedPatches", "StructureGuidance", "grid_for"]
 
 MODELS = ("UNet2DConditionModel", "SD3Transformer2DModel")
 MASKS, GUIDES = ("none", "attention"), ("sample", "prediction")
@@ -109,7 +109,7 @@ class StructureGuidance(Strategy):
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PatchGrid:
     """How a latent is cut into patches.
 
     Attributes:
@@ -145,7 +145,7 @@ class Grid:
         return whole.div_(total)
 
 
-def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1) -> Grid:
+def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1) -> PatchGrid:
     """The patches of a latent.
 
     The patches have the shape of the picture and, as near as whole factors allow, the area of the training size.
@@ -161,7 +161,7 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
 
     Example:
         >>> grid_for((32, 48), trained=(16, 16), overlap=0.25)
-        Grid(factor=2, patch=(16, 24), rows=(0, 8, 16), columns=(0, 12, 24))
+        PatchGrid(factor=2, patch=(16, 24), rows=(0, 8, 16), columns=(0, 12, 24))
     """
     factor = max(1, round(math.sqrt(math.prod(size) / math.prod(trained))))
     if factor > 1 and any(side % (factor * multiple) for side in size):
@@ -173,7 +173,7 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
         )
     patch = cast(tuple[int, int], tuple(side // factor for side in size))
     rows, columns = (_starts(side, part, overlap) for side, part in zip(size, patch, strict=True))
-    return Grid(factor, patch, rows, columns)
+    return PatchGrid(factor, patch, rows, columns)
 
 
 def _starts(side: int, part: int, overlap: float) -> tuple[int, ...]:
@@ -200,7 +200,7 @@ class GuidedPatches:
 
     def __init__(self, axis: Axis, strategy: StructureGuidance) -> None:
         self.axis, self.strategy = axis, strategy
-        self.grid = Grid(1, (1, 1), (0,), (0,))
+        self.grid = PatchGrid(1, (1, 1), (0,), (0,))
         self.weights: tuple[float, ...] = ()
         self._patch_bytes = self._small_bytes = 0
 
@@ -218,7 +218,7 @@ class GuidedPatches:
     def abandon(self) -> None:
         """Nothing is under way here: the sampler moves the patches."""
 
-    def lay_out(self, grid: Grid, weights: Sequence[float]) -> None:
+    def lay_out(self, grid: PatchGrid, weights: Sequence[float]) -> None:
         """Begins a generation, in which the guide has a weight in every step."""
         self.grid, self.weights = grid, tuple(weights)
         self._patch_bytes = self._small_bytes = 0

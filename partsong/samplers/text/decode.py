@@ -16,7 +16,7 @@ from partsong.samplers.text.events import Step
 from partsong.samplers.text.loop import Loop, Probe
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.reader import Reader
-from partsong.samplers.text.request import Request, check_request
+from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.tally import Tally
 
@@ -160,7 +160,7 @@ def decode_steps(
     )
 
 
-def _loop(request: Request, watched: bool) -> tuple[Loop, list[float]]:
+def _loop(request: DecodeRequest, watched: bool) -> tuple[Loop, list[float]]:
     model, grid, canvas = request.model, request.grid, _canvas(request)
     vocab, width = model.head.weight.shape
     flops = [
@@ -183,7 +183,7 @@ def _loop(request: Request, watched: bool) -> tuple[Loop, list[float]]:
     return loop, flops
 
 
-def _canvas(request: Request) -> Canvas:
+def _canvas(request: DecodeRequest) -> Canvas:
     """The texts before the first step; uniform noise where nothing is decided, for models that were trained on it."""
     model = request.model
     canvas = open_canvas(

@@ -15,11 +15,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Fields", "Place", "Rekeying", "stock_layer", "straight"]
+__all__ = ["Fields", "WeightPlace", "Rekeying", "stock_layer", "straight"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class WeightPlace:
     """Where (a part of) a tensor of the checkpoint goes.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rekeying:
 
     model_class: type[PreTrainedModel]
     config: PretrainedConfig
-    places: Mapping[str, tuple[Place, ...]]
+    places: Mapping[str, tuple[WeightPlace, ...]]
     zero: tuple[str, ...] = ()
 
 
@@ -134,9 +134,9 @@ class Fields:
         return {"rope_type": "default", "rope_theta": float(theta)}
 
 
-def straight(names: Iterable[str]) -> dict[str, tuple[Place, ...]]:
+def straight(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
     """Tensors that keep their names."""
-    return {name: (Place(target=name),) for name in names}
+    return {name: (WeightPlace(target=name),) for name in names}
 
 
 def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool = True) -> list[str]:
@@ -156,7 +156,7 @@ def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool
     return [prefix + name for name in names]
 
 
-def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[Place, ...]]:
+def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
     """Single experts' tensors, stacked: transformers keeps gate and up of all experts in one, and down in another.
 
     Args:
@@ -168,8 +168,8 @@ def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple
     places = {}
     for e in range(count):
         for name, index in (("gate", (e, slice(0, width))), ("up", (e, slice(width, 2 * width)))):
-            places[f"{source}{e}.{name}_proj.weight"] = (Place(target=f"{target}gate_up_proj", index=index),)
-        places[f"{source}{e}.down_proj.weight"] = (Place(target=f"{target}down_proj", index=(e,)),)
+            places[f"{source}{e}.{name}_proj.weight"] = (WeightPlace(target=f"{target}gate_up_proj", index=index),)
+        places[f"{source}{e}.down_proj.weight"] = (WeightPlace(target=f"{target}down_proj", index=(e,)),)
     return places
 
 

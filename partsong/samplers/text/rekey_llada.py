@@ -13,7 +13,7 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from partsong.errors import UnsupportedError
-from partsong.samplers.text.rekey import Fields, Place, Rekeying, experts, stock_layer, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, stock_layer, straight
 
 __all__ = ["llada", "llada_moe"]
 
@@ -66,15 +66,15 @@ def llada(config: Mapping[str, Any]) -> Rekeying:
         stock.logit_scale = width**-0.5
     _check_llada(fields)
     places = {
-        "model.transformer.wte.weight": (Place(target="model.embed_tokens.weight"),),
-        "model.transformer.ln_f.weight": (Place(target="model.norm.weight"),),
+        "model.transformer.wte.weight": (WeightPlace(target="model.embed_tokens.weight"),),
+        "model.transformer.ln_f.weight": (WeightPlace(target="model.norm.weight"),),
     }
     if not tied:
-        places["model.transformer.ff_out.weight"] = (Place(target="lm_head.weight"),)
+        places["model.transformer.ff_out.weight"] = (WeightPlace(target="lm_head.weight"),)
     for layer in range(layers):
         for name, target in _BLOCK.items():
             target = f"model.layers.{layer}.{target}.weight"
-            places[f"model.transformer.blocks.{layer}.{name}.weight"] = (Place(target=target),)
+            places[f"model.transformer.blocks.{layer}.{name}.weight"] = (WeightPlace(target=target),)
     return Rekeying(model_class=LlamaForCausalLM, config=stock, places=places)
 
 

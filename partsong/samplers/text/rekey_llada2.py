@@ -13,7 +13,7 @@ from typing import Any
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Fields, Place, Rekeying, experts, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, straight
 
 __all__ = ["llada2"]
 
@@ -33,7 +33,7 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
     bias = fields.get("moe_router_enable_expert_bias", True)
     _check(fields)
     tied = stock.tie_word_embeddings
-    places: dict[str, tuple[Place, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
+    places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
     places |= straight(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
     zero = []
     for layer in range(stock.num_hidden_layers):
@@ -54,18 +54,18 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
     return Rekeying(model_class=Glm4MoeForCausalLM, config=stock, places=places, zero=tuple(zero))
 
 
-def _to(target: str) -> tuple[Place, ...]:
-    return (Place(target=target),)
+def _to(target: str) -> tuple[WeightPlace, ...]:
+    return (WeightPlace(target=target),)
 
 
-def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[Place, ...]]:
+def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace, ...]]:
     """The fused projection holds all query heads, then all key heads, then all value heads."""
     heads, kv_heads, width = stock.num_attention_heads, stock.num_key_value_heads, stock.head_dim
     ends = [0, heads * width, (heads + kv_heads) * width, (heads + 2 * kv_heads) * width]
     places = straight([f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"])
     for kind in ("weight", "bias") if stock.attention_bias else ("weight",):
         places[f"{prefix}attention.query_key_value.{kind}"] = tuple(
-            Place(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
+            WeightPlace(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
             for i, p in enumerate("qkv")
         )
     places[f"{prefix}attention.dense.weight"] = _to(f"{prefix}self_attn.o_proj.weight")

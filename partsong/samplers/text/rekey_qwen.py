@@ -20,7 +20,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from partsong.samplers.text.rekey import Fields, Place, Rekeying, experts, stock_layer, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, stock_layer, straight
 
 __all__ = ["dream", "fast_dllm_v2", "sdar"]
 
@@ -83,7 +83,7 @@ def _shared(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _ends(tied: bool) -> dict[str, tuple[Place, ...]]:
+def _ends(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
     return straight(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
 
 

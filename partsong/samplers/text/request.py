@@ -22,11 +22,11 @@ from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
 from partsong.samplers.text.rules_revising import Renoise
 
-__all__ = ["Request", "check_request"]
+__all__ = ["DecodeRequest", "check_request"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class DecodeRequest:
     """Everything `decode` was asked for, checked; see there."""
 
     model: TextModel
@@ -58,7 +58,7 @@ def check_request(
     seed: int | Sequence[int] = 0,
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
-) -> Request:
+) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
     if adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store"):
         model = load_text_model(model, adapter=adapter)
@@ -69,7 +69,7 @@ def check_request(
     _check_moves(rule, answers)
     stops = model.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
     _check_tokens("stop_token_ids", stops, model)
-    return Request(
+    return DecodeRequest(
         model=model,
         prompts=prompts,
         answers=answers,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.initialization import no_init_weights
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Place, Rekeying
+from partsong.samplers.text.rekey import Rekeying, WeightPlace
 from partsong.samplers.text.runner import GROUPED
 
 __all__ = ["load_rekeyed", "load_stock", "weight_files"]
@@ -138,7 +138,7 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], rekeying: Rekeying, module
                 )
 
 
-def _put(module: nn.Module, place: Place, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
     path, _, name = place.target.rpartition(".")
     owner = module.get_submodule(path)
     if place.source is not None:

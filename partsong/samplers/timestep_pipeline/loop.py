@@ -20,14 +20,14 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.cuts.staged_blocks import Layout
+from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.plan.explain import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_contexts import CausalKeys, Visit
-from partsong.samplers.long_video.journal import Journal, open_journal
+from partsong.samplers.long_video.journal import VideoJournal, open_journal
 from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.memoryless import check_memoryless
@@ -45,7 +45,7 @@ def timestep_pipeline(
     Args:
         plan: a `TimestepPipeline` on a pipeline with a causal model.
         everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `Journal`.
+        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
         **arguments: the pipeline's own, checked already; the same on every rank.
 
     Yields:
@@ -109,7 +109,7 @@ class _Track:
     """
 
     call: PausedCall
-    layout: Layout
+    layout: PartLayout
     latents: Tensor | None = None
     entering: Tensor | None = None
     leaving: Tensor | None = None
@@ -134,7 +134,7 @@ class _Chain:
         knobs: TimestepPipeline,
         blocks: VideoBlocks,
         everywhere: bool,
-        journal: Journal | None,
+        journal: VideoJournal | None,
     ) -> None:
         self.journal = journal
         self.cut = None if journal is None else journal.newest_cut()

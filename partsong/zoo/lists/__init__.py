@@ -4,15 +4,15 @@
 prompt (all equally likely), `parse` tells what a prompt asks.
 """
 
-from partsong.zoo.lists.requests import GRAMMAR, WORDS, Request, parse
-from partsong.zoo.lists.tasks import FAMILIES, Example, check, draw, examples, sizes, support
+from partsong.zoo.lists.requests import GRAMMAR, WORDS, ListRequest, parse
+from partsong.zoo.lists.tasks import FAMILIES, ListExample, check, draw, examples, sizes, support
 
 __all__ = [
     "FAMILIES",
     "GRAMMAR",
     "WORDS",
-    "Example",
-    "Request",
+    "ListExample",
+    "ListRequest",
     "check",
     "draw",
     "examples",

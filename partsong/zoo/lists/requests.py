@@ -33,7 +33,7 @@ _MOST_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ListRequest:
     """What a prompt asks.
 
     Attributes:
@@ -51,7 +51,7 @@ class Request:
     place: int | None = None
 
 
-def parse(prompt: str) -> Request:
+def parse(prompt: str) -> ListRequest:
     """Reads a prompt.
 
     Args:
@@ -78,7 +78,7 @@ def parse(prompt: str) -> Request:
     if match["verb"] in ("add", "chain"):
         return _sum(prompt, match["verb"], body)
     place, item = match["where"] or match["gap"], match["item"]
-    request = Request(
+    request = ListRequest(
         family=match["verb"] or f"{match['edit'] or match['cut']}_{'random' if place == 'any' else 'at'}",
         items=tuple(body.split()),
         item=item,
@@ -88,16 +88,16 @@ def parse(prompt: str) -> Request:
     return request
 
 
-def _sum(prompt: str, verb: str, body: str) -> Request:
+def _sum(prompt: str, verb: str, body: str) -> ListRequest:
     if _SUM.fullmatch(body) is None:
         raise ArgumentError(f"cannot read the numbers of {prompt!r}: one to three digits each, apart, none leading 0")
     numbers = tuple(int(part.replace(" ", "")) for part in body.split(" + "))
     if verb == "add" and len(numbers) != 2:
         raise ArgumentError(f"add takes two numbers, {prompt!r} has {len(numbers)}; use chain")
-    return Request(family=verb, numbers=numbers)
+    return ListRequest(family=verb, numbers=numbers)
 
 
-def _check_list(prompt: str, request: Request) -> None:
+def _check_list(prompt: str, request: ListRequest) -> None:
     """Refuses lists with unknown, repeated, too many or too few items, and edits that do not fit them."""
     items, named = request.items, (*request.items, *([] if request.item is None else [request.item]))
     if unknown := [word for word in named if word not in ANIMALS]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from partsong.errors import ArgumentError
 from partsong.seeds import derive
-from partsong.zoo.lists.requests import ANIMALS, Request, parse, squares
+from partsong.zoo.lists.requests import ANIMALS, ListRequest, parse, squares
 
-__all__ = ["FAMILIES", "Example", "check", "draw", "examples", "sizes", "support"]
+__all__ = ["FAMILIES", "ListExample", "check", "draw", "examples", "sizes", "support"]
 
 _LISTS = range(3, 9)
 #: Sizes by task: items of a list, lines of a square, digits of the larger number, terms of a chain.
@@ -40,7 +40,7 @@ FAMILIES: tuple[str, ...] = tuple(_SIZES)
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ListExample:
     """A prompt and one valid answer.
 
     Attributes:
@@ -71,7 +71,7 @@ def sizes(family: str) -> range:
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw(family: str, rng: random.Random, size: int | None = None) -> Example:
+def draw(family: str, rng: random.Random, size: int | None = None) -> ListExample:
     """Draws a prompt of a task, and one of its answers with equal chances.
 
     Args:
@@ -92,10 +92,10 @@ def draw(family: str, rng: random.Random, size: int | None = None) -> Example:
     if size is not None and size not in allowed:
         raise ArgumentError(f"{family} has sizes {allowed.start} to {allowed.stop - 1}, not {size!r}")
     prompt = _prompt(family, rng, rng.choice(allowed) if size is None else size)
-    return Example(family, prompt, _answer(parse(prompt), rng))
+    return ListExample(family, prompt, _answer(parse(prompt), rng))
 
 
-def examples(num: int, seed: int = 0, families: Sequence[str] = FAMILIES) -> list[Example]:
+def examples(num: int, seed: int = 0, families: Sequence[str] = FAMILIES) -> list[ListExample]:
     """Draws examples, the tasks in turn.
 
     Args:
@@ -139,7 +139,7 @@ def _number(rng: random.Random, digits: int) -> str:
     return " ".join(str(rng.randint(10 ** (digits - 1), 10**digits - 1)))
 
 
-def _answer(request: Request, rng: random.Random) -> str:
+def _answer(request: ListRequest, rng: random.Random) -> str:
     """One of the request's answers, uniformly, without listing them."""
     items = list(request.items)
     match request.family:
@@ -206,18 +206,18 @@ def check(prompt: str, answer: str) -> bool:
     return reader(request, words) if reader is not None else words == _only_answer(request)
 
 
-def _places(request: Request) -> range:
+def _places(request: ListRequest) -> range:
     return range(len(request.items) + (request.family == "insert_random"))
 
 
-def _edited(request: Request, place: int) -> list[str]:
+def _edited(request: ListRequest, place: int) -> list[str]:
     """The list after the request's edit at `place`, counted from 0."""
     items, verb = list(request.items), request.family.partition("_")[0]
     kept = place if verb == "insert" else place + 1
     return items[:place] + ([] if request.item is None else [request.item]) + items[kept:]
 
 
-def _only_answer(request: Request) -> list[str]:
+def _only_answer(request: ListRequest) -> list[str]:
     match request.family:
         case "copy":
             return list(request.items)
@@ -235,11 +235,11 @@ def _only_answer(request: Request) -> list[str]:
             return _edited(request, request.place - 1)
 
 
-def _is_shuffle(request: Request, words: list[str]) -> bool:
+def _is_shuffle(request: ListRequest, words: list[str]) -> bool:
     return sorted(words) == sorted(request.items)
 
 
-def _is_latin(request: Request, words: list[str]) -> bool:
+def _is_latin(request: ListRequest, words: list[str]) -> bool:
     size, symbols = len(request.items), set(request.items)
     if len(words) != size * size:
         return False
@@ -248,21 +248,21 @@ def _is_latin(request: Request, words: list[str]) -> bool:
     return all(line == symbols for line in rows + columns)
 
 
-def _is_inserted(request: Request, words: list[str]) -> bool:
+def _is_inserted(request: ListRequest, words: list[str]) -> bool:
     return words.count(str(request.item)) == 1 and [w for w in words if w != request.item] == list(request.items)
 
 
-def _is_removed(request: Request, words: list[str]) -> bool:
+def _is_removed(request: ListRequest, words: list[str]) -> bool:
     missing = [item for item in request.items if item not in words]
     return len(missing) == 1 and words == [item for item in request.items if item != missing[0]]
 
 
-def _is_replaced(request: Request, words: list[str]) -> bool:
+def _is_replaced(request: ListRequest, words: list[str]) -> bool:
     changed = [new for old, new in zip(request.items, words, strict=False) if old != new]
     return len(words) == len(request.items) and changed == [request.item]
 
 
-_READERS: dict[str, Callable[[Request, list[str]], bool]] = {
+_READERS: dict[str, Callable[[ListRequest, list[str]], bool]] = {
     "shuffle": _is_shuffle,
     "latin": _is_latin,
     "insert_random": _is_inserted,

@@ -30,7 +30,7 @@ _LATE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ListsBatch:
     """Prompts and answers, left-aligned, padding at the end.
 
     Attributes:
@@ -44,7 +44,7 @@ class Batch:
     valid: Tensor
 
 
-def draw_batch(rng: np.random.Generator, num: int, *, fill: bool, late: bool = False) -> Batch:
+def draw_batch(rng: np.random.Generator, num: int, *, fill: bool, late: bool = False) -> ListsBatch:
     """Draws `num` examples as training sees them.
 
     Args:
@@ -70,7 +70,7 @@ def draw_batch(rng: np.random.Generator, num: int, *, fill: bool, late: bool = F
     ids = torch.tensor([row + [PAD] * (length - len(row)) for row in rows])
     place, ends = torch.arange(length), torch.tensor([len(row) for row in rows])
     valid = place < ends[:, None]
-    return Batch(ids, valid & (place >= torch.tensor(starts)[:, None]), valid)
+    return ListsBatch(ids, valid & (place >= torch.tensor(starts)[:, None]), valid)
 
 
 def draw_masks(canvas: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def draw_masks(canvas: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor
     return order < num[:, None], sizes / num
 
 
-def diffusion_loss(model: LlamaForCausalLM, batch: Batch, rng: np.random.Generator) -> Tensor:
+def diffusion_loss(model: LlamaForCausalLM, batch: ListsBatch, rng: np.random.Generator) -> Tensor:
     """The bound on the answers' negative log-likelihood, in nats per example.
 
     Args:
@@ -104,7 +104,7 @@ def diffusion_loss(model: LlamaForCausalLM, batch: Batch, rng: np.random.Generat
     return (weights * losses).sum() / len(masked)
 
 
-def causal_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def causal_loss(model: LlamaForCausalLM, batch: ListsBatch) -> Tensor:
     """The answers' negative log-likelihood, in nats per example; the prompt is only read.
 
     Args:

@@ -9,14 +9,14 @@ from partsong.zoo.motion.drawing import paint, render
 from partsong.zoo.motion.grammar import GRAMMAR, captions, parse
 from partsong.zoo.motion.measures import Jumps, border_jumps, facts, facts_read, identity_kept, trend
 from partsong.zoo.motion.reader import Track, read
-from partsong.zoo.motion.world import Item, Mover, Scene, layout
+from partsong.zoo.motion.world import Mover, MovingItem, MovingScene, layout
 
 __all__ = [
     "GRAMMAR",
-    "Item",
+    "MovingItem",
     "Jumps",
     "Mover",
-    "Scene",
+    "MovingScene",
     "Track",
     "border_jumps",
     "captions",

@@ -8,7 +8,17 @@ import zlib
 import numpy as np
 
 from partsong.errors import ArgumentError
-from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, Item, Scene, draw_scene, generator
+from partsong.zoo.motion.world import (
+    COLOURS,
+    MOTIONS,
+    SHAPES,
+    SIZES,
+    SPEEDS,
+    MovingItem,
+    MovingScene,
+    draw_scene,
+    generator,
+)
 
 _SIZES = tuple(word for word in SIZES if word)
 _SPEEDS = tuple(word for word in SPEEDS if word)
@@ -40,16 +50,16 @@ def _normal(caption: str) -> str:
     return re.sub(r"\blarge\b", "big", text).strip()
 
 
-def _item(match: re.Match[str]) -> Item:
+def _item(match: re.Match[str]) -> MovingItem:
     """The facts of one object; `moves up and bounces` is another way to say `bounces up and down`."""
     words = match.groupdict()
     if words["motion"].endswith("and bounces"):
         sideways = words["motion"].split()[1] in ("left", "right")
         words["motion"] = "bounces left and right" if sideways else "bounces up and down"
-    return Item(**words)
+    return MovingItem(**words)
 
 
-def parse(caption: str) -> Scene:
+def parse(caption: str) -> MovingScene:
     """Reads the facts of a caption.
 
     Args:
@@ -76,16 +86,16 @@ def parse(caption: str) -> Scene:
         raise ArgumentError(f"cannot read {caption!r} from {text[position:]!r} on; the grammar is: {GRAMMAR}")
     if len({item.colour for item in items}) < len(items):
         raise ArgumentError(f"{caption!r} names two {items[0].colour} objects; give them different colours")
-    return Scene(items=tuple(items))
+    return MovingScene(items=tuple(items))
 
 
-def write(scene: Scene) -> str:
+def write(scene: MovingScene) -> str:
     """The sentence that states `scene`, the inverse of `parse`."""
     phrases = (("a", item.size, item.colour, item.shape, item.motion, item.speed) for item in scene.items)
     return ", ".join(" ".join(word for word in phrase if word) for phrase in phrases)
 
 
-def describe(scene: Scene, rng: np.random.Generator) -> str:
+def describe(scene: MovingScene, rng: np.random.Generator) -> str:
     """A caption of `scene` for training: objects in their order, a fifth of the bounces in the other wording."""
     caption = write(scene)
     for item in scene.items:
@@ -117,7 +127,7 @@ def _caption(seed: int, index: int) -> str:
     return caption
 
 
-def training_scene(rng: np.random.Generator) -> Scene:
+def training_scene(rng: np.random.Generator) -> MovingScene:
     """Draws a scene whose caption training may show."""
     while held_out(write(scene := draw_scene(rng))):
         pass

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partsong.errors import ArgumentError
 from partsong.zoo.motion.grammar import parse
 from partsong.zoo.motion.reader import Track, read
-from partsong.zoo.motion.world import COLOURS, EXTENT, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, Item, axis_of
+from partsong.zoo.motion.world import COLOURS, EXTENT, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, MovingItem, axis_of
 
 #: A fact holds when it does in this part of the frames (or of the steps between them).
 HOLDS = 0.8
@@ -45,7 +45,7 @@ def _clear_steps(track: Track) -> NDArray[np.float64]:
     return steps[there & both] if (there & both).sum() >= MIN_FRAMES - 1 else steps[there]
 
 
-def _moves(item: Item, track: Track) -> bool:
+def _moves(item: MovingItem, track: Track) -> bool:
     """Whether the track's motion is the item's."""
     steps, axis = _clear_steps(track), axis_of(item.motion)
     if len(steps) < MIN_FRAMES - 1:
@@ -61,7 +61,7 @@ def _moves(item: Item, track: Track) -> bool:
     return float(within.mean()) >= 0.9
 
 
-def _speed(item: Item, track: Track) -> bool:
+def _speed(item: MovingItem, track: Track) -> bool:
     """Whether the track's pace is the item's."""
     steps = _clear_steps(track)[:, axis_of(item.motion)]
     if not len(steps):
@@ -69,7 +69,7 @@ def _speed(item: Item, track: Track) -> bool:
     return list(SPEEDS)[int(_nearest(SPEEDS, np.median(np.abs(steps))))] == item.speed
 
 
-def _item_facts(number: int, item: Item, track: Track | None) -> dict[str, bool]:
+def _item_facts(number: int, item: MovingItem, track: Track | None) -> dict[str, bool]:
     """Facts of one object; one whose colour is missing holds none of its facts."""
     name = f"{number} {item.colour} {item.shape}"
     there = track is not None and float((track.seen | track.hidden).mean()) >= HOLDS
@@ -165,7 +165,7 @@ def identity_kept(caption: str, frames: Any) -> float:
     return float(kept.mean())
 
 
-def _same(item: Item, track: Track) -> NDArray[np.bool_]:
+def _same(item: MovingItem, track: Track) -> NDArray[np.bool_]:
     """Per frame whether the track looks like the item, as far as it can be seen."""
     judged = track.judged
     if not judged.any():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score(FactScore):
+class MotionScore(FactScore):
     """Facts read back from videos.
 
     Attributes:
@@ -40,7 +40,9 @@ class Score(FactScore):
         return np.concatenate([np.concatenate(list(video[frames]), axis=1) for video in shown])
 
 
-def score(pipeline: DiffusionPipeline, num: int = 100, *, seed: int = 0, batch: int = 10, **arguments: Any) -> Score:
+def score(
+    pipeline: DiffusionPipeline, num: int = 100, *, seed: int = 0, batch: int = 10, **arguments: Any
+) -> MotionScore:
     """Samples a video for each of `num` fresh captions and reads the facts back.
 
     Video i is drawn with a generator of its own, seeded `seed + i`.
@@ -58,7 +60,7 @@ def score(pipeline: DiffusionPipeline, num: int = 100, *, seed: int = 0, batch: 
     texts = captions(num, seed)
     videos = sample(pipeline, texts, lambda output: output.frames, seed=seed, batch=batch, **arguments)
     pairs = list(zip(texts, videos, strict=True))
-    return Score(
+    return MotionScore(
         captions=texts,
         videos=videos,
         facts=[facts(text, video) for text, video in pairs],

@@ -22,7 +22,7 @@ from partsong.zoo.motion.model import (
     encode_text,
     token_ids,
 )
-from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, Scene, layout
+from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, MovingScene, layout
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.shapes_unet.stage import adam
 
@@ -143,7 +143,7 @@ def muon_and_adam(
 # --- what they see ----------------------------------------------------------------------------------------------------
 
 
-class Pool:
+class ClipPool:
     """Encoded clips and their scenes.
 
     Args:
@@ -152,7 +152,7 @@ class Pool:
         device: Where training runs.
     """
 
-    def __init__(self, latents: Tensor, scenes: list[Scene], device: torch.device) -> None:
+    def __init__(self, latents: Tensor, scenes: list[MovingScene], device: torch.device) -> None:
         assert len(latents) == len(scenes), "one scene per clip"
         self.latents, self.scenes, self.device = latents, scenes, device
 

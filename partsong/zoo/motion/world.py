@@ -38,7 +38,7 @@ MARGIN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
+class MovingItem:
     """One object as a caption names it; `size` and `speed` are None where the caption does not say."""
 
     colour: str
@@ -49,10 +49,10 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
+class MovingScene:
     """The facts of a caption: its objects in order of mention, of different colours."""
 
-    items: tuple[Item, ...]
+    items: tuple[MovingItem, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ def apart(movers: list[Mover]) -> bool:
     return abs(lanes[0] - lanes[1]) >= first.radius + second.radius + 2 * MARGIN
 
 
-def layout(scene: Scene, rng: np.random.Generator) -> list[Mover]:
+def layout(scene: MovingScene, rng: np.random.Generator) -> list[Mover]:
     """Draws where the objects of `scene` are at frame 0, every moment of their motion being equally likely.
 
     Args:
@@ -134,14 +134,14 @@ def layout(scene: Scene, rng: np.random.Generator) -> list[Mover]:
     raise ArgumentError(f"no lanes for the objects of {scene}; name one or two objects")
 
 
-def draw_scene(rng: np.random.Generator) -> Scene:
+def draw_scene(rng: np.random.Generator) -> MovingScene:
     """Draws what one object does, or in a quarter of the scenes two, for captions."""
     num = 1 + int(rng.random() < 0.25)
     colours = rng.choice(list(COLOURS), size=num, replace=False)
     items = []
     for colour in colours:
         items.append(
-            Item(
+            MovingItem(
                 colour=str(colour),
                 shape=SHAPES[int(rng.integers(len(SHAPES)))],
                 motion=list(MOTIONS)[int(rng.integers(len(MOTIONS)))],
@@ -149,4 +149,4 @@ def draw_scene(rng: np.random.Generator) -> Scene:
                 speed=list(SPEEDS)[int(rng.integers(len(SPEEDS)))],
             )
         )
-    return Scene(items=tuple(items))
+    return MovingScene(items=tuple(items))

@@ -8,14 +8,24 @@ write solutions.
 from collections.abc import Mapping
 from typing import Any
 
-from partsong.zoo.products.problems import Family, Problem, answer_of, check, draw, examples, held_out, parse, support
-from partsong.zoo.products.solutions import Thread, Work, in_sequence, in_threads, work_out
+from partsong.zoo.products.problems import (
+    Family,
+    ProductProblem,
+    answer_of,
+    check,
+    draw,
+    examples,
+    held_out,
+    parse,
+    support,
+)
+from partsong.zoo.products.solutions import ProductWork, Thread, in_sequence, in_threads, work_out
 
 __all__ = [
     "Family",
-    "Problem",
+    "ProductProblem",
     "Thread",
-    "Work",
+    "ProductWork",
     "answer_of",
     "check",
     "draw",

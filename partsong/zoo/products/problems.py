@@ -18,7 +18,18 @@ from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.seeds import derive
 from partsong.zoo import sums
 
-__all__ = ["ANSWER", "SIZES", "Family", "Problem", "answer_of", "check", "examples", "held_out", "parse", "support"]
+__all__ = [
+    "ANSWER",
+    "SIZES",
+    "Family",
+    "ProductProblem",
+    "answer_of",
+    "check",
+    "examples",
+    "held_out",
+    "parse",
+    "support",
+]
 
 Family = Literal["product", "countdown"]
 
@@ -33,7 +44,7 @@ _NUMBERS, _LARGEST = 3, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProductProblem:
     """What a question asks.
 
     Attributes:
@@ -49,7 +60,7 @@ class Problem:
     target: int
 
 
-def parse(question: str) -> Problem:
+def parse(question: str) -> ProductProblem:
     """Reads a question.
 
     Args:
@@ -71,18 +82,20 @@ def parse(question: str) -> Problem:
     text = re.sub(r"\s*([-+*=?])\s*", r"\1", " ".join(question.lower().split()))
     if match := _PRODUCT.fullmatch(text):
         first, second = int(match[1]), int(match[2])
-        return Problem(family="product", question=f"{first}*{second}=?", numbers=(first, second), target=first * second)
+        return ProductProblem(
+            family="product", question=f"{first}*{second}=?", numbers=(first, second), target=first * second
+        )
     if text.startswith("make "):
         found = sums.parse(text)
         if len(found.numbers) == _NUMBERS:
-            return Problem(family="countdown", question=text, numbers=found.numbers, target=found.target)
+            return ProductProblem(family="countdown", question=text, numbers=found.numbers, target=found.target)
     raise ArgumentError(
         f"cannot read {question!r}; ask '4729*386=?', factors of at most nine digits, or 'make 64 from 3 7 25', three "
         f"numbers"
     )
 
 
-def held_out(problem: Problem) -> bool:
+def held_out(problem: ProductProblem) -> bool:
     """Whether training never shows a problem: one in 16, by a hash that the order of its numbers does not change.
 
     >>> held_out(parse("12*34=?")) == held_out(parse("34*12=?"))
@@ -134,7 +147,7 @@ def support(question: str) -> list[str]:
     return [str(problem.target)] if problem.family == "product" else sums.support(problem.question)
 
 
-def draw(family: Family, rng: Random, *, fresh: bool, sizes: Sequence[tuple[int, int]] = SIZES) -> Problem:
+def draw(family: Family, rng: Random, *, fresh: bool, sizes: Sequence[tuple[int, int]] = SIZES) -> ProductProblem:
     """Draws a problem.
 
     Args:
@@ -152,12 +165,12 @@ def draw(family: Family, rng: Random, *, fresh: bool, sizes: Sequence[tuple[int,
             return problem
 
 
-def _product(rng: Random, sizes: Sequence[tuple[int, int]]) -> Problem:
+def _product(rng: Random, sizes: Sequence[tuple[int, int]]) -> ProductProblem:
     first, second = (rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choice(sizes))
     return parse(f"{first}*{second}=?")
 
 
-def _countdown(rng: Random) -> Problem:
+def _countdown(rng: Random) -> ProductProblem:
     """Three numbers and a target that can be reached."""
     while True:
         value, *others = numbers = [rng.randint(1, _LARGEST) for _ in range(_NUMBERS)]
@@ -170,7 +183,7 @@ def _countdown(rng: Random) -> Problem:
 
 def examples(
     num: int, seed: int, family: Family = "product", *, sizes: Sequence[tuple[int, int]] = SIZES
-) -> list[Problem]:
+) -> list[ProductProblem]:
     """Fresh problems, no two the same, a function of the arguments.
 
     Raises:
@@ -179,7 +192,7 @@ def examples(
     >>> [problem.question for problem in examples(2, seed=0)]
     ['823*2319=?', '48*883=?']
     """
-    found: dict[tuple[tuple[int, ...], int], Problem] = {}
+    found: dict[tuple[tuple[int, ...], int], ProductProblem] = {}
     for problem in islice(_fresh(seed, family, sizes), 100 * num):
         found.setdefault((problem.numbers, problem.target), problem)
         if len(found) == num:
@@ -187,7 +200,7 @@ def examples(
     raise ArgumentError(f"{num} fresh problems of the sizes {sizes} were asked for, {len(found)} were found")
 
 
-def _fresh(seed: int, family: Family, sizes: Sequence[tuple[int, int]]) -> Iterator[Problem]:
+def _fresh(seed: int, family: Family, sizes: Sequence[tuple[int, int]]) -> Iterator[ProductProblem]:
     number = 0
     while True:
         yield draw(family, Random(derive(seed, "products", family, number)), fresh=True, sizes=sizes)

@@ -18,7 +18,7 @@ from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.training.rewards import accelerated_reward, alternating_reward, group_advantages
 from partsong.reasoning.training.rollouts import drawn_parts, forked
 from partsong.seeds import derive
-from partsong.zoo.products.problems import Problem, answer_of, check
+from partsong.zoo.products.problems import ProductProblem, answer_of, check
 from partsong.zoo.products.training import Speech
 
 __all__ = ["Rollout", "rewards_of", "roll_out"]
@@ -45,7 +45,7 @@ class Rollout:
 
 async def roll_out(
     engine: Engine,
-    problems: Sequence[Problem],
+    problems: Sequence[ProductProblem],
     form: Format | None,
     speech: Speech,
     *,
@@ -69,7 +69,7 @@ async def roll_out(
     """
     asked = Parameters(max_tokens=8 * max_tokens)
 
-    async def one(number: int, problem: Problem, sample: int) -> Rollout:
+    async def one(number: int, problem: ProductProblem, sample: int) -> Rollout:
         run = Run(engine, seed=derive(seed, number, sample), name=f"{number}/{sample}")
         options: dict[str, Any] = {"extract": answer_of, "parameters": asked}
         if form is None:

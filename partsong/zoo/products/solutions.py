@@ -10,9 +10,9 @@ from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.parse import parse
 from partsong.reasoning.threads.render import fork_text
-from partsong.zoo.products.problems import ANSWER, Problem
+from partsong.zoo.products.problems import ANSWER, ProductProblem
 
-__all__ = ["Thread", "Work", "in_sequence", "in_threads", "work_out"]
+__all__ = ["Thread", "ProductWork", "in_sequence", "in_threads", "work_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ProductWork:
     """A worked solution.
 
     Attributes:
@@ -54,7 +54,7 @@ class Work:
     answer: str
 
 
-def work_out(problem: Problem) -> Work:
+def work_out(problem: ProductProblem) -> ProductWork:
     """The work of a problem, always the same.
 
     A product: the numbers backwards, a thread per digit of the second, the columns added up. A countdown: a thread per
@@ -70,14 +70,14 @@ def work_out(problem: Problem) -> Work:
     return _product(*problem.numbers) if problem.family == "product" else _countdown(problem.numbers, problem.target)
 
 
-def _product(first: int, second: int) -> Work:
+def _product(first: int, second: int) -> ProductWork:
     left, right = str(first)[::-1], str(second)[::-1]
     threads = [_row(left, digit, place) for place, digit in enumerate(right)]
     columns, carry = [], 0
     for place in range(len(left) + len(right)):
         carry = carry // 10 + sum(int(row.result[place]) for row in threads if place < len(row.result))
         columns.append(f"{carry:02d}")
-    return Work(f"{left}*{right}", tuple(threads), ",".join(columns), str(first * second))
+    return ProductWork(f"{left}*{right}", tuple(threads), ",".join(columns), str(first * second))
 
 
 def _row(left: str, digit: str, place: int) -> Thread:
@@ -91,7 +91,7 @@ def _row(left: str, digit: str, place: int) -> Thread:
     return Thread(digit, f"{left}*{zeros}{digit}", f"{digit}*{','.join(steps)}", f"{zeros}{digits}{carry}")
 
 
-def _countdown(numbers: Sequence[int], target: int) -> Work:
+def _countdown(numbers: Sequence[int], target: int) -> ProductWork:
     threads = []
     for i, j in combinations(range(len(numbers)), 2):
         (rest,) = (number for place, number in enumerate(numbers) if place not in (i, j))
@@ -100,7 +100,7 @@ def _countdown(numbers: Sequence[int], target: int) -> Work:
         threads.append(Thread(goal, f"{goal} {rest}:{target}", text, hit or "none"))
     hits = [thread.result for thread in threads]
     together = ",".join(str(number) for number, hit in enumerate(hits, 1) if hit != "none") or "none"
-    return Work("", tuple(threads), together, next((hit for hit in hits if hit != "none"), "none"))
+    return ProductWork("", tuple(threads), together, next((hit for hit in hits if hit != "none"), "none"))
 
 
 def _tries(a: int, b: int, rest: int, target: int) -> tuple[str, str]:
@@ -130,7 +130,7 @@ def _values(a: int, b: int, text: str = "") -> list[tuple[int, str]]:
     ]
 
 
-def in_threads(work: Work, form: Format) -> tuple[Part, ...]:
+def in_threads(work: ProductWork, form: Format) -> tuple[Part, ...]:
     """The work as a model writes it that thinks in threads.
 
     Args:
@@ -158,7 +158,7 @@ def in_threads(work: Work, form: Format) -> tuple[Part, ...]:
     return made.parts
 
 
-def in_sequence(work: Work) -> tuple[Part, ...]:
+def in_sequence(work: ProductWork) -> tuple[Part, ...]:
     """The same work thread behind thread, without plan or tags: what the other form is compared with.
 
     >>> from partsong.zoo.products.problems import parse
@@ -169,5 +169,5 @@ def in_sequence(work: Work) -> tuple[Part, ...]:
     return (Piece(f"{work.begin}{threads}.{work.together}.{_last(work)}"),)
 
 
-def _last(work: Work) -> str:
+def _last(work: ProductWork) -> str:
     return f"{ANSWER}{work.answer}"

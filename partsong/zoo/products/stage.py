@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.reasoning.training.thread_training import Lesson, train_step
+from partsong.reasoning.training.thread_training import ThreadLesson, train_step
 from partsong.zoo.training import Average, schedule
 
 __all__ = ["Stage"]
@@ -54,7 +54,7 @@ class Stage:
         self.step, self.spent = 0, 0.0
         if path.exists():
             self._resume()
-        self.lesson: Any = accelerator.prepare(Lesson(self.model))
+        self.lesson: Any = accelerator.prepare(ThreadLesson(self.model))
 
     def _resume(self) -> None:
         state = torch.load(self.path, map_location=self.accelerator.device, weights_only=True)

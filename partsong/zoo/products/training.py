@@ -11,8 +11,8 @@ from partsong.reasoning.calls.call import Message
 from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.layout import Run, Tokens, encoded, replayed
-from partsong.zoo.products.problems import SIZES, Family, Problem, draw
+from partsong.reasoning.threads.layout import TokenRun, Tokens, encoded, replayed
+from partsong.zoo.products.problems import SIZES, Family, ProductProblem, draw
 from partsong.zoo.products.solutions import in_sequence, in_threads, work_out
 
 __all__ = ["Speech", "as_json", "draw_problems", "solution_parts", "speech_of", "text_of"]
@@ -47,7 +47,7 @@ def speech_of(tokenizer: Any) -> Speech:
     )
 
 
-def solution_parts(problem: Problem, form: Format | None) -> tuple[Part, ...]:
+def solution_parts(problem: ProductProblem, form: Format | None) -> tuple[Part, ...]:
     """The worked solution, in threads of a format, or in sequence where that is None."""
     work = work_out(problem)
     return in_sequence(work) if form is None else in_threads(work, form)
@@ -69,7 +69,7 @@ def as_json(parts: Sequence[Part]) -> list[Any]:
     ]
 
 
-def text_of(problem: Problem, form: Format | None, speech: Speech, *, joined: bool = True) -> Tokens:
+def text_of(problem: ProductProblem, form: Format | None, speech: Speech, *, joined: bool = True) -> Tokens:
     """A question with its worked solution and the token that ends it.
 
     Args:
@@ -79,13 +79,13 @@ def text_of(problem: Problem, form: Format | None, speech: Speech, *, joined: bo
         joined: for engines that join keys; else for those that read the threads again.
     """
     parts = encoded((*solution_parts(problem, form), Piece("", tokens=(speech.end,))), speech.encode)
-    text = (Run(tuple(speech.prompt(problem.question))), *parts)
+    text = (TokenRun(tuple(speech.prompt(problem.question))), *parts)
     return text if joined else replayed(text)
 
 
 def draw_problems(
     rng: Random, num: int, family: Family = "product", *, sizes: Sequence[tuple[int, int]] = SIZES
-) -> list[Problem]:
+) -> list[ProductProblem]:
     """Problems that training may show; products all of one size, since texts of one length waste no padding."""
     size = rng.choice(sizes)
     return [draw(family, rng, fresh=False, sizes=[size]) for _ in range(num)]

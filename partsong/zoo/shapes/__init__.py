@@ -8,14 +8,14 @@ from partsong.zoo.shapes.drawing import paint, render
 from partsong.zoo.shapes.grammar import GRAMMAR, captions, parse
 from partsong.zoo.shapes.reader import facts, facts_read, read
 from partsong.zoo.shapes.scenes import Item, Relation, Scene, Thing
-from partsong.zoo.shapes.scoring import Score, score
+from partsong.zoo.shapes.scoring import ShapesScore, score
 
 __all__ = [
     "GRAMMAR",
     "Item",
     "Relation",
     "Scene",
-    "Score",
+    "ShapesScore",
     "Thing",
     "captions",
     "facts",

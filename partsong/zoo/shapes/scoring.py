@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score(FactScore):
+class ShapesScore(FactScore):
     """Facts read back from pictures.
 
     Attributes:
@@ -35,7 +35,9 @@ class Score(FactScore):
         return np.concatenate([np.concatenate(list(line), axis=1) for line in lines])
 
 
-def score(pipeline: DiffusionPipeline, num: int = 200, *, seed: int = 0, batch: int = 20, **arguments: Any) -> Score:
+def score(
+    pipeline: DiffusionPipeline, num: int = 200, *, seed: int = 0, batch: int = 20, **arguments: Any
+) -> ShapesScore:
     """Samples a picture for each of `num` fresh captions and reads the facts back.
 
     Picture i is drawn with a generator of its own, seeded `seed + i`.
@@ -53,4 +55,4 @@ def score(pipeline: DiffusionPipeline, num: int = 200, *, seed: int = 0, batch: 
     texts = captions(num, seed)
     images = sample(pipeline, texts, lambda output: output.images, seed=seed, batch=batch, **arguments)
     held = [facts(text, image) for text, image in zip(texts, images, strict=True)]
-    return Score(captions=texts, images=images, facts=held)
+    return ShapesScore(captions=texts, images=images, facts=held)

@@ -8,14 +8,14 @@ the texts the model has learned for thinking with many calls.
 from collections.abc import Mapping
 from typing import Any
 
-from partsong.zoo.sums.problems import FAMILIES, Family, Problem, answer_of, check, held_out, parse, support
-from partsong.zoo.sums.solutions import Example, draw, examples, solve
+from partsong.zoo.sums.problems import FAMILIES, Family, SumsProblem, answer_of, check, held_out, parse, support
+from partsong.zoo.sums.solutions import SumsExample, draw, examples, solve
 
 __all__ = [
     "FAMILIES",
-    "Example",
+    "SumsExample",
     "Family",
-    "Problem",
+    "SumsProblem",
     "answer_of",
     "check",
     "draw",

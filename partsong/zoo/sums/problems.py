@@ -19,7 +19,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError
 if TYPE_CHECKING:
     from partsong.reasoning.answers.arithmetic import Expression
 
-__all__ = ["FAMILIES", "Family", "Problem", "answer_of", "check", "held_out", "parse", "support"]
+__all__ = ["FAMILIES", "Family", "SumsProblem", "answer_of", "check", "held_out", "parse", "support"]
 
 Family = Literal["sum", "countdown"]
 FAMILIES: tuple[Family, ...] = ("sum", "countdown")
@@ -33,7 +33,7 @@ _HELD_OUT_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class SumsProblem:
     """What a question asks.
 
     Attributes:
@@ -51,7 +51,7 @@ class Problem:
     target: int = 0
 
 
-def parse(question: str) -> Problem:
+def parse(question: str) -> SumsProblem:
     """Reads a question.
 
     Args:
@@ -72,7 +72,7 @@ def parse(question: str) -> Problem:
     text = re.sub(r"\s*([-+*=?])\s*", r"\1", " ".join(question.lower().split()))
     if match := _COUNTDOWN.fullmatch(text):
         numbers = tuple(map(int, match[2].split()))
-        return Problem(family="countdown", question=text, numbers=numbers, target=int(match[1]))
+        return SumsProblem(family="countdown", question=text, numbers=numbers, target=int(match[1]))
     body = text.removesuffix("?").removesuffix("=")
     if _SUM.fullmatch(body) is None:
         raise ArgumentError(
@@ -83,10 +83,10 @@ def parse(question: str) -> Problem:
         for sign, first, second in _TERM.findall(body)
     )
     target = sum(sign * math.prod(factors) for sign, factors in terms)
-    return Problem(family="sum", question=f"{body}=?", terms=terms, target=target)
+    return SumsProblem(family="sum", question=f"{body}=?", terms=terms, target=target)
 
 
-def held_out(problem: Problem) -> bool:
+def held_out(problem: SumsProblem) -> bool:
     """Whether training never shows a problem: one in 16, by a hash that the order of numbers or terms does not change.
 
     >>> held_out(parse("make 64 from 3 7 25 6")) == held_out(parse("make 64 from 25 6 7 3"))
@@ -157,7 +157,7 @@ def _read(text: str) -> Expression | None:
         return None
 
 
-def _fits(problem: Problem, made: Expression) -> bool:
+def _fits(problem: SumsProblem, made: Expression) -> bool:
     """Whether an expression can be an answer: a sum's is one number, a countdown uses each of its own once."""
     if problem.family == "sum":
         return len(made.numbers()) == 1

@@ -21,14 +21,14 @@ from partsong.zoo.sums.prompts import again, again_from, distil
 from partsong.zoo.sums.sampling import Draft, sample
 from partsong.zoo.sums.solutions import examples
 
-__all__ = ["Outcome", "report", "vote", "wilson"]
+__all__ = ["SumsOutcome", "report", "vote", "wilson"]
 
 #: Drafts of one problem.
 Drafts = list[Draft]
 
 
 @dataclass(slots=True)
-class Outcome:
+class SumsOutcome:
     """A way to answer, over all problems.
 
     Attributes:
@@ -80,11 +80,13 @@ def vote(drafts: Sequence[Draft]) -> str | None:
     return counted.most_common(1)[0][0] if counted else None
 
 
-def _outcome(questions: Sequence[str], answers: Sequence[str | None], rounds: Sequence[Sequence[Drafts]]) -> Outcome:
+def _outcome(
+    questions: Sequence[str], answers: Sequence[str | None], rounds: Sequence[Sequence[Drafts]]
+) -> SumsOutcome:
     """Counts answers, and the tokens of rounds of drafts per problem, each round after the last."""
     right = sum(said is not None and check(q, said) for q, said in zip(questions, answers, strict=True))
     written = [[[draft.written for draft in drafts] for drafts in made] for made in rounds]
-    return Outcome(
+    return SumsOutcome(
         right=right,
         total=len(questions),
         tokens=sum(sum(counts) for made in written for counts in made),
@@ -151,7 +153,7 @@ def pdr(
     widths: Sequence[int],
     prompt: Prompt,
     seed: int,
-) -> Outcome:
+) -> SumsOutcome:
     """Parallel-Distill-Refine (arXiv 2510.01123) from a first round of drafts; through lists, if these are read.
 
     Args:
@@ -170,7 +172,7 @@ def pdr(
     return _outcome(questions, [answer(drafts[0]) for drafts in rounds[-1]], rounds)
 
 
-def score(model: LlamaForCausalLM, questions: Sequence[str], seed: int, draws: int = 16) -> dict[str, Outcome]:
+def score(model: LlamaForCausalLM, questions: Sequence[str], seed: int, draws: int = 16) -> dict[str, SumsOutcome]:
     """Every way to answer, on the same first drafts.
 
     Args:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from partsong.errors import ArgumentError
 from partsong.seeds import derive
-from partsong.zoo.sums.problems import FAMILIES, Family, Problem, held_out, parse
+from partsong.zoo.sums.problems import FAMILIES, Family, SumsProblem, held_out, parse
 
-__all__ = ["LARGE", "SIZES", "Example", "attempt", "draw", "examples", "near_miss", "solve"]
+__all__ = ["LARGE", "SIZES", "SumsExample", "attempt", "draw", "examples", "near_miss", "solve"]
 
 #: Largest number that comes up on the way.
 LARGEST = 400
@@ -28,7 +28,7 @@ _TRIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class SumsExample:
     """A problem and one solution of it.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Value:
     factors: tuple[int, ...] = ()
 
 
-def draw(family: Family, rng: random.Random, *, fresh: bool, sizes: Sequence[int] = ()) -> Example:
+def draw(family: Family, rng: random.Random, *, fresh: bool, sizes: Sequence[int] = ()) -> SumsExample:
     """Draws a problem with one of its solutions.
 
     Args:
@@ -79,7 +79,7 @@ def draw(family: Family, rng: random.Random, *, fresh: bool, sizes: Sequence[int
             return example
 
 
-def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> list[Example]:
+def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> list[SumsExample]:
     """Draws problems that training never shows, the families in turn, each with a solution.
 
     Args:
@@ -98,14 +98,14 @@ def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> 
     """
     if num < 0 or not families:
         raise ArgumentError(f"examples needs num >= 0 and at least one family, found num={num}, families={families!r}")
-    found: list[Example] = []
+    found: list[SumsExample] = []
     for index in range(num):
         family = families[index % len(families)]
         found.append(draw(family, random.Random(derive(seed, "sums", family, index)), fresh=True))
     return found
 
 
-def _sum(rng: random.Random, sizes: Sequence[int]) -> Example | None:
+def _sum(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
     num = rng.choice(sizes)
     products = set(rng.sample(range(num), rng.choice((1, 2))))
     text = ""
@@ -117,17 +117,17 @@ def _sum(rng: random.Random, sizes: Sequence[int]) -> Example | None:
     most = sum(factors[0] * (factors[1] if len(factors) > 1 else 1) for sign, factors in problem.terms if sign > 0)
     if problem.target < 0 or most > LARGEST:
         return None
-    return Example("sum", problem.question, solve(problem, rng))
+    return SumsExample("sum", problem.question, solve(problem, rng))
 
 
-def _countdown(rng: random.Random, sizes: Sequence[int]) -> Example | None:
+def _countdown(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
     num = sizes[0] if len(sizes) == 1 else rng.choice(sizes)
     numbers = tuple(rng.sample(_NUMBERS, num))
     steps = _combined(numbers, rng)
     if steps is None or steps[-1][2].number not in _TARGETS:
         return None
     question = f"make {steps[-1][2].number} from {' '.join(map(str, numbers))}"
-    return Example("countdown", question, _reached(steps))
+    return SumsExample("countdown", question, _reached(steps))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _joined(first: _Value, second: _Value, sign: str) -> _Step | None:
     return f"{a.number}{sign}{b.number}", str(number), _Value(number, f"{left}{sign}{right}", rank)
 
 
-def _sum_steps(problem: Problem, rng: random.Random) -> list[_Step]:
+def _sum_steps(problem: SumsProblem, rng: random.Random) -> list[_Step]:
     """Steps of a sum: products at any time before they are needed, terms in any order that stays positive."""
     pool = [_Value(factors[0], "", 3, sign, factors) for sign, factors in problem.terms]
     steps: list[_Step] = []
@@ -193,7 +193,7 @@ def _sum_steps(problem: Problem, rng: random.Random) -> list[_Step]:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def solve(problem: Problem, rng: random.Random) -> str:
+def solve(problem: SumsProblem, rng: random.Random) -> str:
     """A right solution, one of the many, drawn.
 
     Raises:
@@ -211,7 +211,7 @@ def solve(problem: Problem, rng: random.Random) -> str:
     raise ArgumentError(f"no solution of {problem.question!r} in {_TRIES} random tries; is there one?")
 
 
-def attempt(problem: Problem, rng: random.Random) -> str:
+def attempt(problem: SumsProblem, rng: random.Random) -> str:
     """Random steps of a countdown, worked out rightly, which mostly do not reach the target and say so.
 
     >>> attempt(parse("make 99 from 3 7 2 5"), random.Random(0)).endswith(": no. answer: none")
@@ -224,12 +224,13 @@ def attempt(problem: Problem, rng: random.Random) -> str:
     return _reached(steps) if steps[-1][2].number == problem.target else f"{_listed(steps)}: no. answer: none"
 
 
-def near_miss(example: Example, rng: random.Random) -> tuple[str, str]:
+def near_miss(example: SumsExample, rng: random.Random) -> tuple[str, str]:
     """A countdown's question with another target close by, and steps that lead to the old one: right work, wrong end.
 
     The new question is one that training may show.
 
-    >>> near_miss(Example("countdown", "make 13 from 3 7 2", "3*2=6, 6+7=13: yes. answer: 3*2+7"), random.Random(1))[1]
+    >>> example = SumsExample("countdown", "make 13 from 3 7 2", "3*2=6, 6+7=13: yes. answer: 3*2+7")
+    >>> near_miss(example, random.Random(1))[1]
     '3*2=6, 6+7=13: no. answer: none'
     """
     target = parse(example.question).target

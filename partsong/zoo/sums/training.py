@@ -26,8 +26,8 @@ from partsong.zoo.sums.solutions import LARGE, attempt, draw, near_miss, solve
 __all__ = [
     "LESSONS",
     "Attempts",
-    "Batch",
-    "Row",
+    "SumsBatch",
+    "SumsRow",
     "draw_batch",
     "ending",
     "first_row",
@@ -44,7 +44,7 @@ _END = re.compile(r"(?:: yes)?\. answer: .*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SumsRow:
     """A chat of one question and one answer.
 
     Attributes:
@@ -74,7 +74,7 @@ class Attempts:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SumsBatch:
     """Rows side by side, padding at the end.
 
     Attributes:
@@ -85,20 +85,20 @@ class Batch:
     ids: Tensor
     learned: Tensor
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> SumsBatch:
         """The same batch on a device."""
-        return Batch(self.ids.to(device), self.learned.to(device))
+        return SumsBatch(self.ids.to(device), self.learned.to(device))
 
 
-def first_row(rng: random.Random, family: Family, failed: float, *, large: bool = False) -> Row:
+def first_row(rng: random.Random, family: Family, failed: float, *, large: bool = False) -> SumsRow:
     """A problem that training may show, with a solution, or (odds `failed`) a countdown's work that leads nowhere."""
     example = draw(family, rng, fresh=False, sizes=LARGE[family] if large else ())
     if family == "sum" or rng.random() >= failed:
-        return Row(example.question, example.solution)
+        return SumsRow(example.question, example.solution)
     if rng.random() < 0.5:
-        return Row(*near_miss(example, rng), honest=True)
+        return SumsRow(*near_miss(example, rng), honest=True)
     text = attempt(parse(example.question), rng)
-    return Row(example.question, text, honest=_FAILED in text)
+    return SumsRow(example.question, text, honest=_FAILED in text)
 
 
 def made_up(rng: random.Random) -> Attempts:
@@ -113,7 +113,7 @@ def made_up(rng: random.Random) -> Attempts:
     return Attempts(example.question, example.solution, (example.solution, *others))
 
 
-def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int) -> Row:
+def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int) -> SumsRow:
     """A problem with earlier attempts at it: solve it, list what they found, or solve it from such a list.
 
     Args:
@@ -128,11 +128,11 @@ def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int
     one = rng.choice(pool) if rng.random() < 0.5 else made_up(rng)
     shown = _shown(rng, one, most)
     if kind == "distil":
-        return Row(distil(one.question, shown), tally(one.question, shown))
+        return SumsRow(distil(one.question, shown), tally(one.question, shown))
     right = [draft for draft in shown if check(one.question, draft)]
     listed = kind == "listed"
     prompt = again_from(one.question, tally(one.question, shown)) if listed else again(one.question, shown)
-    return Row(prompt, ending(right[0]) if right else one.solution)
+    return SumsRow(prompt, ending(right[0]) if right else one.solution)
 
 
 def ending(text: str) -> str:
@@ -158,7 +158,7 @@ def _shown(rng: random.Random, one: Attempts, most: int) -> list[str]:
     return [ending(draft) if rng.random() < odds and "none" not in draft else draft for draft in shown]
 
 
-def row_ids(row: Row) -> tuple[list[int], list[bool]]:
+def row_ids(row: SumsRow) -> tuple[list[int], list[bool]]:
     """Token ids of a chat, and which are learned."""
     prompt = [USER, *encode(row.prompt), MODEL]
     if not row.honest:
@@ -174,12 +174,12 @@ def row_ids(row: Row) -> tuple[list[int], list[bool]]:
     return [*ids, EOS], [*learned, True]
 
 
-def pack(rows: Sequence[Row]) -> Batch:
+def pack(rows: Sequence[SumsRow]) -> SumsBatch:
     """Rows as a batch."""
     made = [row_ids(row) for row in rows]
     length = max(len(ids) for ids, _ in made)
     ids = torch.tensor([ids + [PAD] * (length - len(ids)) for ids, _ in made])
-    return Batch(ids, torch.tensor([learned + [False] * (length - len(learned)) for _, learned in made]))
+    return SumsBatch(ids, torch.tensor([learned + [False] * (length - len(learned)) for _, learned in made]))
 
 
 #: How often a batch is of each kind: first solutions, solutions below attempts, below a list of results, such lists.
@@ -201,7 +201,7 @@ def draw_batch(
     *,
     large: bool = False,
     countdown: float = 0.6,
-) -> Batch:
+) -> SumsBatch:
     """Draws a batch as training sees it.
 
     Args:
@@ -228,7 +228,7 @@ def draw_batch(
     return pack([later_row(source, pool, kind, most) for _ in range(max(1, int(share * num)))])
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def loss_of(model: LlamaForCausalLM, batch: SumsBatch) -> Tensor:
     """The mean negative log-likelihood of the learned tokens, in nats."""
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     wanted = batch.learned[:, 1:]

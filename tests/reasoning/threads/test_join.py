@@ -20,7 +20,7 @@ from partsong.reasoning.local.scheduler import Scheduler
 from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
-from partsong.reasoning.threads.layout import Layout, Run, encoded, lay_out, num_tokens
+from partsong.reasoning.threads.layout import ThreadLayout, TokenRun, encoded, lay_out, num_tokens
 from tests.reasoning.local_models import tokenizer
 from tests.reasoning.test_local_models import tiny
 
@@ -28,7 +28,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 SMALL = {"vocab_size": 31, "max_position_embeddings": 256, "initializer_range": 0.4}
 
 
-def masked(model: Any, row: Layout, thoughts: ThoughtEmbeddings | None = None) -> torch.Tensor:
+def masked(model: Any, row: ThreadLayout, thoughts: ThoughtEmbeddings | None = None) -> torch.Tensor:
     """Logits `[tokens, vocabulary]` of one forward in which every pair is looked up."""
     handles = [] if thoughts is None else thoughts.attach(model)
     bias = torch.full((len(row.tokens),) * 2, -torch.inf, dtype=model.dtype).triu_(1)
@@ -46,21 +46,21 @@ def masked(model: Any, row: Layout, thoughts: ThoughtEmbeddings | None = None) -
 # --- any tree: 1,002 of them ------------------------------------------------------------------------------------------
 
 
-def random_tree(dice: random.Random, depth: int = 0) -> tuple[Run | Fork, ...]:
+def random_tree(dice: random.Random, depth: int = 0) -> tuple[TokenRun | Fork, ...]:
     """Few different tokens, so that texts begin alike, end within each other, and fork where others go on."""
-    parts: list[Run | Fork] = []
+    parts: list[TokenRun | Fork] = []
     for _ in range(dice.randint(1, 2)):
-        parts.append(Run(tuple(dice.choices((3, 4, 5), k=dice.randint(1 if not depth else 0, 4)))))
+        parts.append(TokenRun(tuple(dice.choices((3, 4, 5), k=dice.randint(1 if not depth else 0, 4)))))
         if depth < 3 and dice.random() < 0.5:
             threads = tuple(random_tree(dice, depth + 1) for _ in range(dice.randint(1, 3)))
             marks = tuple(dice.randint(0, 3) for _ in threads) if dice.random() < 0.5 else ()
             parts.append(Fork(threads, marks, apart=dice.random() < 0.15))
     if not depth or dice.random() < 0.8:
-        parts.append(Run(tuple(dice.choices((3, 4, 5), k=dice.randint(1, 3)))))
+        parts.append(TokenRun(tuple(dice.choices((3, 4, 5), k=dice.randint(1, 3)))))
     return tuple(parts)
 
 
-def ticket(parts: tuple[Run | Fork, ...], loop: asyncio.AbstractEventLoop) -> Ticket:
+def ticket(parts: tuple[TokenRun | Fork, ...], loop: asyncio.AbstractEventLoop) -> Ticket:
     prompt = Prompt(parts, goes_on=True, num_tokens=num_tokens(parts), end=0)
     text = AnswerText(tokenizer())
     ask = Parameters(max_tokens=1, temperature=0)
@@ -156,7 +156,7 @@ def test_joined_keys_equal_one_masked_forward_and_nothing_is_computed_twice(
             await engine.close()
 
     parts, last, calls, computed = asyncio.run(main())
-    head = Run(tuple(letters("what is it").input_ids))
+    head = TokenRun(tuple(letters("what is it").input_ids))
     tree = (head, *encoded(parts, lambda text: letters(text, add_special_tokens=False).input_ids))
     row = lay_out(tree)
     logprobs = masked(module, row).double().log_softmax(-1)
@@ -211,7 +211,7 @@ def test_threads_that_were_let_go_leave_nothing_behind() -> None:
     module, loop = tiny("llama", **SMALL), asyncio.new_event_loop()
     model = LocalModel(module)
     scheduler = Scheduler(model, max_rows=4, prefill_chunk=2, kept_tokens=0)
-    tree = (Run((3, 4, 5)), Fork(((Run((6,) * 4),), (Run((7,) * 5),))), Run((8,)))
+    tree = (TokenRun((3, 4, 5)), Fork(((TokenRun((6,) * 4),), (TokenRun((7,) * 5),))), TokenRun((8,)))
     with torch.inference_mode():
         for turns in range(6):
             asked = ticket(tree, loop)

@@ -14,7 +14,7 @@ from partsong.errors import ArgumentError
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import MAX_DEPTH, MAX_NOTES, parse
-from partsong.reasoning.threads.plans import Plan, announced, read_plan, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, announced, read_plan, stop_of
 from partsong.reasoning.threads.render import fork_text, render
 
 TAG = re.compile(r"</?\w+(?:\{number\})?>")
@@ -353,11 +353,11 @@ def test_a_text_tells_whether_it_announced_threads(form: Format) -> None:
     stop = stop_of(form)
     said = text[: text.index(stop)]
     goals = ("add", "double") if form.plan else ()
-    assert announced(said, form) == Plan(goals)
+    assert announced(said, form) == ThreadPlan(goals)
     assert announced("It is 4.", form) is None
     assert announced(f"{text} So it is 4.", form) is None
     again = f"{text} And {said}"
-    assert announced(again, form) == Plan(goals)
+    assert announced(again, form) == ThreadPlan(goals)
 
 
 def test_a_tag_that_closes_nothing_announces_nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.threads import Fork, Run
+from partsong.reasoning.threads import Fork, TokenRun
 from partsong.reasoning.training.policy_loss import per_token, policy_loss
 from partsong.reasoning.training.rewards import group_advantages
 from partsong.reasoning.training.thread_batch import pack_threads
@@ -148,9 +148,9 @@ def test_the_reward_of_a_model_rises_over_twenty_steps() -> None:
             drawn = run(all_of(engine(model, pack=False), asked))
             worth = [float(one.text in paid) for one in drawn]
             rewards.append(sum(worth) / len(worth))
-            prompt = Run(tuple(tokenizer()("go on:").input_ids))
+            prompt = TokenRun(tuple(tokenizer()("go on:").input_ids))
             assert all(one.tokens is not None for one in drawn)
-            batch = pack_threads([(prompt, Run(one.tokens or (EOS,), learn=True)) for one in drawn], length=64)
+            batch = pack_threads([(prompt, TokenRun(one.tokens or (EOS,), learn=True)) for one in drawn], length=64)
             texts = batch.texts[batch.learn]
             advantages = per_token(torch.tensor(group_advantages(worth)), texts)
             new = log_likelihoods(model, batch)
@@ -167,9 +167,9 @@ def test_the_reward_of_a_model_rises_over_twenty_steps() -> None:
 def test_one_step_raises_what_was_rewarded_and_lowers_the_rest() -> None:
     model = llama(initializer_range=0.1)
     model.set_attn_implementation("sdpa")
-    thread = (Run((4,)), Run((5, 6), True))
-    batch = pack_threads([(Run((3,)), Fork((thread, (Run((7,)), Run((8,), True)))), Run((9,)), Run((last, 1), True))
-                          for last in (10, 11)])  # fmt: skip
+    thread = (TokenRun((4,)), TokenRun((5, 6), True))
+    fork = Fork((thread, (TokenRun((7,)), TokenRun((8,), True))))
+    batch = pack_threads([(TokenRun((3,)), fork, TokenRun((9,)), TokenRun((last, 1), True)) for last in (10, 11)])
     texts = batch.texts[batch.learn]
     before = log_likelihoods(model, batch)
     loss = policy_loss(before, before.detach(), per_token(torch.tensor([0.5, -0.5]).double(), texts), texts).loss

@@ -18,12 +18,12 @@ from partsong.reasoning.threads import FORMATS, Format
 from partsong.reasoning.threads.plans import stop_of
 from partsong.reasoning.training.rollouts import drawn_parts, forked
 from partsong.zoo.products import answer_of, draw, in_threads, work_out
-from partsong.zoo.products.solutions import Work
+from partsong.zoo.products.solutions import ProductWork
 
 END = 99
 
 
-def script(work: Work, form: Format) -> Any:
+def script(work: ProductWork, form: Format) -> Any:
     """Says what the work says, as far as the call goes: engines leave out what stops them."""
     parts = in_threads(work, form)
     place = next(place for place, part in enumerate(parts) if isinstance(part, Fork))

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
-from partsong.reasoning.threads import Fork, Run, Tokens, lay_out, replayed
+from partsong.reasoning.threads import Fork, TokenRun, Tokens, lay_out, replayed
 from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask, pack_threads
-from partsong.reasoning.training.thread_training import Lesson, learned_logits, log_likelihoods, supervised_loss
+from partsong.reasoning.training.thread_training import ThreadLesson, learned_logits, log_likelihoods, supervised_loss
 from tests.reasoning.local_models import llama
 from tests.reasoning.test_local_models import tiny
 
 
 def random_text(dice: random.Random, depth: int = 0, *, given_first: bool = True) -> Tokens:
     """Learned and given runs; a text and what follows a fork begin with given ones."""
-    parts: list[Run | Fork] = []
+    parts: list[TokenRun | Fork] = []
     for _ in range(dice.randint(1, 3)):
         parts.append(_run(dice, given_first))
         given_first = False
@@ -36,8 +36,8 @@ def random_text(dice: random.Random, depth: int = 0, *, given_first: bool = True
     return tuple(parts)
 
 
-def _run(dice: random.Random, given: bool) -> Run:
-    return Run(tuple(dice.choices(range(3, 31), k=dice.randint(1, 4))), learn=not given and dice.random() < 0.7)
+def _run(dice: random.Random, given: bool) -> TokenRun:
+    return TokenRun(tuple(dice.choices(range(3, 31), k=dice.randint(1, 4))), learn=not given and dice.random() < 0.7)
 
 
 def texts(seed: int, num: int) -> list[Tokens]:
@@ -90,8 +90,8 @@ def test_a_token_is_predicted_where_all_it_follows_was_seen(seed: int) -> None:
 
 
 def test_learned_tokens_of_a_replayed_text_are_learned_once() -> None:
-    thread = (Run((4,)), Run((5, 6), True))
-    text: Tokens = (Run((3,)), Fork((thread, thread, thread)), Run((7,)), Run((8,), True))
+    thread = (TokenRun((4,)), TokenRun((5, 6), True))
+    text: Tokens = (TokenRun((3,)), Fork((thread, thread, thread)), TokenRun((7,)), TokenRun((8,), True))
     joined, again = pack_threads([text]), pack_threads([replayed(text)])
     for batch in (joined, again):
         assert sorted(batch.ids[batch.learn].tolist()) == [5, 5, 5, 6, 6, 6, 8]
@@ -146,7 +146,7 @@ def test_the_packed_loss_and_its_gradient_are_those_of_the_texts_one_by_one(
     model.set_attn_implementation(attention)
     batch = pack_threads(trees, length=100)
     assert len(batch.ids) < len(trees)
-    loss = Lesson(model)(batch)
+    loss = ThreadLesson(model)(batch)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(expected, rel=tolerance)
     for name, parameter in model.named_parameters():
@@ -181,8 +181,8 @@ def test_flex_attention_sees_what_the_mask_says() -> None:
 
 
 def test_marks_reach_the_thought_embeddings() -> None:
-    threads = tuple((Run((4,)), Run((5, 6), True)) for _ in range(2))
-    tree: Tokens = (Run((3,)), Fork(threads, (1, 2)), Run((7,)), Run((8,), True))
+    threads = tuple((TokenRun((4,)), TokenRun((5, 6), True)) for _ in range(2))
+    tree: Tokens = (TokenRun((3,)), Fork(threads, (1, 2)), TokenRun((7,)), TokenRun((8,), True))
     model = llama()
     model.set_attn_implementation("sdpa")
     thoughts = ThoughtEmbeddings.of(model, num_marks=3)
@@ -208,10 +208,13 @@ def test_marks_reach_the_thought_embeddings() -> None:
     ("trees", "said"),
     [
         ([], "at least one text"),
-        ([(Run((3,), True),)], "token 0 of text 0"),
-        ([(Run((3,)),), (Run((3,)), Fork(((Run((4,)),), (Run((5,)),))), Run((6,), True))], "token 3 of text 1"),
-        ([(Run((3,)), Fork(((Run((4,), True),),), apart=True))], "token 1 of text 0"),
-        ([(Run((3,)), Fork(()))], "no threads"),
+        ([(TokenRun((3,), True),)], "token 0 of text 0"),
+        (
+            [(TokenRun((3,)),), (TokenRun((3,)), Fork(((TokenRun((4,)),), (TokenRun((5,)),))), TokenRun((6,), True))],
+            "token 3 of text 1",
+        ),
+        ([(TokenRun((3,)), Fork(((TokenRun((4,), True),),), apart=True))], "token 1 of text 0"),
+        ([(TokenRun((3,)), Fork(()))], "no threads"),
     ],
 )
 def test_texts_that_cannot_be_learned_are_refused(trees: list[Tokens], said: str) -> None:
@@ -221,18 +224,18 @@ def test_texts_that_cannot_be_learned_are_refused(trees: list[Tokens], said: str
 
 def test_rows_too_short_and_batches_without_a_lesson_are_refused() -> None:
     with pytest.raises(ArgumentError, match="5 tokens does not fit into rows of 4"):
-        pack_threads([(Run((3, 4, 5, 6, 7)),)], length=4)
+        pack_threads([(TokenRun((3, 4, 5, 6, 7)),)], length=4)
     with pytest.raises(ArgumentError, match="no token of the batch is learned"):
-        supervised_loss(llama(), pack_threads([(Run((3, 4)),)]))
+        supervised_loss(llama(), pack_threads([(TokenRun((3, 4)),)]))
     with pytest.raises(ArgumentError, match="temperature=0"):
-        log_likelihoods(llama(), pack_threads([(Run((3, 4)),)]), temperature=0)
+        log_likelihoods(llama(), pack_threads([(TokenRun((3, 4)),)]), temperature=0)
 
 
 def test_models_that_would_ignore_the_threads_are_refused() -> None:
-    marked = pack_threads([(Run((3,)), Fork(((Run((4,)),),), (1,)))])
+    marked = pack_threads([(TokenRun((3,)), Fork(((TokenRun((4,)),),), (1,)))])
     with pytest.raises(UnsupportedError, match="has marks"):
         learned_logits(llama(), marked)
     model = llama()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedError, match="flash_attention_2"):
-        learned_logits(model, pack_threads([(Run((3, 4)),)]))
+        learned_logits(model, pack_threads([(TokenRun((3, 4)),)]))
