@@ -12,6 +12,7 @@ from typing import Any
 
 import partsong
 from partsong.cli.options import Env, List
+from partsong.cli.table import table
 
 __all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list"]
 
