@@ -24,7 +24,8 @@ from partsong.zoo.motion.model import (
 )
 from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, MovingScene, layout
 from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.shapes_unet.stage import adam
+from partsong.zoo.stage import adam
+from partsong.zoo.training import Optimizers
 
 _CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
 
@@ -132,7 +133,7 @@ def inside_matrices(transformer: nn.Module) -> list[nn.Parameter]:
 
 def muon_and_adam(
     module: nn.Module, inside: list[nn.Parameter], rates: tuple[float, float], decay: float
-) -> list[tuple[torch.optim.Optimizer, float]]:
+) -> Optimizers:
     """Orthogonalised momentum for the products inside the blocks, Adam for the rest that is trained."""
     chosen = {id(p) for p in inside}
     others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
