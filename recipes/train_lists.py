@@ -39,8 +39,7 @@ from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
 from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch, inside_matrices
-from partsong.zoo.motion.training import muon_and_adam
-from partsong.zoo.stage import TrainingStage
+from partsong.zoo.stage import TrainingStage, muon_and_adam
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")

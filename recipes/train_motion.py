@@ -55,11 +55,10 @@ from partsong.zoo.motion.training import (
     draw_noise,
     draw_nulls,
     inside_matrices,
-    muon_and_adam,
     window_length,
 )
 from partsong.zoo.motion.world import MovingScene, generator, layout
-from partsong.zoo.stage import TrainingStage, adam
+from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")

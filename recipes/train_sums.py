@@ -39,8 +39,7 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder
-from partsong.zoo.motion.training import muon_and_adam
-from partsong.zoo.stage import TrainingStage
+from partsong.zoo.stage import TrainingStage, muon_and_adam
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report

@@ -56,12 +56,11 @@ from partsong.reasoning.training.policy_loss import per_token, policy_loss
 from partsong.reasoning.training.thread_batch import ThreadBatch, pack_threads
 from partsong.reasoning.training.thread_training import ThreadLesson
 from partsong.seeds import derive
-from partsong.zoo.motion.training import muon_and_adam
 from partsong.zoo.products.model import build_model, build_tokenizer, save_model
 from partsong.zoo.products.problems import answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
-from partsong.zoo.stage import TrainingStage, adam
+from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
 from partsong.zoo.training import Optimizers, schedule
 
 STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")

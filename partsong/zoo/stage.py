@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from partsong.zoo.shapes.scenes import generator
+from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.training import Average, Optimizers, World, schedule
 
-__all__ = ["TrainingStage", "adam"]
+__all__ = ["TrainingStage", "adam", "muon_and_adam"]
 
 #: Makes one step's loss, and a note for the log, from that step's own random generator.
 Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
@@ -24,6 +25,16 @@ Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
 def adam(parameters: list[nn.Parameter], rate: float, decay: float = 0.0) -> tuple[torch.optim.Optimizer, float]:
     """Returns Adam as all stages use it, with its peak learning rate."""
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=decay), rate
+
+
+def muon_and_adam(
+    module: nn.Module, inside: list[nn.Parameter], rates: tuple[float, float], decay: float
+) -> Optimizers:
+    """Returns orthogonalised momentum for the matrices `inside` the blocks, and Adam for all else that is trained."""
+    chosen = {id(p) for p in inside}
+    others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
+    muon = KernelMuon(inside, lr=rates[0], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [(muon, rates[0]), adam(others, rates[1])]
 
 
 class TrainingStage:
