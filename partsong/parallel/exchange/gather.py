@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Stage
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather
 from partsong.parallel.ranks.mesh import Axis
