@@ -160,7 +160,7 @@ def layers(dtype: torch.dtype) -> nn.Sequential:
 def test_packed_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     """Where the processor cannot pack the type, the layers stay, and the operator itself must agree that it cannot."""
     holder, x = layers(dtype), torch.randn(3, 5, 96).to(dtype)
-    able, why = can_pack(holder[0].weight)
+    able, why = can_pack(next(holder.parameters()))
     with torch.inference_mode():
         plain = holder(x)
         if not able:
@@ -211,7 +211,7 @@ def test_layers_stay_plain_where_the_processor_cannot_pack_their_type(tries: lis
     for _ in range(2):
         holder, x = layers(torch.bfloat16), torch.randn(3, 96).bfloat16()
         plain = holder(x)
-        able, why = can_pack(holder[0].weight)
+        able, why = can_pack(next(holder.parameters()))
         assert not able and REFUSAL in why and "torch.bfloat16" in why
         assert pack_linears(holder) == 0 and type(holder[0]) is nn.Linear and torch.equal(holder(x), plain)
     assert tries == [torch.bfloat16]
