@@ -34,7 +34,7 @@ def bench(options: Bench) -> dict[str, Any]:
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
     machine = env()
-    hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
+    hardware = {name: machine[name] for name in ("system", "cores", "instruction_set", "gpus", "python", "packages")}
     nproc = options.nproc or 2 if options.name == "image" else 1
     what = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
     return {**what, "seconds": seconds, "rows": rows, "hardware": hardware}

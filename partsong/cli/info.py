@@ -20,7 +20,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "
 
 
 def env() -> dict[str, Any]:
-    """Versions, devices, cores and attention backends of this machine."""
+    """Versions, devices, cores with their instruction set, and attention backends of this machine."""
     import torch
     import torch.distributed as dist
 
@@ -33,6 +33,7 @@ def env() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": _cores(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
