@@ -100,7 +100,7 @@ def _strategies() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "class": kind.kind,
+            "class": kind().kind,
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }

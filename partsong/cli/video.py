@@ -22,8 +22,6 @@ __all__ = ["summary", "video"]
 
 #: The file of a journal that says how the command was called.
 _CALL = "command.json"
-#: Loops that make a video block after block.
-_STREAMS = ("dual_parallel", "timestep_pipeline")
 #: Options that a resumed run may be given anew.
 _ANEW = ("nproc", "out", "json", "debug", "ledger", "threads")
 
@@ -106,7 +104,9 @@ def _check(options: Video) -> None:
 
 def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
     """Writes how the command was called, for ``--resume``."""
-    if not any(strategy.loop in _STREAMS for strategy in strategies):
+    from partsong.samplers.generate import can_stream
+
+    if not any(map(can_stream, strategies)):
         raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
     left = {*_ANEW, "resume", "journal"} - {"out"}
     if is_main():
