@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.samplers.text.families import DECODERS
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
