@@ -14,9 +14,10 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.knobs import Whole, check_knobs, type_hints
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ def derive(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def for_images(seed: int, num: int, *, first: int = 0) -> list[int]:
+def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int, Whole(0)] = 0) -> list[int]:
     """The seeds of samples first, first + 1, ... of a run: sample i has the same one alone and in any batch.
 
     Args:
@@ -100,9 +101,7 @@ def for_images(seed: int, num: int, *, first: int = 0) -> list[int]:
         first: index of the first, so a rank with samples 4 and 5 asks for ``for_images(seed, 2, first=4)``.
     """
     check_seed(seed)
-    for name, value in (("num", num), ("first", first)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"for_images needs {name} >= 0, found {value!r}")
+    check_knobs(type_hints(for_images), {"num": num, "first": first}, owner="for_images: ")
     return [derive(seed, "image", index) for index in range(first, first + num)]
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole, check_fields
 from partsong.samplers.text.canvas import Canvas, Work
 
 __all__ = ["DelayedCache", "DualCache", "NoCache", "PrefixCache", "TextCache", "VicinityCache"]
@@ -30,7 +31,7 @@ class TextCache(ABC):
         refresh_blocks: whether everything is computed anew where a block begins.
     """
 
-    refresh_every: int | None = None
+    refresh_every: Count | None = None
     refresh_blocks: bool = True
 
     def validate(self) -> None:
@@ -39,9 +40,7 @@ class TextCache(ABC):
         Raises:
             ArgumentError: names the knob.
         """
-        every = self.refresh_every
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ArgumentError(f"refresh_every={every!r}; use a positive integer, or None")
+        check_fields(self)
 
     @abstractmethod
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
@@ -106,16 +105,9 @@ class DelayedCache(TextCache):
     8
     """
 
-    refresh_every: int | None = 8
+    refresh_every: Count | None = 8
     refresh_blocks: bool = False
-    delay: int = 1
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        # Not super(): a dataclass with slots is a new class, which the argument-less form does not find.
-        TextCache.validate(self)
-        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 1:
-            raise ArgumentError(f"delay={self.delay!r}; use a positive integer: a new token's keys are not known yet")
+    delay: Annotated[int, Whole(why="the keys of a token that was just decided are not known yet")] = 1
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """What is undecided or was decided just now."""
@@ -136,13 +128,7 @@ class VicinityCache(TextCache):
     16
     """
 
-    radius: int = 16
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        TextCache.validate(self)
-        if isinstance(self.radius, bool) or not isinstance(self.radius, int) or self.radius < 0:
-            raise ArgumentError(f"radius={self.radius!r}; use an integer from 0")
+    radius: Annotated[int, Whole(0)] = 16
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
         """The blocks at work and what is near."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Count, check_value
 from partsong.samplers.text.model import TextAdapter
 
 __all__ = ["ADAPTERS", "Family", "adapter_of", "family_of"]
@@ -145,7 +147,7 @@ def adapter_of(config: Mapping[str, object], asked: str | TextAdapter | None = N
 
     Raises:
         UnsupportedError: the configuration does not say which row it is; the message lists the names.
-        ArgumentError: a name nobody has, or a block size that is none.
+        ArgumentError: a name nobody has, or a block size that is not a positive integer.
         ArgumentTypeError: `asked` is neither a name nor a row.
 
     >>> adapter_of({"model_type": "sdar", "architectures": ["SDARForCausalLM"], "block_size": 8}).block_size
@@ -157,9 +159,8 @@ def adapter_of(config: Mapping[str, object], asked: str | TextAdapter | None = N
     size = config.get(family.block_field) if family.block_field else None
     if size is None:
         return family.adapter
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ArgumentError(f"the configuration's {family.block_field} is a block size of at least 1, found {size!r}")
-    return dataclasses.replace(family.adapter, block_size=size)
+    check_value(family.block_field, size, Count, "the model's configuration: ")
+    return dataclasses.replace(family.adapter, block_size=cast(int, size))
 
 
 def family_of(config: Mapping[str, object], asked: str | None = None) -> Family:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.knobs import Count, check_knobs, type_hints
 
 __all__ = ["SlotKeyStore", "SlotLayer"]
 
@@ -113,10 +114,9 @@ class SlotKeyStore(Cache):
 
     layers: list[SlotLayer]
 
-    def __init__(self, *, layers: int, rows: int, slots: int) -> None:
-        for name, count in (("layers", layers), ("rows", rows), ("slots", slots)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ArgumentError(f"a key store needs at least 1 of {name}, found {count!r}")
+    def __init__(self, *, layers: Count, rows: Count, slots: Count) -> None:
+        sizes = {"layers": layers, "rows": rows, "slots": slots}
+        check_knobs(type_hints(SlotKeyStore.__init__), sizes, owner="SlotKeyStore: ")
         super().__init__(layers=[SlotLayer(rows, slots) for _ in range(layers)])
         self.rows, self.slots = rows, slots
 

@@ -7,12 +7,13 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Whole, check_value
 from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
 from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, adapter_of, family_of
@@ -160,8 +161,7 @@ def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | No
         return None
     stated = config.get("mask_token_id")
     if stated is not None:
-        if isinstance(stated, bool) or not isinstance(stated, int):
-            raise ArgumentError(f"mask_token_id in config.json is a token id, found {stated!r}")
+        check_value("mask_token_id", stated, Annotated[int, Whole(0)], "the model's configuration: ")
         return stated
     if family is not None and family.mask_token_id is not None:
         return family.mask_token_id

@@ -16,6 +16,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from partsong.knobs import check_fields
+
 __all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
 
 
@@ -135,13 +137,13 @@ class Rule(ABC):
         """Tokens that are not offered to the rows of ``view.memory["barred"]``."""
         return ()
 
-    @abstractmethod
     def validate(self) -> None:
-        """Refuses knobs out of range.
+        """Refuses knobs out of range; a rule whose knobs bound each other checks that too.
 
         Raises:
             ArgumentError: names the knob.
         """
+        check_fields(self)
 
     def heat(self, block_step: int) -> float | None:
         """What logits are divided by, in draws and statistics, in a step of a block; None: `decode` draws as asked."""

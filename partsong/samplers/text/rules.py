@@ -5,14 +5,13 @@ All but `LLaDA` choose positions by what the model thinks of them, never by the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Share, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 
 __all__ = [
@@ -28,11 +27,8 @@ __all__ = [
 ]
 
 
-def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Refuses a knob out of range."""
-    if not (low < value if open_low else low <= value) or not value <= high or not math.isfinite(value):
-        edge = "above" if open_low else "from"
-        raise ArgumentError(f"{name}={value}; use a number {edge} {low:g} to {high:g}")
+#: An entropy, a divergence or a mutual information.
+Nats = Annotated[float, Number(0.0, 1000.0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +46,9 @@ class Quota(Rule):
     True
     """
 
-    per_step: int = 1
-    steps: int | None = None
+    per_step: Count = 1
+    steps: Count | None = None
     by: Literal["max_prob", "margin", "entropy", "random", "left"] = "max_prob"
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        for name in ("per_step", "steps"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{name}={value!r}; use a positive integer")
-        if self.by not in ("max_prob", "margin", "entropy", "random", "left"):
-            raise ArgumentError(f"by={self.by!r}; use 'max_prob', 'margin', 'entropy', 'random' or 'left'")
 
     def choose(self, view: View) -> Choice:
         """The best few."""
@@ -118,11 +105,7 @@ class Threshold(Rule):
     0.9
     """
 
-    threshold: float = 0.9
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
+    threshold: Share = 0.9
 
     def choose(self, view: View) -> Choice:
         """The sure ones."""
@@ -144,11 +127,7 @@ class Factor(Rule):
     >>> Factor(factor=1.0).validate()
     """
 
-    factor: float = 0.3
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("factor", self.factor, 0.0, 100.0, open_low=True)
+    factor: Annotated[float, Number(0.0, 100.0, above=True)] = 0.3
 
     def choose(self, view: View) -> Choice:
         """As many of the surest as hold their bound."""
@@ -173,11 +152,7 @@ class Entropy(Rule):
     0.2
     """
 
-    threshold: float = 0.2
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1000.0)
+    threshold: Nats = 0.2
 
     def choose(self, view: View) -> Choice:
         """The certain ones."""
@@ -200,11 +175,7 @@ class EntropyBound(Rule):
     >>> EntropyBound(gamma=0.1).validate()
     """
 
-    gamma: float = 0.1
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("gamma", self.gamma, 0.0, 1000.0)
+    gamma: Nats = 0.1
 
     def choose(self, view: View) -> Choice:
         """As many as the bound allows."""
@@ -226,16 +197,9 @@ class KLStable(Rule):
     2
     """
 
-    threshold: float = 0.9
-    divergence: float = 0.01
-    history: int = 2
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("divergence", self.divergence, 0.0, 1000.0)
-        if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 1:
-            raise ArgumentError(f"history={self.history!r}; use a positive integer")
+    threshold: Share = 0.9
+    divergence: Nats = 0.01
+    history: Count = 2
 
     def choose(self, view: View) -> Choice:
         """The sure and settled ones."""
@@ -259,13 +223,13 @@ class Hierarchy(Rule):
     0.5
     """
 
-    threshold: float = 0.92
-    low_threshold: float = 0.5
+    threshold: Share = 0.92
+    low_threshold: Share = 0.5
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("low_threshold", self.low_threshold, 0.0, self.threshold)
+        """Refuses knobs out of range, and a low threshold above the other one."""
+        super(Hierarchy, self).validate()
+        check_value("low_threshold", self.low_threshold, Annotated[float, Number(0.0, self.threshold)], "Hierarchy: ")
 
     def choose(self, view: View) -> Choice:
         """The sure ones and the peaks."""
@@ -298,11 +262,7 @@ class Dependency(Rule):
     """
 
     probes: ClassVar[bool] = True
-    budget: float = 0.05
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("budget", self.budget, 0.0, 1000.0)
+    budget: Nats = 0.05
 
     def choose(self, view: View) -> Choice:
         """A greedy set of nearly independent positions."""

@@ -6,32 +6,32 @@ What such a text cost in divergence is not bounded by entropies, so these rules 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Share, Whole, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
-from partsong.samplers.text.rules import between
+from partsong.samplers.text.rules import Nats
 
 __all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
 
 
+#: A token's id, or a count that may be 0.
+_FromZero = Annotated[int, Whole(0)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Revises(Rule):
+class _RevisingRule(Rule):
     reads: ClassVar[Literal["undecided", "free"]] = "free"
     revises: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
 
-def _count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{name}={value!r}; use an integer from {least}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Revoke(_Revises):
+class Revoke(_RevisingRule):
     """Drafts boldly and takes back what the model, asked again with that token masked, no longer finds likely.
 
     The same forward drafts and checks: a shadow of the decided positions at work, each masked in turn, sees all the
@@ -51,19 +51,16 @@ class Revoke(_Revises):
     """
 
     shadows: ClassVar[bool] = True
-    draft: float = 0.6
-    verify: float = 0.9
-    most: float = 0.7
-    at_least: int = 5
-    at_most: int = 20
+    draft: Share = 0.6
+    verify: Share = 0.9
+    most: Share = 0.7
+    at_least: Count = 5
+    at_most: Count = 20
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("draft", self.draft, 0.0, 1.0)
-        between("verify", self.verify, 0.0, 1.0)
-        between("most", self.most, 0.0, 1.0)
-        _count("at_least", self.at_least, 1)
-        _count("at_most", self.at_most, self.at_least)
+        """Refuses knobs out of range, and a most below the least."""
+        super(Revoke, self).validate()
+        check_value("at_most", self.at_most, Annotated[int, Whole(self.at_least)], "Revoke: ")
 
     def choose(self, view: View) -> Choice:
         """What is drafted and what is taken back."""
@@ -81,7 +78,7 @@ class Revoke(_Revises):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenEditing(_Revises):
+class TokenEditing(_RevisingRule):
     """Decides sure positions, and overwrites decided ones where the model has become sure of another token.
 
     Attributes:
@@ -95,15 +92,9 @@ class TokenEditing(_Revises):
     0.9
     """
 
-    threshold: float = 0.95
-    editing_threshold: float = 0.9
-    max_post_steps: int = 16
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
-        _count("max_post_steps", self.max_post_steps, 0)
+    threshold: Share = 0.95
+    editing_threshold: Share = 0.9
+    max_post_steps: _FromZero = 16
 
     def choose(self, view: View) -> Choice:
         """What is decided and what is overwritten."""
@@ -138,7 +129,7 @@ def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InsertDelete(_Revises):
+class InsertDelete(_RevisingRule):
     """`TokenEditing` with two tokens that move others: one deletes its place, one opens a place before it.
 
     A deleted place leaves, what follows in its block moves up, and a mask joins at the block's end. Where a
@@ -160,23 +151,18 @@ class InsertDelete(_Revises):
     """
 
     moves: ClassVar[bool] = True
-    delete_token: int
-    split_token: int
-    threshold: float = 0.95
-    editing_threshold: float = 0.9
-    max_post_steps: int = 16
-    max_edits: int = 8
+    delete_token: _FromZero
+    split_token: _FromZero
+    threshold: Share = 0.95
+    editing_threshold: Share = 0.9
+    max_post_steps: Count = 16
+    max_edits: _FromZero = 8
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
-        _count("max_post_steps", self.max_post_steps, 1)
-        _count("max_edits", self.max_edits, 0)
-        for name in ("delete_token", "split_token"):
-            _count(name, getattr(self, name), 0)
+        """Refuses knobs out of range, and one token for both jobs."""
+        super(InsertDelete, self).validate()
         if self.delete_token == self.split_token:
-            raise ArgumentError(f"delete_token and split_token are both {self.delete_token}; they are two tokens")
+            raise ArgumentError(f"delete_token and split_token are both {self.delete_token}; give two different tokens")
 
     @property
     def bars(self) -> tuple[int, ...]:
@@ -257,7 +243,7 @@ class _Moves:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Renoise(_Revises):
+class Renoise(_RevisingRule):
     """Keeps the draws an entropy bound allows and draws everything else anew at random, until the text stands still.
 
     For models of uniform noise. A block ends when the most likely tokens have not changed for `patience` steps and
@@ -278,21 +264,17 @@ class Renoise(_Revises):
     """
 
     noise: ClassVar[tuple[str, ...]] = ("uniform",)
-    gamma: float = 0.1
-    max_steps: int = 48
-    patience: int = 1
-    entropy: float = 0.005
-    hot: float = 0.8
-    cold: float = 0.4
+    gamma: Nats = 0.1
+    max_steps: Count = 48
+    patience: Count = 1
+    entropy: Nats = 0.005
+    hot: Annotated[float, Number(0.0, 100.0, above=True)] = 0.8
+    cold: Annotated[float, Number(0.0, 100.0, above=True)] = 0.4
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("gamma", self.gamma, 0.0, 1000.0)
-        between("entropy", self.entropy, 0.0, 1000.0)
-        between("cold", self.cold, 0.0, 100.0, open_low=True)
-        between("hot", self.hot, self.cold, 100.0)
-        _count("max_steps", self.max_steps, 1)
-        _count("patience", self.patience, 1)
+        """Refuses knobs out of range, and a first temperature below the last."""
+        super(Renoise, self).validate()
+        check_value("hot", self.hot, Annotated[float, Number(self.cold, 100.0)], "Renoise: ")
 
     def heat(self, block_step: int) -> float:
         """Falls from `hot` in the first step of a block to almost `cold` in the last."""
