@@ -9,13 +9,13 @@ from typing import Any
 
 import partsong
 
-__all__ = ["describe_machine"]
+__all__ = ["describe_hardware", "describe_machine"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns versions, devices, cores and attention backends of this machine."""
+    """Returns versions, devices, cores with their instruction set, and attention backends of this machine."""
     import torch
     import torch.distributed as dist
 
@@ -27,6 +27,7 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": _cores(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
@@ -35,6 +36,12 @@ def describe_machine() -> dict[str, Any]:
             {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
         ],
     }
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Returns what measurements depend on, a part of `describe_machine`, for files of results."""
+    machine = describe_machine()
+    return {name: machine[name] for name in ("system", "cores", "instruction_set", "gpus", "python", "packages")}
 
 
 def _cores() -> int:

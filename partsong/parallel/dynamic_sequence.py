@@ -9,7 +9,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Strategy

@@ -8,15 +8,16 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.ranks.mesh import AXES, check_degrees
 
 if TYPE_CHECKING:
     from torch import nn
 
     from partsong.parallel.adapters import Adapter
+    from partsong.parallel.attention_call import Stage
     from partsong.parallel.cached_blocks import CachedBlocks
-    from partsong.parallel.cuts.tokens import SequenceParallel, Stage
+    from partsong.parallel.cuts.tokens import SequenceParallel
     from partsong.parallel.exchange.borders import Borders
     from partsong.parallel.hooks.clock import StepClock
     from partsong.parallel.hooks.model_hooks import HookSet

@@ -18,7 +18,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.kernels import Segment, attention, merge
 from partsong.parallel.clip.keys import ClipLayout, KeySet
-from partsong.parallel.exchange.ring import unpack_keys_values, write_keys_values
+from partsong.parallel.exchange.key_blocks import unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import split_sizes

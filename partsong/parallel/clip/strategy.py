@@ -11,9 +11,9 @@ from torch import nn
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import JOINT, TEXT
+from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.clip.frames import ClipFrames
 from partsong.parallel.clip.tokens import ClipTokens
-from partsong.parallel.cuts.tokens import TOKEN_AXES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy

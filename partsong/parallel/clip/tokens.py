@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import IMAGE, TEXT
+from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.clip.attention import FrameAttention, Shared
 from partsong.parallel.cuts.linear_attention import TokenSums
-from partsong.parallel.cuts.tokens import AttentionCall, SequenceParallel
+from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook
 from partsong.parallel.ranks.mesh import Mesh
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.cuts.tokens import AttentionCall
+from partsong.parallel.attention_call import AttentionCall, Inner
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, attend_to
 from partsong.parallel.exchange.slots import Slots, select, view_of
 from partsong.parallel.hooks.clock import StepClock
@@ -111,7 +111,7 @@ class PartialStage(DisplacedStage):
         """Bytes this rank has sent in this generation to agree on portions."""
         return 8 * len(self.portions) * len(self.candidates) * (self.everyone.size - 1)
 
-    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to the fresh keys of everybody; in the last such step also to portions of them."""
         out = super().run_warmup(call, slots, inner)
         is_asked = self._fixed is None and not self.portions
@@ -119,7 +119,7 @@ class PartialStage(DisplacedStage):
             self._measure(call, slots, out, inner)
         return out
 
-    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to own fresh keys and to those of the others that are known and near."""
         if self._fixed is None and not self.portions:
             self._choose()
@@ -127,7 +127,7 @@ class PartialStage(DisplacedStage):
             slots.narrow(self.portion(call.layer))
         return super().run_displaced(call, slots, inner)
 
-    def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Any) -> None:
+    def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Inner) -> None:
         errors = []
         norm = full.float().norm().clamp_min(torch.finfo(torch.float32).tiny)
         for portion in self.candidates:

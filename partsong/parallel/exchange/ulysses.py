@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, merged_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, merged_runs
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, all_to_all
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -95,13 +95,13 @@ def in_waves(share: _Share, group: int, waves: int) -> list[_Share]:
     return runs
 
 
-class UlyssesStage:
+class UlyssesStage(Stage):
     """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other."""
 
     def __init__(self, axis: Axis, waves: int = 2) -> None:
         self.axis, self.waves = axis, waves
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attention over all tokens of this axis' group for this rank's heads."""
         (batch, heads, length, dim), kv_heads = call.q.shape, call.k.shape[1]
         group = heads // kv_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from partsong.parallel.cuts.tokens import Stage
+from partsong.parallel.attention_call import Stage
 from partsong.parallel.exchange.ring import RingStage
 from partsong.parallel.exchange.ulysses import UlyssesStage
 from partsong.parallel.hooks.clock import StepClock

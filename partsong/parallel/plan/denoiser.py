@@ -13,8 +13,9 @@ from torch import nn
 from partsong import ledger
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import adapter_for
+from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.cuts.batch import BatchSplit, GuidancePair
-from partsong.parallel.cuts.tokens import TOKEN_AXES, SequenceParallel
+from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.plan.explain import AGREED_STEPS, Seen, counting_flops

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from partsong import ledger
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.parallel.adapters import adapter_for
+from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.batch import BatchSplit
-from partsong.parallel.cuts.tokens import TOKEN_AXES, Stage
 from partsong.parallel.exchange.borders import Borders, SyncBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of

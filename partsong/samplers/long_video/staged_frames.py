@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
-from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.long_video.frame_rotary import FrameRotary
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
-from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
