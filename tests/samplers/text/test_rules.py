@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.oracle import OracleModel, oracle_tasks
+from partsong.evals.oracle.model import OracleModel
+from partsong.evals.oracle.tasks import oracle_tasks
 from partsong.kernels.token_divergence import token_divergence
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.registry import RULES, parse_cache, parse_rule

@@ -10,14 +10,14 @@ from typing import Any
 from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Source", "class_number", "find_model"]
+__all__ = ["PipelineSource", "class_number", "find_pipeline"]
 
 #: Libraries whose classes a pipeline folder may name; anything else would be code that comes with the folder.
 LIBRARIES = ("diffusers", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class PipelineSource:
     """A pipeline folder that can be loaded.
 
     Attributes:
@@ -37,7 +37,7 @@ class Source:
     defaults: dict[str, Any]
 
 
-def find_model(name: str) -> Source:
+def find_pipeline(name: str) -> PipelineSource:
     """Resolves a zoo name, a local diffusers folder or a hub id.
 
     Args:
@@ -67,7 +67,7 @@ def find_model(name: str) -> Source:
     )
 
 
-def class_number(source: Source, prompt: str) -> int:
+def class_number(source: PipelineSource, prompt: str) -> int:
     """The class a class-conditional pipeline is asked for, by number or by one of its label's names.
 
     Raises:
@@ -82,7 +82,7 @@ def class_number(source: Source, prompt: str) -> int:
     raise ArgumentError(f"{source.pipeline} draws classes and has none called {prompt!r}; give a name or a number")
 
 
-def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> Source:
+def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> PipelineSource:
     index = _read_json(folder, "model_index.json")
     pipeline = index.get("_class_name")
     if not isinstance(pipeline, str):
@@ -101,7 +101,7 @@ def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, 
             raise ArgumentError(
                 f"{folder / name} holds no safetensors weights; other formats can run code and are not read"
             )
-    return Source(
+    return PipelineSource(
         folder=folder, pipeline=pipeline, denoisers=denoisers, index=index, zoo_name=zoo_name, defaults=defaults or {}
     )
 
@@ -119,7 +119,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def _from_hub(name: str) -> Source:
+def _from_hub(name: str) -> PipelineSource:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
