@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from PIL import Image
 
 from partsong import zoo
 from partsong.cli import main
 from partsong.cli.arguments import read_arguments
+from partsong.evals.bench import parscale as bench_parscale
 from partsong.samplers.registry import STRATEGIES
 
 COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
@@ -208,8 +211,21 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     machine = read(tmp_path / "e.json")
     assert machine.keys() >= COMMON
     assert {"naive", "cpu_flash"} <= {row["name"] for row in machine["attention"]}
+    assert machine["instruction_set"] == torch.backends.cpu.get_cpu_capability()
     out = capsys.readouterr().out
     assert all(name in out for name in (*STRATEGIES, *zoo.MODELS, "naive"))
+
+
+def test_measurements_name_the_instruction_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Times and last bits differ between processors: `partsong bench` and the filed benchmarks say which it was."""
+    monkeypatch.setattr(bench_parscale, "run", lambda **_: [{"name": "one", "seconds": 1.0}])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS")
+    assert run("bench", "parscale", "--json", tmp_path / "b.json") == 0
+    assert read(tmp_path / "b.json")["hardware"]["instruction_set"] == "ABACUS"
+    filing = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "filing.py"))
+    filing["file_result"](tmp_path / "page", "benchmarks/one.py", [], "One", "A note.", "| table |")
+    assert read(tmp_path / "page.json")["hardware"]["instruction_set"] == "ABACUS"
+    assert " cores with ABACUS, " in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 @needs_weights

@@ -150,7 +150,7 @@ def test_images_do_not_depend_on_their_batch() -> None:
     assert torch.equal(together[2], alone)
     assert seeds.for_images(9, 0) == []
     for bad in (-1, 1.0, True):
-        with pytest.raises(ArgumentError, match="num"):
+        with pytest.raises(ArgumentError, match="num=.*; use an integer of 0 or more"):
             seeds.for_images(9, bad)
 
 

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from partsong.cli.info import env
 from partsong.cli.options import Bench
 from partsong.cli.ranks import under_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
+from partsong.jobs.machine import describe_hardware
 
 #: Named here, not imported: this module is read before torch is needed.
 TUNED = "PARTSONG_TUNED"
@@ -33,11 +33,9 @@ def bench(options: Bench) -> dict[str, Any]:
     start = time.perf_counter()
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
-    machine = env()
-    hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
     nproc = options.nproc or 2 if options.name == "image" else 1
     what = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
-    return {**what, "seconds": seconds, "rows": rows, "hardware": hardware}
+    return {**what, "seconds": seconds, "rows": rows, "hardware": describe_hardware()}
 
 
 def _image(options: Bench) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Decoding, Eval
 from partsong.cli.ranks import under_torchrun
 from partsong.cli.table import table
-from partsong.cli.text_models import find_text_model
 from partsong.errors import ArgumentError
+from partsong.jobs.text_source import find_text_model
 from partsong.progress import progress
 
 __all__ = ["SUITES", "evaluate", "summary"]
@@ -102,8 +102,8 @@ def _oracle(options: Eval) -> list[dict[str, Any]]:
         )
     import torch
 
-    from partsong.evals import oracle_suite
-    from partsong.evals.oracle import oracle_tasks
+    from partsong.evals.oracle import suite as oracle_suite
+    from partsong.evals.oracle.tasks import oracle_tasks
 
     rules = _rules(options.rules or oracle_suite.RULES_SHOWN, probe=True)
     _check_tasks(options.tasks, list(oracle_tasks()))
@@ -126,7 +126,8 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     rules = _rules(options.rules, probe=False) if options.rules else [None]
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
-    from partsong.evals.parallelbench import running, tasks
+    from partsong.evals.parallelbench import runner as running
+    from partsong.evals.parallelbench import tasks
     from partsong.jobs.texts import load_tokenizer, open_text_model
 
     tokenizer = load_tokenizer(source.folder)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.arguments import read_arguments
-from partsong.cli.models import class_number, find_model
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
 from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
 from partsong.errors import ArgumentError
+from partsong.jobs.pipeline_source import class_number, find_pipeline
 
 __all__ = ["image", "summary"]
 
@@ -20,7 +20,7 @@ def image(options: Image) -> dict[str, Any]:
     nproc = num_ranks(options.nproc)
     _check(options)
     read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
-    source = find_model(options.model)
+    source = find_pipeline(options.model)
     strategies, degrees = place(options, source, nproc)
     # Last, as it is what takes seconds: everything above fails without torch's help.
     from partsong.jobs.images import ImageJob, run_image

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, signature
 from typing import Any
 
-import partsong
 from partsong.cli.options import Env, List
 from partsong.cli.table import table
+from partsong.jobs.machine import describe_machine
 
-__all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list"]
-
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
-
-
-def env() -> dict[str, Any]:
-    """Versions, devices, cores and attention backends of this machine."""
-    import torch
-    import torch.distributed as dist
-
-    from partsong import kernels
-
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "command": "env",
-        "partsong": partsong.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
-        "torch_threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
-        "distributed": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
-        "attention": [
-            {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
-        ],
-    }
+__all__ = ["env_summary", "list_rows", "list_summary", "show_env", "show_list"]
 
 
 def show_env(options: Env) -> dict[str, Any]:
-    """`env`, for the command."""
-    return env()
+    """Describes this machine, for ``partsong env``."""
+    return {"command": "env", **describe_machine()}
 
 
 def env_summary(result: dict[str, Any]) -> str:
@@ -99,7 +70,7 @@ def _strategies() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "class": kind.kind,
+            "class": kind().kind,
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
@@ -185,15 +156,3 @@ def _spelled(value: Any) -> str:
 
 def _first_line(kind: Any) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
-
-
-def _cores() -> int:
-    # The cores this process may use, which in a container are fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

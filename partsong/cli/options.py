@@ -102,9 +102,9 @@ class Video(Sampling):
     frames: Count = None
     """Frames of the video; the model's own default if not given."""
     fps: Annotated[float, tyro.conf.arg(metavar="N")] = 16.0
-    """Frames per second of the film."""
+    """Frames per second of the video."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.mp4"
-    """Film to write, .mp4 or .gif; a name without ending is a folder of PNG files."""
+    """Video to write, .mp4 or .gif; a name without an ending is a folder of PNG files."""
     journal: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Keep the run's progress in this folder (dual-parallel and timestep-pipeline), for --resume."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.arguments import read_arguments
-from partsong.cli.models import Source
 from partsong.cli.ranks import is_main
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.jobs.pipeline_source import PipelineSource
 from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
@@ -37,7 +37,7 @@ def check_sampling(options: Image | Video, *counts: str) -> None:
                 check_writable(path)
 
 
-def place(options: Image | Video, source: Source, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
+def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
     """The strategies, and the degree of every mesh axis.
 
     Raises:
@@ -59,7 +59,7 @@ def place(options: Image | Video, source: Source, nproc: int) -> tuple[tuple[Any
     return strategies, degrees
 
 
-def call_arguments(options: Image | Video, source: Source) -> dict[str, Any]:
+def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, Any]:
     """Arguments of the pipeline's call: the model's defaults, then options, then ``--set``."""
     given = {
         "num_inference_steps": options.steps,

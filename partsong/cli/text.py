@@ -8,8 +8,8 @@ from typing import Any
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
 from partsong.cli.ranks import under_torchrun
-from partsong.cli.text_models import find_text_model
 from partsong.errors import ArgumentError
+from partsong.jobs.text_source import find_text_model
 from partsong.outputs import check_writable, write_text
 
 __all__ = ["summary", "text"]

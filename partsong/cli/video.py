@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.arguments import read_arguments
-from partsong.cli.models import Source, find_model
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
 from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
 from partsong.errors import ArgumentError
+from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
 from partsong.outputs import write_json
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ __all__ = ["summary", "video"]
 
 #: The file of a journal that says how the command was called.
 _CALL = "command.json"
-#: Loops that make a video block after block.
-_STREAMS = ("dual_parallel", "timestep_pipeline")
 #: Options that a resumed run may be given anew.
 _ANEW = ("nproc", "out", "json", "debug", "ledger", "threads")
 
@@ -35,7 +33,7 @@ def video(options: Video) -> dict[str, Any]:
     nproc = num_ranks(options.nproc)
     options = replace(options, model=options.model or _zoo_model(options))
     _check(options)
-    source = find_model(options.model)
+    source = find_pipeline(options.model)
     placed = place(options, source, nproc)
     if options.journal is not None:
         _keep(options, Path(options.journal), placed[0])
@@ -46,7 +44,9 @@ def video(options: Video) -> dict[str, Any]:
     return reported("video", options, nproc, measured)
 
 
-def _job(options: Video, source: Source, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int) -> VideoJob:
+def _job(
+    options: Video, source: PipelineSource, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int
+) -> VideoJob:
     from partsong.jobs.videos import VideoJob
 
     strategies, degrees = placed
@@ -84,7 +84,7 @@ def summary(result: dict[str, Any]) -> str:
     lines += compared(result, "frames")
     if result["facts_read"] is not None:
         lines.append(
-            f"facts of the caption read back from the film: {result['facts_read']:.0%}; identity kept in "
+            f"facts of the caption read back from the video: {result['facts_read']:.0%}; identity kept in "
             f"{result['identity_kept']:.0%} of the frames"
         )
     return "\n".join(lines)
@@ -97,7 +97,7 @@ def _zoo_model(options: Video) -> str:
 
 def _check(options: Video) -> None:
     if Path(options.out).suffix.lower() not in (".mp4", ".gif", ""):
-        raise ArgumentError(f"--out {options.out}: films are written as .mp4 or .gif, or into a folder")
+        raise ArgumentError(f"--out {options.out}: videos are written as .mp4 or .gif, or into a folder")
     if not 0 < options.fps < 1000:
         raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
     check_sampling(options, "frames")
@@ -106,7 +106,9 @@ def _check(options: Video) -> None:
 
 def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
     """Writes how the command was called, for ``--resume``."""
-    if not any(strategy.loop in _STREAMS for strategy in strategies):
+    from partsong.samplers.generate import can_stream
+
+    if not any(map(can_stream, strategies)):
         raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
     left = {*_ANEW, "resume", "journal"} - {"out"}
     if is_main():

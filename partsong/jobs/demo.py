@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from partsong import zoo
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.images import PATIENCE, load_pipeline, quiet
+from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, quiet_libraries
 from partsong.parallel import Mesh, Plan, mesh_for
 from partsong.samplers import generate
 from partsong.samplers.registry import parse_strategy
@@ -106,7 +106,7 @@ def run_demo(job: DemoJob) -> list[Method]:
         On rank 0 the serial twin and then each method, elsewhere nothing.
     """
     torch.set_num_threads(job.threads)
-    quiet()
+    quiet_libraries()
     with ExitStack() as open_meshes:
         meshes = {name: _mesh(name, job.nproc) for name in job.methods}
         for mesh in meshes.values():
@@ -129,7 +129,7 @@ def run_demo(job: DemoJob) -> list[Method]:
 
 
 def _mesh(name: str, nproc: int) -> Mesh:
-    return Mesh(**mesh_for([parse_strategy(part) for part in name.split("+")], nproc), timeout=PATIENCE)
+    return Mesh(**mesh_for([parse_strategy(part) for part in name.split("+")], nproc), timeout=RANK_TIMEOUT)
 
 
 def _folder(model: str) -> tuple[Any, str]:

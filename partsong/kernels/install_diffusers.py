@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.foreign import NAME, attend, refuse
+from partsong.kernels.library_calls import NAME, attend, unsupported
 from partsong.kernels.masks import Causal
 
 __all__ = ["diffusers_attention", "install_diffusers"]
@@ -86,11 +86,13 @@ def diffusers_attention(
         UnsupportedError: dropout, a causal mask next to `attn_mask`, or diffusers' context parallelism.
     """
     if _parallel_config is not None:
-        raise refuse("diffusers", "its own context parallelism", "use partsong.parallelize, or another backend with it")
+        raise unsupported(
+            "diffusers", "its own context parallelism", "use partsong.parallelize, or another backend with it"
+        )
     if dropout_p:
-        raise refuse("diffusers", f"dropout {dropout_p}", "call transformer.eval()")
+        raise unsupported("diffusers", f"dropout {dropout_p}", "call transformer.eval()")
     if is_causal and attn_mask is not None:
-        raise refuse("diffusers", "is_causal next to attn_mask", "put the causal mask into attn_mask")
+        raise unsupported("diffusers", "is_causal next to attn_mask", "put the causal mask into attn_mask")
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]  # before [Lq, Lk], which it might be too: diffusers reads it so
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))

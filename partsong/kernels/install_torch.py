@@ -22,7 +22,7 @@ from torch.library import Library
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.attend import attention
-from partsong.kernels.foreign import NAME
+from partsong.kernels.library_calls import NAME
 from partsong.kernels.masks import Causal
 
 __all__ = ["install_torch"]

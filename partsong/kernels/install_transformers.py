@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.foreign import NAME, attend, refuse
+from partsong.kernels.library_calls import NAME, attend, unsupported
 from partsong.kernels.masks import Causal
 
 __all__ = ["install_transformers", "transformers_attention", "transformers_mask"]
@@ -107,7 +107,9 @@ def transformers_attention(
 
 def _last_query_sees_all(num_queries: int, num_keys: int) -> Causal:
     if num_queries > num_keys:
-        raise refuse("transformers", f"causal attention of {num_queries} queries to {num_keys} keys", "pass a mask")
+        raise unsupported(
+            "transformers", f"causal attention of {num_queries} queries to {num_keys} keys", "pass a mask"
+        )
     return Causal(num_keys - num_queries)
 
 
@@ -116,22 +118,26 @@ def _check(
 ) -> None:
     """Refuses what would change the result and is not computed here."""
     if dropout:
-        raise refuse("transformers", f"dropout {dropout}", "call model.eval() or set attention_dropout to 0")
+        raise unsupported("transformers", f"dropout {dropout}", "call model.eval() or set attention_dropout to 0")
     if kwargs.get("softcap") is not None:
-        raise refuse("transformers", f"softcap={kwargs['softcap']}", "use the eager implementation for this model")
+        raise unsupported("transformers", f"softcap={kwargs['softcap']}", "use the eager implementation for this model")
     if kwargs.get("output_attentions"):
-        raise refuse("transformers", "the attention weights", "use the eager implementation to look at them")
+        raise unsupported("transformers", "the attention weights", "use the eager implementation to look at them")
     if kwargs.get("cache") is not None:
-        raise refuse("transformers", "a paged cache (continuous batching)", "use generate without it")
+        raise unsupported("transformers", "a paged cache (continuous batching)", "use generate without it")
     if sinks is not None and sinks.numel() != query.shape[1]:
-        raise refuse("transformers", f"{sinks.numel()} sinks for {query.shape[1]} heads", "pass one per head")
+        raise unsupported("transformers", f"{sinks.numel()} sinks for {query.shape[1]} heads", "pass one per head")
     if mask is not None:
         return
     window, edges = kwargs.get("sliding_window"), kwargs.get("cu_seq_lens_q")
     if window is not None and key.shape[2] > window:
-        raise refuse("transformers", f"a window of {window} over {key.shape[2]} keys without a mask", "pass a mask")
+        raise unsupported(
+            "transformers", f"a window of {window} over {key.shape[2]} keys without a mask", "pass a mask"
+        )
     if edges is not None and edges.numel() > 2:
-        raise refuse("transformers", "packed sequences without a mask", "pass position_ids and no cache, or a mask")
+        raise unsupported(
+            "transformers", "packed sequences without a mask", "pass position_ids and no cache, or a mask"
+        )
 
 
 def transformers_mask(

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
+from partsong.knobs import Whole, check_value
 from partsong.seeds import check_seed
 
 __all__ = ["TokenNoise", "TokenState", "TokenStats", "merge_token_states", "token_state", "token_stats"]
@@ -34,6 +35,9 @@ ENV = "PARTSONG_TOKEN_HEAD"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Not uint8: PyTorch itself reads that as a mask, and neither reading would be noticed.
 _POSITIONS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
+
+#: The kernels count tokens in 32 bits.
+_FirstToken = Annotated[int, Whole(0, (1 << 30) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,8 +155,7 @@ def token_state(
     logit_scale = _positive("logit_scale", logit_scale)
     # Below the least one a division by the temperature could overflow, and the draw is the argmax anyway.
     inverse = 1.0 / _positive("temperature", temperature, least=1e-6) if temperature else None
-    if isinstance(first_token, bool) or not isinstance(first_token, int) or not 0 <= first_token < 1 << 30:
-        raise ArgumentError(f"token_state needs an int 0 <= first_token < 2**30, found {first_token!r}")
+    check_value("first_token", first_token, _FirstToken, "token_state: ")
     shape = hidden.shape[:-1]
     index = None if positions is None else _row_index(positions, shape, hidden.device)
     rows = hidden.reshape(-1, hidden.shape[-1])

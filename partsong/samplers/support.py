@@ -28,7 +28,7 @@ def support_rows() -> list[dict[str, str]]:
     """A row per architecture: its family, its class, and for each strategy its class or ``refused``."""
     return [
         {"architecture": adapter.family, "model": adapter.model}
-        | {kind.__name__: "refused" if kind().refuses(adapter) else kind.kind for kind in _denoising()}
+        | {kind.__name__: "refused" if kind().refuses(adapter) else kind().kind for kind in _denoising()}
         for adapter in ADAPTERS.values()
     ]
 

@@ -67,7 +67,7 @@ def test_what_is_kept_is_what_was_told(previous: str, lag: int) -> None:
     with parallelize(dual_worker.pipeline(), knobs) as plan:
         for _ in stream(plan, **dual_worker.call(65)):
             pass
-        keys = plan.denoisers[0].sequence.keeps.__self__.keys
+        keys = plan.denoisers[0].cut.loop.keys
         (line,) = plan.explain().kept
     # Two frames of 6 tokens, keys and values of 24 numbers in 4 layers; two calls in each of 4 steps, and one more.
     once = 2 * 6 * 2 * 24 * 8 * 4

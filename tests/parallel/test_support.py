@@ -12,7 +12,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import STRATEGIES
 from partsong.samplers.support import support_rows, support_table
 from tests.parallel import support_worker
-from tests.parallel.equivalence_worker import pairs
+from tests.parallel.equivalence_worker import compared
 
 DENOISING = {name: kind for name, kind in STRATEGIES.items() if kind.denoises}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
@@ -29,7 +29,7 @@ def test_every_promise_is_in_the_matrix() -> None:
         for name, kind in DENOISING.items()
         if row.get(kind.__name__, "refused") != "refused"
     }
-    tested = pairs() | support_worker.TESTED_ELSEWHERE
+    tested = compared() | support_worker.TESTED_ELSEWHERE
     assert promised <= tested, sorted(promised - tested)
     assert len(promised) > 0.5 * len(ADAPTERS) * len(DENOISING)
 

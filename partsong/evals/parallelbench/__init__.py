@@ -4,7 +4,7 @@ Operations on a waiting line, sums, dominoes, Latin squares and sudokus. Some ha
 can write in one step; some have many equally good ones, whose tokens depend on each other, and which it cannot. The
 tasks are those of ParallelBench, the wording, the names and the draws are our own, so scores do not compare with
 published ones number by number. Its text tasks (summaries, paraphrases, sentences) need data and grammar checkers from
-outside and are not here. This module loads no torch; the runner is in `partsong.evals.parallelbench.running`.
+outside and are not here. This module loads no torch; the runner is in `partsong.evals.parallelbench.runner`.
 
 Source: ParallelBench, arXiv 2510.04767.
 
@@ -20,9 +20,9 @@ import random
 from partsong import seeds
 from partsong.errors import ArgumentError
 from partsong.evals.parallelbench.drawing import draw_answer, draw_facts
-from partsong.evals.parallelbench.rows import BenchProblem, Facts, Language, Task, task_of, tasks
+from partsong.evals.parallelbench.questions import ask
 from partsong.evals.parallelbench.scoring import score
-from partsong.evals.parallelbench.wording import ask
+from partsong.evals.parallelbench.task import BenchProblem, Facts, Language, Task, task_of, tasks
 from partsong.zoo import lists
 
 __all__ = ["Facts", "Language", "BenchProblem", "Task", "problems", "score", "task_of", "tasks"]

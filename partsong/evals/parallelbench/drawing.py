@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
-from partsong.evals.parallelbench.rows import Facts
+from partsong.evals.parallelbench.task import Facts
 
 __all__ = ["FIRST_NAMES", "LAST_NAMES", "draw_answer", "draw_facts", "verb_of"]
 

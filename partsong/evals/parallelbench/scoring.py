@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from partsong.evals.parallelbench.drawing import operation_result, valid_lines, verb_of
-from partsong.evals.parallelbench.rows import BenchProblem, Facts
+from partsong.evals.parallelbench.task import BenchProblem, Facts
 from partsong.zoo import lists
 
 __all__ = ["score"]

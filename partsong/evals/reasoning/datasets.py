@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError
-from partsong.evals.reasoning.judging import ends_well, is_list, is_math, is_number, is_text
+from partsong.evals.reasoning.judges import ends_well, is_list, is_math, is_number, is_text
 from partsong.evals.reasoning.problem import Problem
 from partsong.reasoning.answers.checking import MathChecker
 from partsong.reasoning.answers.extract import final_choice, final_code, final_math, final_number, normal_math

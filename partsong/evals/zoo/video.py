@@ -14,7 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
-from partsong.jobs.video_run import Film, shoot
+from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
@@ -83,7 +83,7 @@ def _on_rank(
         pipe.set_progress_bar_config(disable=True)
         degrees: dict[str, Any] = {"data": world} if case.strategy is None else mesh_for((case.strategy,), world)
         with Mesh(**degrees, timeout=1800.0) as mesh:
-            films, sent = _films(case, pipe, mesh, frames, num_captions, seed)
+            runs, sent = _runs(case, pipe, mesh, frames, num_captions, seed)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
             spent = gather(mesh, [sent, peak], "end of a case")
             if mesh.is_main:
@@ -92,13 +92,13 @@ def _on_rank(
                     "bytes_sent": max(row[0] for row in spent) / num_captions,
                     "peak_memory_mb": [row[1] for row in spent],
                 }
-                rows.append(row | _scores(case, films, num_captions, seed, world) | used)
-                strips.append(_strip(films[0]))
+                rows.append(row | _scores(case, runs, num_captions, seed, world) | used)
+                strips.append(_strip(runs[0]))
     return rows, strips
 
 
-def _films(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, seed: int) -> tuple[list[Film], float]:
-    row, films = zoo.MODELS[case.model], []
+def _runs(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, seed: int) -> tuple[list[VideoRun], float]:
+    row, runs = zoo.MODELS[case.model], []
     draws = generators(seed, num_captions)
     calls = [
         {**row.defaults, "num_frames": frames, "prompt": caption, "generator": draw}
@@ -107,11 +107,11 @@ def _films(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, se
     with Ledger(flops=False) as ledger:
         if case.strategy is None:
             if mesh.is_main:
-                films = [shoot(_Windows(pipe), call) for call in calls]
+                runs = [sample_video(_Windows(pipe), call) for call in calls]
         else:
             with parallelize(pipe, case.strategy, mesh=mesh) as plan:
-                films = [shoot(plan, call, keeps=mesh.is_main) for call in calls]
-    return films, ledger.summary().get("bytes_sent", 0.0)
+                runs = [sample_video(plan, call, keeps=mesh.is_main) for call in calls]
+    return runs, ledger.summary().get("bytes_sent", 0.0)
 
 
 class _Windows:
@@ -124,11 +124,11 @@ class _Windows:
         return sliding_windows(self.pipe, window=WINDOW, stride=STRIDE, **arguments)
 
 
-def _borders(case: Case, film: Film, factor: int, world: int) -> list[int]:
+def _borders(case: Case, run: VideoRun, factor: int, world: int) -> list[int]:
     """Where parts of the video meet: blocks as they came, clips as ranks had them, windows as they began."""
-    if film.borders:
-        return film.borders
-    latents = (film.num_frames - 1) // factor + 1
+    if run.borders:
+        return run.borders
+    latents = (run.num_frames - 1) // factor + 1
     if case.strategy is None:
         starts = range(STRIDE, latents - WINDOW + 1, STRIDE)
     else:
@@ -136,14 +136,14 @@ def _borders(case: Case, film: Film, factor: int, world: int) -> list[int]:
     return [1 + factor * (start - 1) for start in starts]
 
 
-def _scores(case: Case, films: list[Film], num_captions: int, seed: int, world: int) -> dict[str, Any]:
+def _scores(case: Case, runs: list[VideoRun], num_captions: int, seed: int, world: int) -> dict[str, Any]:
     task, factor = zoo.MODELS[case.model].task, 2
     facts, identity, jumps, typical, trends = [], [], [], [], []
-    for caption, film in zip(task.captions(num_captions, seed), films, strict=True):
-        video = np.concatenate(film.frames)
+    for caption, run in zip(task.captions(num_captions, seed), runs, strict=True):
+        video = np.concatenate(run.frames)
         facts += list(task.facts(caption, video).values())
         identity.append(task.identity_kept(caption, video))
-        found = task.border_jumps(video, _borders(case, film, factor, world))
+        found = task.border_jumps(video, _borders(case, run, factor, world))
         jumps.append(found.ratio)
         typical.append(found.typical)
         try:
@@ -152,20 +152,20 @@ def _scores(case: Case, films: list[Film], num_captions: int, seed: int, world: 
             continue
     return {
         "num_captions": num_captions,
-        "frames": films[0].num_frames,
+        "frames": runs[0].num_frames,
         "facts_read": float(np.mean(facts)),
         "identity_kept": float(np.mean(identity)),
         "border_jump_ratio": statistics.median(jumps),
         "border_jump_typical": statistics.median(typical),
         "trend_colour": statistics.median(t["colour"] for t in trends) if trends else None,
         "trend_size": statistics.median(t["size"] for t in trends) if trends else None,
-        "seconds": statistics.median(film.seconds for film in films),
-        "first_frame_seconds": statistics.median(film.first for film in films),
+        "seconds": statistics.median(run.seconds for run in runs),
+        "first_frame_seconds": statistics.median(run.first for run in runs),
     }
 
 
-def _strip(film: Film) -> np.ndarray:
-    """Evenly spaced frames of a film, side by side, `[H, W * n, 3]`."""
-    video = np.concatenate(film.frames)
+def _strip(run: VideoRun) -> np.ndarray:
+    """Evenly spaced frames of a video, side by side, `[H, W * n, 3]`."""
+    video = np.concatenate(run.frames)
     chosen = np.linspace(0, len(video) - 1, SHEET_FRAMES).round().astype(int)
     return np.concatenate(list(video[chosen]), axis=1)

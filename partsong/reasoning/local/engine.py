@@ -50,7 +50,8 @@ class LocalEngine:
         prefill_chunk: most tokens of prompts computed beside a step of the rows.
         cache_mb: keys that are kept after use, in MB, for prompts to come; 0 keeps none.
         pack: linear layers over packed weights: several times faster for few rows on a CPU, for once more the memory
-            where the model was given loaded. None packs on CPUs in float32 and bfloat16.
+            where the model was given loaded. None packs on CPUs in float32, and in bfloat16 where the processor has
+            the instructions (AVX-512 or AVX-NE-CONVERT).
         end_tokens: ids that end an answer; None takes those of the model and its tokenizer, an empty collection lets
             every answer run to its last token.
         thoughts: embeddings that mark the threads of forks (ParaThinker); None takes no notice of marks.

@@ -176,8 +176,8 @@ def test_what_the_stock_module_does_not_compute_is_refused(tmp_path: Path, confi
     [
         ({k: v for k, v in LLADA.items() if k != "rope_theta"}, "needs 'rope_theta'"),
         (LLADA2 | {"rotary_dim": 8}, "only one of them can be right"),
-        (LLADA | {"mask_token_id": "<mask>"}, "mask_token_id in config.json is a token id"),
-        (SDAR | {"block_size": 0}, "block size of at least 1"),
+        (LLADA | {"mask_token_id": "<mask>"}, "mask_token_id='<mask>'; use an integer of 0 or more"),
+        (SDAR | {"block_size": 0}, "block_size=0; use a positive integer"),
     ],
 )
 def test_configurations_that_contradict_themselves(tmp_path: Path, config: dict, says: str) -> None:

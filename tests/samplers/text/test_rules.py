@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.oracle import OracleModel, oracle_tasks
+from partsong.evals.oracle.model import OracleModel
+from partsong.evals.oracle.tasks import oracle_tasks
 from partsong.kernels.token_divergence import token_divergence
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.registry import RULES, parse_cache, parse_rule
@@ -218,10 +219,10 @@ def test_divergence_is_that_of_the_softmaxes() -> None:
         ("entropy-bond", "no rule 'entropy-bond'; the rules are entropy-bound"),
         ("threshold:threshold=1.5", "threshold=1.5; use a number from 0 to 1"),
         ("quota:per_step=0", "per_step=0; use a positive integer"),
-        ("quota:by=loud", "use entropy or left or margin or max_prob or random"),
+        ("quota:by=loud", "by='loud'; use max_prob, margin, entropy, random or left"),
         ("factor:factor=0", "factor=0.0; use a number above 0"),
         ("hierarchy:low_threshold=0.95", "low_threshold=0.95; use a number from 0 to 0.92"),
-        ("revoke:at_least=9,at_most=3", "at_most=3; use an integer from 9"),
+        ("revoke:at_least=9,at_most=3", "at_most=3; use an integer of 9 or more"),
     ],
 )
 def test_refused_knobs(rule: str, words: str) -> None:

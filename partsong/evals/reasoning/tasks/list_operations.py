@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from partsong.evals.reasoning.judging import is_list
+from partsong.evals.reasoning.judges import is_list
 from partsong.evals.reasoning.problem import Problem, check_num, knob
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.seeds import derive

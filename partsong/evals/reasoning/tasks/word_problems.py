@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from partsong.evals.reasoning.judging import is_number
+from partsong.evals.reasoning.judges import is_number
 from partsong.evals.reasoning.problem import Problem, check_num, knob
 from partsong.reasoning.answers.extract import final_number
 from partsong.seeds import derive

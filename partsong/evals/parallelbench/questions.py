@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partsong.evals.parallelbench.drawing import verb_of, written_grid, written_list
-from partsong.evals.parallelbench.rows import Facts
+from partsong.evals.parallelbench.task import Facts
 
 __all__ = ["ask"]
 

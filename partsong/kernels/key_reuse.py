@@ -1,4 +1,4 @@
-"""Which decoders of transformers compute keys that can be kept, shared and read by any later token."""
+"""Says which decoders of transformers compute keys that can be kept, shared and read by any later token."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from partsong.errors import ArgumentError
-from partsong.evals.oracle import OracleModel, oracle_tasks
+from partsong.evals.oracle.model import OracleModel
+from partsong.evals.oracle.tasks import oracle_tasks
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.registry import parse_rule
 

@@ -10,14 +10,14 @@ from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.model_folders import model_folder, read_settings
 
-__all__ = ["Source", "class_number", "find_model"]
+__all__ = ["PipelineSource", "class_number", "find_pipeline"]
 
 #: Libraries whose classes a pipeline folder may name; anything else would be code that comes with the folder.
 LIBRARIES = ("diffusers", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class PipelineSource:
     """A pipeline folder that can be loaded.
 
     Attributes:
@@ -37,7 +37,7 @@ class Source:
     defaults: dict[str, Any]
 
 
-def find_model(name: str) -> Source:
+def find_pipeline(name: str) -> PipelineSource:
     """Resolves a zoo name, a local diffusers folder or a hub id.
 
     Args:
@@ -53,7 +53,7 @@ def find_model(name: str) -> Source:
     return _from_folder(folder)
 
 
-def class_number(source: Source, prompt: str) -> int:
+def class_number(source: PipelineSource, prompt: str) -> int:
     """The class a class-conditional pipeline is asked for, by number or by one of its label's names.
 
     Raises:
@@ -68,7 +68,7 @@ def class_number(source: Source, prompt: str) -> int:
     raise ArgumentError(f"{source.pipeline} draws classes and has none called {prompt!r}; give a name or a number")
 
 
-def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> Source:
+def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> PipelineSource:
     index, pipeline = _read_index(folder)
     parts = {name: entry for name, entry in index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
     for name, (library, kind) in parts.items():
@@ -84,7 +84,7 @@ def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, 
             raise ArgumentError(
                 f"{folder / name} holds no safetensors weights; other formats can run code and are not read"
             )
-    return Source(
+    return PipelineSource(
         folder=folder, pipeline=pipeline, denoisers=denoisers, index=index, zoo_name=zoo_name, defaults=defaults or {}
     )
 
