@@ -1,19 +1,18 @@
 """Samples a picture several times larger than the model was trained on, on several ranks, guided by a small picture.
 
-The large picture is painted in overlapping patches of the training size (`StructureGuidance`), dealt out over the
-ranks, and decoded by all of them together (`ParallelVae`). For comparison the plain pipeline is called at the same
-size: what the model makes of it without guidance. Three files are written: both pictures and a report.
+The large picture is painted in overlapping patches of the training size (`StructureGuidance`), which the ranks share,
+and decoded by all ranks together (`ParallelVae`). For comparison the plain pipeline paints the same size without
+guidance. The recipe writes both pictures and a report.
 
 Four times the zoo's size:   python recipes/highres_image.py --out runs/highres
 The zoo's UNet, three times: python recipes/highres_image.py --model shapes-unet --factor 3
 A real SDXL or SD3 folder:   python recipes/highres_image.py --model PATH --factor 2 --guidance 7 --prompt "..."
 
-A guidance scale lower than usual suits the patches: each of them is told to hold the whole prompt.
+The patches need a lower guidance scale than usual, since each of them is painted for the whole prompt.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import time
@@ -23,6 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import tyro
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
@@ -37,27 +37,27 @@ from partsong.samplers import generate
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    model: str = "shapes"
-    prompt: str = "a red circle left of a blue square"
-    out: str = "runs/highres"
-    factor: int = 4
-    nproc: int = 2
-    seed: int = 0
-    steps: int = 28
-    guidance: float = 2.5
-    overlap: float = 0.25
-    weight: float = 1.0
-    until: float = 0.3
-    power: float = 0.0
-    mask: str = "none"
-    guide: str = "sample"
-    dtype: str = "float32"
+    model: str = "shapes"  # A name of the zoo, or a folder with an image pipeline.
+    prompt: str = "a red circle left of a blue square"  # What the picture shows.
+    out: str = "runs/highres"  # The folder for pictures and report.
+    factor: int = 4  # How many times the training size.
+    nproc: int = 2  # How many ranks there are.
+    seed: int = 0  # The seed of the noise.
+    steps: int = 28  # Denoising steps.
+    guidance: float = 2.5  # Guidance scale.
+    overlap: float = 0.25  # Share of a patch that overlaps the next.
+    weight: float = 1.0  # Weight of the guide in the first step.
+    until: float = 0.3  # Share of noise at which the guide ends.
+    power: float = 0.0  # How the weight falls: 0 not at all, 1 in a straight line.
+    mask: str = "none"  # Where it guides: none (everywhere) or attention.
+    guide: str = "sample"  # What it guides: sample or prediction.
+    dtype: str = "float32"  # The type of weights and arithmetic.
 
 
 def load(config: Config) -> Any:
-    """The pipeline: one of the zoo, or any folder."""
+    """Loads the pipeline: one of the zoo, or any folder."""
     diffusers_logging.disable_progress_bar()
     diffusers_logging.set_verbosity_error()
     dtype = getattr(torch, config.dtype)
@@ -72,7 +72,7 @@ def load(config: Config) -> Any:
 
 
 def call(config: Config, pipe: Any) -> dict[str, Any]:
-    """The call of the pipeline at full size."""
+    """Makes the arguments of the pipeline's call at full size."""
     defaults = dict(zoo.MODELS[config.model].defaults) if config.model in zoo.MODELS else {}
     trained = (getattr(pipe, "transformer", None) or pipe.unet).config.sample_size * pipe.vae_scale_factor
     return defaults | {
@@ -85,8 +85,8 @@ def call(config: Config, pipe: Any) -> dict[str, Any]:
     }
 
 
-def guided(config: Config) -> dict[str, Any]:
-    """On every rank: the guided picture, its time, and what each rank sent and computed."""
+def sample_guided(config: Config) -> dict[str, Any]:
+    """Samples the guided picture; also returns its time, and what each rank sent and computed. Runs on every rank."""
     knobs = {
         field.name: getattr(config, field.name) for field in fields(StructureGuidance) if hasattr(config, field.name)
     }
@@ -97,23 +97,23 @@ def guided(config: Config) -> dict[str, Any]:
             start = time.perf_counter()
             image = generate(plan, **call(config, pipe)).images[0]
             seconds, spent = time.perf_counter() - start, ledger.summary()
-            said = str(plan.explain())
+            explained = str(plan.explain())
         everyone = mesh.axis(*mesh.degrees)
         rows = agree(everyone, [seconds, spent["bytes_sent"], spent["forwards"], spent["seconds_waiting"]])
     columns = [list(column) for column in zip(*rows, strict=True)]
     names = ("seconds", "bytes_sent", "forwards", "seconds_waiting")
-    return {"image": image, "plan": said.splitlines()} | dict(zip(names, columns, strict=True))
+    return {"image": image, "plan": explained.splitlines()} | dict(zip(names, columns, strict=True))
 
 
-def plain(config: Config) -> tuple[Image.Image, float]:
-    """The plain pipeline's picture of the same size, and its seconds."""
+def sample_plain(config: Config) -> tuple[Image.Image, float]:
+    """Samples the plain pipeline's picture of the same size; also returns its seconds."""
     pipe = load(config).to("cuda" if torch.cuda.is_available() else "cpu")
     start = time.perf_counter()
     return pipe(**call(config, pipe)).images[0], time.perf_counter() - start
 
 
 def facts(config: Config, image: Image.Image) -> float | None:
-    """The share of the prompt's facts that the zoo's reader finds in the picture, scaled to the size it reads."""
+    """Returns the share of the prompt's facts that the zoo's reader finds in the picture, scaled to its size."""
     if config.model not in zoo.MODELS:
         return None
     task, size = zoo.MODELS[config.model].task, zoo.MODELS[config.model].defaults["width"]
@@ -121,7 +121,7 @@ def facts(config: Config, image: Image.Image) -> float | None:
 
 
 def seams(image: Image.Image, factor: int) -> float:
-    """How much more neighbouring pixels differ where training sizes meet than elsewhere; about 1 without seams."""
+    """Measures how much more neighbouring pixels differ where training sizes meet than elsewhere: 1 without seams."""
     pixels = np.asarray(image, dtype=np.float64)
     inside, across = [], []
     for axis in (0, 1):
@@ -134,17 +134,14 @@ def seams(image: Image.Image, factor: int) -> float:
 
 def main() -> None:
     """Runs the recipe."""
-    parser = argparse.ArgumentParser(description=cast("str", __doc__).splitlines()[0])
-    for field in fields(Config):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(field.default), default=field.default)
-    config = Config(**vars(parser.parse_args()))
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    report = launch(guided, config.nproc, config)
+    report = launch(sample_guided, config.nproc, config)
     image = report.pop("image")
     image.save(out / "guided.png")
-    unguided, seconds = plain(config)
+    unguided, seconds = sample_plain(config)
     unguided.save(out / "plain.png")
     report |= {
         "config": asdict(config),

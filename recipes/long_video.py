@@ -1,9 +1,9 @@
 """Makes a video ten times as long as the model's training videos, by every method, and compares them.
 
 Sliding windows on one process are the serial way. `ClipParallel` gives each rank a part of the frames, `DualParallel`
-sends blocks of frames through layers, `TimestepPipeline` streams blocks of a causal model through denoising steps; all
-three make the same video on any number of ranks. Each method writes a video; a sheet shows frames of all of them, one
-row per method; a report tells time, memory, bytes and, for the zoo, the facts of the caption read from the video.
+sends blocks of frames through layers, and `TimestepPipeline` streams blocks of a causal model through denoising steps.
+All three make the same video on any number of ranks. Each method writes a video. A sheet shows frames of all videos,
+one row per method. A report has time, memory, bytes and, for the zoo, the caption's facts read from the video.
 
 The zoo's models:            python recipes/long_video.py --out runs/long
 A real Wan folder:           python recipes/long_video.py --model PATH --methods clip dual --frames 801 --guidance 5
@@ -41,38 +41,38 @@ Method = Literal["windows", "clip", "dual", "timestep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
     prompt: str = "a big red circle bounces left and right, a small blue square moves up"
-    """What to show."""
+    """What the video shows."""
     model: str = "motion"
     """A name of the zoo, or a folder with a video pipeline."""
     causal: str = "motion-causal"
-    """The same for `timestep`, whose model must see the past alone."""
+    """The same for `timestep`, whose model must see only the past."""
     methods: tuple[Method, ...] = ("windows", "clip", "dual", "timestep")
-    """Which to run, in order."""
+    """The methods to run, in order."""
     frames: int = 319
-    """Of the video; the models were trained on 31."""
+    """How many frames the video has; the zoo's models were trained on 31."""
     window: int = 16
-    """Latent frames of a training video."""
+    """How many latent frames a training video has."""
     nproc: int = 2
-    """Ranks."""
+    """How many ranks there are."""
     out: Path = Path("runs/long")
-    """Folder for videos, sheet and report."""
+    """The folder for videos, sheet and report."""
     seed: int = 0
-    """Of the noise."""
+    """The seed of the noise."""
     steps: int | None = None
-    """Denoising steps; the model's own default if not given."""
+    """Denoising steps. Default: the model's own."""
     guidance: float | None = None
-    """Guidance scale; the model's own default if not given."""
+    """Guidance scale. Default: the model's own."""
     fps: float = 16.0
     """Frames per second of the videos."""
     dtype: str = "float32"
-    """Of weights and arithmetic."""
+    """The type of weights and arithmetic."""
 
 
 def strategy_of(config: Config, method: str) -> Any:
-    """What makes the video long; None for windows on one process."""
+    """Makes the strategy of a method; None for windows on one process."""
     half = config.window // 2
     return {
         "clip": ClipParallel(window=half),
@@ -82,7 +82,7 @@ def strategy_of(config: Config, method: str) -> Any:
 
 
 def load(config: Config, method: str) -> tuple[Any, dict[str, Any]]:
-    """The pipeline and the arguments of its call."""
+    """Loads the pipeline and makes the arguments of its call."""
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
     name, dtype = config.causal if method == "timestep" else config.model, getattr(torch, config.dtype)
@@ -91,14 +91,14 @@ def load(config: Config, method: str) -> tuple[Any, dict[str, Any]]:
     else:
         pipe, named = DiffusionPipeline.from_pretrained(name, torch_dtype=dtype, local_files_only=True), {}
     chosen = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
-    # A few-step model keeps its own: `steps` and `guidance` are for the other.
+    # A few-step model keeps its own defaults: `steps` and `guidance` are for the other model.
     named |= {} if method == "timestep" else {key: value for key, value in chosen.items() if value is not None}
     named |= {"prompt": config.prompt, "num_frames": config.frames}
     return pipe, {**named, "generator": torch.Generator().manual_seed(config.seed)}
 
 
 def on_rank(config: Config, method: str) -> tuple[dict[str, Any], np.ndarray]:
-    """One method on this rank; on the first, what was measured and a strip of frames."""
+    """Runs one method on this rank; the first rank returns its measurements and a strip of frames."""
     torch.set_num_threads(1 if config.nproc > 1 else torch.get_num_threads())
     strategy, world = strategy_of(config, method), int(os.environ.get("WORLD_SIZE", "1"))
     degrees: dict[str, Any] = mesh_for((strategy,), world) if strategy else {}
@@ -122,9 +122,9 @@ def on_rank(config: Config, method: str) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def report(config: Config, method: str, run: VideoRun, ranks: list[list[float]]) -> dict[str, Any]:
-    """What was measured."""
+    """Reports the measurements of a method."""
     name = config.causal if method == "timestep" else config.model
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "method": method,
         "model": name,
         "nproc": len(ranks),
@@ -132,19 +132,19 @@ def report(config: Config, method: str, run: VideoRun, ranks: list[list[float]])
         "seconds": round(run.seconds, 2),
         "first_frame_seconds": round(run.first, 2),
         "frames_per_second": round(run.num_frames / run.seconds, 2),
-        "bytes_sent": [int(row[0]) for row in ranks],
-        "peak_memory_mb": [round(row[1]) for row in ranks],
+        "bytes_sent": [int(sent) for sent, _ in ranks],
+        "peak_memory_mb": [round(peak) for _, peak in ranks],
     }
     if name in zoo.MODELS:
         task, video = zoo.MODELS[name].task, np.concatenate(run.frames)
-        found["facts_read"] = task.facts_read(config.prompt, video)
-        if found["facts_read"] is not None:
-            found["identity_kept"] = task.identity_kept(config.prompt, video)
-    return found
+        row["facts_read"] = task.facts_read(config.prompt, video)
+        if row["facts_read"] is not None:
+            row["identity_kept"] = task.identity_kept(config.prompt, video)
+    return row
 
 
 def strip(run: VideoRun, count: int = 16) -> np.ndarray:
-    """Evenly spaced frames side by side, `[H, W * count, 3]`."""
+    """Puts evenly spaced frames side by side, `[H, W * count, 3]`."""
     video = np.concatenate(run.frames)
     return np.concatenate(list(video[np.linspace(0, len(video) - 1, count).round().astype(int)]), axis=1)
 

@@ -1,6 +1,6 @@
 """Streams a video without end from a causal model, one rank per denoising step, into a file that plays at any time.
 
-Ctrl-C stops it: the block at work is finished on all ranks, the file is closed, and the speed is reported.
+Ctrl-C stops it: all ranks finish the current block, the file is closed, and the speed is reported.
 
 The zoo's causal model:  python recipes/stream_video.py --nproc 2
 A real one:              python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "..."
@@ -34,42 +34,42 @@ from partsong.videos import VideoWriter
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
     prompt: str = "a small blue square moves up"
-    """What to show."""
+    """What the video shows."""
     model: str = "motion-causal"
     """A name of the zoo, or a diffusers folder with a causal model."""
     out: Path = Path("runs/stream.mp4")
-    """Video to write, or a name without ending for a folder of pictures."""
+    """The video to write, or a name without an ending for a folder of pictures."""
     nproc: int = 2
-    """Ranks."""
+    """How many ranks there are."""
     blocks: int = 1_000_000
-    """Blocks after which it stops by itself."""
+    """After how many blocks it stops by itself."""
     window: int = 3
-    """Blocks of the past that are seen."""
+    """How many blocks of the past are seen."""
     sink: int = 1
-    """First frames that are always seen."""
+    """How many first frames are always seen."""
     steps: int | None = None
-    """Denoising steps; the model's own default if not given."""
+    """Denoising steps. Default: the model's own."""
     guidance: float | None = None
-    """Guidance scale; the model's own default if not given."""
+    """Guidance scale. Default: the model's own."""
     height: int | None = None
-    """Height in pixels; the model's own default if not given."""
+    """Height in pixels. Default: the model's own."""
     width: int | None = None
-    """Width in pixels; the model's own default if not given."""
+    """Width in pixels. Default: the model's own."""
     seed: int = 0
-    """Of the noise."""
+    """The seed of the noise."""
     fps: float = 16.0
     """Frames per second of the video."""
     dtype: str = "float32"
-    """Of weights and arithmetic."""
+    """The type of weights and arithmetic."""
 
 
 def on_rank(config: Config) -> dict[str, float]:
-    """Streams on this rank until somebody presses Ctrl-C; returns how many frames in how many seconds."""
+    """Streams on this rank until Ctrl-C is pressed; returns the number of frames and the seconds."""
     stopped: list[int] = []
-    signal.signal(signal.SIGINT, lambda *_: stopped.append(1))  # a block is finished, not torn
+    signal.signal(signal.SIGINT, lambda *_: stopped.append(1))  # the current block is finished first
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
     torch.set_num_threads(1 if config.nproc > 1 else torch.get_num_threads())
@@ -80,10 +80,10 @@ def on_rank(config: Config) -> dict[str, float]:
             pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
         else:
             pipe = zoo.load(row.name, dtype)
-        given = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
-        given |= {"height": config.height, "width": config.width}
+        chosen = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
+        chosen |= {"height": config.height, "width": config.width}
         named: dict[str, Any] = {} if row is None else dict(row.defaults)
-        named |= {name: value for name, value in given.items() if value is not None}
+        named |= {name: value for name, value in chosen.items() if value is not None}
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         named |= {"num_frames": frames_of(pipe, config.blocks), "output_type": "np"}
         knobs = TimestepPipeline(window=config.window, sink=config.sink)
@@ -101,7 +101,7 @@ def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[s
                 first = first or time.perf_counter() - start
             if number % 4 == 0:
                 logging.info("%d blocks, %.1f s", number + 1, time.perf_counter() - start)
-            # All ranks stop after the same block, whoever was told to.
+            # All ranks stop after the same block, whichever of them got the signal.
             if any(row[0] for row in agree(everyone, [float(len(stopped))], name="whether to stop")):
                 break
     finally:
@@ -117,9 +117,9 @@ def main() -> None:
     """Runs the recipe."""
     config = tyro.cli(Config)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks hear it
-    found = launch(on_rank, config.nproc, config)
-    logging.info("%s: %s", config.out, ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks handle it
+    speed = launch(on_rank, config.nproc, config)
+    logging.info("%s: %s", config.out, ", ".join(f"{name} {value:.4g}" for name, value in speed.items()))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
 """Trains `lists-mdlm` and `lists-ar`, the zoo's text models, from nothing: "sort : dog ant cat =" -> "ant cat dog".
 
 Both are stock Llama folders that `AutoModelForCausalLM.from_pretrained` loads, with a tokenizer of one token per word:
-a masked diffusion model whose tokens all see each other, and a causal twin of the same size. Four stages:
+a masked diffusion model whose tokens all see each other, and a causal twin of the same size. There are four stages:
 
-1. `mdlm`: the masked diffusion model learns to fill any masks of an answer, ends of text included; after a third of
-   the steps most examples are of the tasks that take long to learn;
+1. `mdlm`: the masked diffusion model learns to fill any masks of an answer and its ends of text; after a third of the
+   steps most examples are of the tasks that take long to learn;
 2. `ar`: the causal twin learns the next token of the same answers;
 3. `export`: the averaged weights so far become `export/lists-mdlm/` and `export/lists-ar/`, also while stages run;
-4. `evaluate`: fresh prompts of every task, one token per step, and the distribution of answers of the random tasks.
+4. `evaluate`: answers fresh prompts of every task, one token per step, and measures how the random tasks' answers are
+   distributed.
 
 Run on one core:             OMP_NUM_THREADS=1 python recipes/train_lists.py --out runs/lists
 Look at it while it trains:  python recipes/train_lists.py --out runs/lists --stages export,evaluate
 
 Every step draws its data and masks from (seed, step), so a stage that was stopped continues from its checkpoint with
-just the steps it would have made, on one core to the last bit. A stage ends at its number of steps, or at its minutes
-if they are given and come first (then the clock decides, and no two runs are the same), and its learning rate falls to
-zero by then.
+exactly the steps it would have made, on one core to the last bit. A stage ends at its number of steps, or at its
+minutes if they are set and come first (then the clock decides, and no two runs are the same). Its learning rate falls
+to zero by then.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ KINDS: tuple[Literal["mdlm", "ar"], ...] = ("mdlm", "ar")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/lists"
-    stages: str = ",".join(STAGES)
-    seed: int = 0
-    device: str = "cpu"
-    save_minutes: float = 2.0
-    mdlm_steps: int = 12000
-    mdlm_minutes: float = math.inf
-    ar_steps: int = 3000
-    ar_minutes: float = math.inf
-    batch: int = 128
-    heads: int = 4
-    depth: int = 6
-    muon_rate: float = 6e-3
-    adam_rate: float = 3e-3
-    prompts: int = 200
-    draws: int = 1000
+    out: str = "runs/lists"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 2.0  # Minutes between checkpoints.
+    mdlm_steps: int = 12000  # Most steps of stage `mdlm`.
+    mdlm_minutes: float = math.inf  # Most minutes of stage `mdlm`.
+    ar_steps: int = 3000  # Most steps of stage `ar`.
+    ar_minutes: float = math.inf  # Most minutes of stage `ar`.
+    batch: int = 128  # Rows per step.
+    heads: int = 4  # Attention heads.
+    depth: int = 6  # Layers.
+    muon_rate: float = 6e-3  # Peak learning rate of orthogonalised momentum.
+    adam_rate: float = 3e-3  # Peak learning rate of Adam.
+    prompts: int = 200  # Fresh prompts per task to evaluate.
+    draws: int = 1000  # Draws per prompt to compare distributions.
 
 
 def new_model(config: Config, kind: Literal["mdlm", "ar"]) -> LlamaForCausalLM:
-    """A model of random weights. Plain attention is the fastest one on a CPU for rows this short."""
+    """Makes a model of random weights. Plain attention is the fastest on a CPU for rows this short."""
     torch.manual_seed(config.seed)
     model = build_model(kind, config.heads, config.depth)
     model.set_attn_implementation("eager")
@@ -77,7 +78,7 @@ def new_model(config: Config, kind: Literal["mdlm", "ar"]) -> LlamaForCausalLM:
 
 
 def train(config: Config, world: World, kind: Literal["mdlm", "ar"]) -> TrainingStage:
-    """Stages 1 and 2; write `mdlm.pt` and `ar.pt`."""
+    """Runs stage 1 or 2, which write `mdlm.pt` and `ar.pt`."""
     model = new_model(config, kind).to(cast(Any, world.device))
     rates = (config.muon_rate, config.adam_rate)
     stage = TrainingStage(
@@ -104,7 +105,7 @@ def train(config: Config, world: World, kind: Literal["mdlm", "ar"]) -> Training
 
 
 def export(config: Config) -> None:
-    """Stage 3: saves a stock folder for every model there is."""
+    """Runs stage 3: saves a stock folder for every trained model."""
     for kind in KINDS:
         path = Path(config.out) / f"{kind}.pt"
         if path.exists():
@@ -114,7 +115,7 @@ def export(config: Config) -> None:
 
 
 def evaluate(config: Config) -> None:
-    """Stage 4: measures what is in `export/` on fresh prompts; writes `scores-NAME.json`."""
+    """Runs stage 4: measures the models in `export/` on fresh prompts and writes `scores-NAME.json`."""
     for folder in sorted((Path(config.out) / "export").iterdir()):
         model = load_folder(folder)
         random_tasks = [e.prompt for f in ("insert", "remove", "replace") for e in examples(3, 1, [f"{f}_random"])]
@@ -131,12 +132,12 @@ def evaluate(config: Config) -> None:
 
 
 def run(config: Config, world: World) -> None:
-    """Runs the stages asked for."""
-    asked = config.stages.split(",")
-    if unknown := [stage for stage in asked if stage not in STAGES]:
+    """Runs the stages of the configuration."""
+    stages = config.stages.split(",")
+    if unknown := [stage for stage in stages if stage not in STAGES]:
         raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
     Path(config.out).mkdir(parents=True, exist_ok=True)
-    for stage in asked:
+    for stage in stages:
         match stage:
             case "mdlm" | "ar" as kind:
                 train(config, world, kind)

@@ -1,26 +1,26 @@
 """Trains `motion` and `motion-causal`, the zoo's text-to-video models, from nothing: "a red circle moves right".
 
 The results are stock folders that `DiffusionPipeline.from_pretrained` loads: a Wan pipeline that sees all frames at
-once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and what came before. Nine stages:
+once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and earlier ones. The nine stages:
 
-1. `vae`: an AutoencoderKLWan (4 channels, a quarter of 32 x 32 each way, half the frames), on videos drawn on the fly;
-2. `decoder`: its decoder alone learns on, so that the latents stay as they are; may also run after the others;
-3. `pool`: long motions drawn once and encoded, so that the long stages never run the encoder;
-4. `text`: the UMT5 encoder learns to tell the facts of a caption, so that attribute binding is there early;
+1. `vae`: trains an AutoencoderKLWan (4 channels, 8 x 8 latents, half the frames) on videos drawn on the fly;
+2. `decoder`: only its decoder learns on, so that the latents stay as they are; this may also run after the others;
+3. `pool`: draws long motions once and encodes them, so that the long stages never run the encoder;
+4. `text`: the UMT5 encoder learns to tell the facts of a caption, so that it binds attributes early;
 5. `motion`: transformer and text encoder learn rectified flow on windows cut anywhere from the pool, short ones first;
 6. `causal`: a copy learns the same with the block-causal mask, one noise level for all blocks, text encoder fixed;
-7. `distil`: the copy learns to do with one guidance-free step what several guided ones do, four steps in all;
+7. `distil`: the copy learns to do with one guidance-free step what several guided steps do, four steps in all;
 8. `export`: the averaged weights so far become `export/motion/` and `export/motion-causal/`, also while stages run;
-9. `evaluate`: fresh captions are sampled from these folders and their facts read back.
+9. `evaluate`: samples fresh captions from these folders and reads their facts back.
 
 Run on a GPU or one core:    python recipes/train_motion.py --out runs/motion
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_motion.py --out runs/motion
 Look at it while it trains:  python recipes/train_motion.py --out runs/motion --stages export,evaluate
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
-with just the steps it would have made (the last bits differ, as fast kernels' sums differ from run to run anyway). A
-stage ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then; the
-minutes only matter when they are made short.
+with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage
+ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then. The default
+minutes are so many that only the steps count.
 """
 
 from __future__ import annotations
@@ -61,50 +61,50 @@ from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_ad
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
-#: Latents of a pool clip that are kept, and dropped before them: the first ones know that nothing came before.
+#: How many latents of a pool clip are kept, and how many are dropped before them: the first ones know they are first.
 KEPT, DROPPED = 16, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/motion"
-    stages: str = ",".join(STAGES)
-    seed: int = 0
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    save_minutes: float = 3.0
-    vae_steps: int = 1400
-    vae_minutes: float = 600.0
-    vae_batch: int = 2
-    vae_channels: int = 16
-    decoder_steps: int = 1000
-    decoder_minutes: float = 600.0
-    pool_size: int = 6000
-    text_steps: int = 500
-    text_minutes: float = 600.0
-    text_batch: int = 64
-    motion_steps: int = 8000
-    motion_minutes: float = 6000.0
-    motion_tokens: int = 256
-    heads: int = 6
-    depth: int = 6
-    muon_rate: float = 3e-3
-    adam_rate: float = 1.2e-3
-    caption_dropout: float = 0.1
-    causal_steps: int = 1000
-    causal_minutes: float = 600.0
-    distil_steps: int = 600
-    distil_minutes: float = 600.0
-    distil_tokens: int = 256
-    substeps: int = 2
-    captions: int = 60
-    steps: int = 20
-    guidance: float = 2.0
+    out: str = "runs/motion"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 3.0  # Minutes between checkpoints.
+    vae_steps: int = 1400  # Most steps of stage `vae`.
+    vae_minutes: float = 600.0  # Most minutes of stage `vae`.
+    vae_batch: int = 2  # Videos per step and rank.
+    vae_channels: int = 16  # Width of the autoencoder.
+    decoder_steps: int = 1000  # Most steps of stage `decoder`.
+    decoder_minutes: float = 600.0  # Most minutes of stage `decoder`.
+    pool_size: int = 6000  # Encoded examples of all ranks together.
+    text_steps: int = 500  # Most steps of stage `text`.
+    text_minutes: float = 600.0  # Most minutes of stage `text`.
+    text_batch: int = 64  # Captions per step and rank.
+    motion_steps: int = 8000  # Most steps of stage `motion`.
+    motion_minutes: float = 6000.0  # Most minutes of stage `motion`.
+    motion_tokens: int = 256  # Latent frames per step of all ranks.
+    heads: int = 6  # Attention heads.
+    depth: int = 6  # Layers.
+    muon_rate: float = 3e-3  # Peak learning rate of orthogonalised momentum.
+    adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
+    caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    causal_steps: int = 1000  # Most steps of stage `causal`.
+    causal_minutes: float = 600.0  # Most minutes of stage `causal`.
+    distil_steps: int = 600  # Most steps of stage `distil`.
+    distil_minutes: float = 600.0  # Most minutes of stage `distil`.
+    distil_tokens: int = 256  # Latent frames per step of `distil`.
+    substeps: int = 2  # The teacher's steps per step of the student.
+    captions: int = 60  # Fresh captions to evaluate.
+    steps: int = 20  # Denoising steps to evaluate with.
+    guidance: float = 2.0  # Guidance scale to evaluate with.
 
 
 def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
-    """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
+    """Makes a stage with its limits and key from the configuration, resumed if it has a checkpoint."""
     return TrainingStage(
         world,
         Path(config.out) / f"{name}.pt",
@@ -121,7 +121,7 @@ def new_stage(config: Config, world: World, name: str, module: nn.Module, optimi
 
 
 def train_vae(config: Config, world: World) -> None:
-    """Stage 1; writes `vae.pt` and `vae/`, whose configuration holds the latents' means and deviations."""
+    """Runs stage 1; writes `vae.pt` and `vae/`, whose configuration holds the latents' means and deviations."""
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     torch.manual_seed(config.seed)
@@ -155,7 +155,7 @@ def finish_vae(config: Config, vae: Any) -> None:
 
 
 def load_vae(config: Config) -> Any:
-    """The autoencoder, with the latest decoder."""
+    """Loads the autoencoder, with the latest decoder."""
     vae: Any = AutoencoderKLWan.from_pretrained(Path(config.out) / "vae")
     if (path := Path(config.out) / "decoder.pt").exists():
         saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
@@ -165,7 +165,7 @@ def load_vae(config: Config) -> Any:
 
 
 def train_decoder(config: Config, world: World) -> None:
-    """Stage 2; writes `decoder.pt`."""
+    """Runs stage 2; writes `decoder.pt`."""
     vae = load_vae(config).to(world.device).requires_grad_(False)
     both = nn.ModuleList([vae.decoder, vae.post_quant_conv]).requires_grad_(True)
     inside = [p for n, p in both.named_parameters() if p.ndim >= 4 and n != "0.conv_out.weight"]
@@ -182,14 +182,14 @@ def train_decoder(config: Config, world: World) -> None:
 
 
 def pool_scene(config: Config, world: World, index: int) -> tuple[MovingScene, np.random.Generator]:
-    """The scene of a clip of this rank's share, and the generator that draws where its objects are."""
+    """Draws the scene of a clip of this rank's share; also returns the generator for its objects' places."""
     rng = generator(72, config.seed, world.rank, index)
     return training_scene(rng), rng
 
 
 @torch.no_grad()
 def build_pool(config: Config, world: World) -> None:
-    """Stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`, float16, normalised."""
+    """Runs stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`, float16, normalised."""
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
     if path.exists():
         return
@@ -212,7 +212,7 @@ def build_pool(config: Config, world: World) -> None:
 
 
 def train_text(config: Config, world: World) -> None:
-    """Stage 4; writes `text.pt`."""
+    """Runs stage 4; writes `text.pt`."""
     if (Path(config.out) / "motion.pt").exists():
         return
     torch.manual_seed(config.seed)
@@ -226,7 +226,7 @@ def train_text(config: Config, world: World) -> None:
 
 
 def motion_stage(config: Config, world: World) -> TrainingStage:
-    """The stage's state: fresh with the text encoder of stage 4, or resumed."""
+    """Makes stage 5, fresh with the text encoder of stage 4, or resumed."""
     torch.manual_seed(config.seed)
     model = Animator(config.heads, config.depth)
     saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
@@ -241,13 +241,13 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
 
 
 def load_pool(config: Config, world: World) -> ClipPool:
-    """This rank's clips."""
+    """Loads this rank's clips."""
     latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
     return ClipPool(latents, [pool_scene(config, world, index)[0] for index in range(len(latents))], world.device)
 
 
 def train_motion(config: Config, world: World) -> None:
-    """Stage 5; writes `motion.pt`."""
+    """Runs stage 5; writes `motion.pt`."""
     stage, pool = motion_stage(config, world), load_pool(config, world)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
@@ -268,7 +268,7 @@ def train_motion(config: Config, world: World) -> None:
 
 
 def causal_model(config: Config, world: World, name: str) -> Animator:
-    """A causal transformer with the weights of stage `name` and its text encoder fixed."""
+    """Makes a causal transformer with the weights of stage `name` and its text encoder fixed."""
     model = Animator(config.heads, config.depth, BLOCK)
     model.load_state_dict(torch.load(Path(config.out) / f"{name}.pt", map_location="cpu", weights_only=True)["average"])
     model.text.requires_grad_(False)
@@ -276,12 +276,12 @@ def causal_model(config: Config, world: World, name: str) -> Animator:
 
 
 def draw_lookback(rng: np.random.Generator) -> int | None:
-    """How many earlier blocks a step's blocks see, for streams that keep only some of them; None for all."""
+    """Draws how many earlier blocks a step's blocks see (None: all), for streams that keep only some of them."""
     return (None, None, 2, 1)[int(rng.integers(4))]
 
 
 def train_causal(config: Config, world: World) -> None:
-    """Stage 6; writes `causal.pt`."""
+    """Runs stage 6; writes `causal.pt`."""
     torch.manual_seed(config.seed)
     model, pool = causal_model(config, world, "motion"), load_pool(config, world)
     rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
@@ -301,7 +301,7 @@ def train_causal(config: Config, world: World) -> None:
 
 
 def train_distil(config: Config, world: World) -> None:
-    """Stage 7; writes `distil.pt`."""
+    """Runs stage 7; writes `distil.pt`."""
     torch.manual_seed(config.seed)
     teacher = causal_model(config, world, "causal").requires_grad_(False)
     model, pool = causal_model(config, world, "causal"), load_pool(config, world)
@@ -323,20 +323,20 @@ def train_distil(config: Config, world: World) -> None:
 
 
 def export(config: Config, world: World) -> None:
-    """Stage 8: saves a stock pipeline folder for every model there is."""
+    """Runs stage 8: saves a stock pipeline folder for every trained model."""
     if world.rank:
         return
     out = Path(config.out)
     for name, stages in (("motion", ("motion",)), ("motion-causal", ("distil", "causal"))):
-        found = [stage for stage in stages if (out / f"{stage}.pt").exists()]
-        if found:
+        done = [stage for stage in stages if (out / f"{stage}.pt").exists()]
+        if done:
             model = Animator(config.heads, config.depth, BLOCK if name == "motion-causal" else 0)
-            model.load_state_dict(torch.load(out / f"{found[0]}.pt", map_location="cpu", weights_only=True)["average"])
+            model.load_state_dict(torch.load(out / f"{done[0]}.pt", map_location="cpu", weights_only=True)["average"])
             save_pipeline(model, load_vae(config), out / "export" / name)
 
 
 def evaluate(config: Config, world: World) -> None:
-    """Stage 9: measures what is in `export/` on fresh captions; writes `facts.json` and a sheet of frames for each."""
+    """Runs stage 9: measures the models in `export/` on fresh captions; writes facts and a sheet of frames for each."""
     if world.rank:
         return
     for folder in sorted((Path(config.out) / "export").iterdir()):
@@ -364,7 +364,7 @@ def evaluate(config: Config, world: World) -> None:
 
 
 def run(config: Config, world: World) -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     Path(config.out).mkdir(parents=True, exist_ok=True)
     runners = (
         *(train_vae, train_decoder, build_pool, train_text, train_motion),

@@ -1,25 +1,25 @@
-"""Trains streams: one small model with 1 and with P parallel streams, from nothing, on what is hard to tell at once.
+"""Trains streams: a small model with 1 and with P parallel streams, from nothing, on tasks that need much at once.
 
-Two tasks. `product`: "47*86=4042", two numbers of two digits and their product, whose digits are written without steps
-between, so each must be worked out in one pass. `code`: the next byte of Python's own standard library, or of any
-folder of text. Three sides per seed, all with the same lessons, steps and learning rate:
+There are two tasks. `product` is "47*86=4042": two numbers of two digits and their product, whose digits are written
+without steps between, so each must be worked out in one pass. `code` predicts the next byte of Python's own standard
+library, or of any folder of text. Each seed has three sides, all with the same lessons, steps and learning rate:
 
 - `one`: the backbone, one stream;
-- `wide`: one stream, its feed-forward layers widened until it has as many parameters as `streams` in all;
+- `wide`: one stream, with feed-forward layers widened until it has as many parameters as `streams` in all;
 - `streams`: the backbone of `one` with P streams, prefixes and aggregator.
 
-Four stages:
+There are four stages:
 
-1. `train`: every side of every seed, into `OUT/SIDE-SEED/`;
-2. `measure`: texts that no side was shown; writes `scores.json`, a row per side and seed;
-3. `recycle`: a frozen backbone, `one` of the first seed or `--backbone`, which may have learned other texts, and on it
-   P streams and, for each seed, one stream whose prefix has as many parameters as they have in all; adds their rows;
-4. `export`: `export/`, the model of `streams`, first seed, in ParScale's published layout.
+1. `train`: trains every side of every seed, into `OUT/SIDE-SEED/`;
+2. `measure`: measures all on texts that no side was shown; writes `scores.json`, a row per side and seed;
+3. `recycle`: freezes a backbone, `one` of the first seed or `--backbone`, which may have learned other texts. On it, it
+   trains P streams, and for each seed one stream whose prefix has as many parameters as these in all; adds their rows;
+4. `export`: writes `export/`, the model of `streams`, first seed, in ParScale's published layout.
 
 Run on one core: OMP_NUM_THREADS=1 python recipes/train_parscale.py --out runs/parscale
 
-Recycling as it is filed, half an hour on one core: a backbone of 0.9 M parameters learns Python's library, then streams
-on it learn the sources of diffusers:
+The recycling in benchmarks/ takes half an hour on one core: a backbone of 0.9 M parameters learns Python's library,
+then streams on it learn the sources of diffusers:
 
     python recipes/train_parscale.py --out runs/library --stages train --sides one --seeds 1 --task code --width 128 \
         --depth 4 --length 128 --batch 32 --steps 1400 --rate 3e-3
@@ -27,8 +27,8 @@ on it learn the sources of diffusers:
         --task code --text FOLDER_OF_DIFFUSERS --width 128 --depth 4 --length 128 --batch 16 --steps 300 --prefix 16 \
         --spread 0.3 --rate 3e-3 --prefix-rate 0.2 --items 1024
 
-Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps. On
-several ranks, `accelerate launch recipes/train_parscale.py ...`: each takes its share of every batch.
+Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps. With
+`accelerate launch recipes/train_parscale.py ...` each of several ranks takes its share of every batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
+from partsong.knobs import check_knobs, type_hints
 from partsong.reasoning.parscale.checkpoint import save
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.training import StreamLesson, train
@@ -60,37 +61,36 @@ from partsong.seeds import derive
 
 STAGES: tuple[str, ...] = ("train", "measure", "recycle", "export")
 SIDES: tuple[str, ...] = ("one", "wide", "streams")
-TASKS: tuple[str, ...] = ("product", "code")
 TIMES, EQUALS, BYTES = 10, 11, 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/parscale"
-    stages: str = "train,measure"
-    sides: str = ",".join(SIDES)
-    task: str = "product"
-    text: str = ""
-    backbone: str = ""
-    seeds: int = 8
-    streams: int = 4
-    prefix: int = 8
-    spread: float = 1.0
-    smoothing: float = 0.1
-    steps: int = 2500
-    batch: int = 128
-    rate: float = 6e-3
-    prefix_rate: float = 24e-3
-    width: int = 16
-    depth: int = 2
-    items: int = 8192
-    length: int = 64
+    out: str = "runs/parscale"  # The folder for everything that is written.
+    stages: str = "train,measure"  # The stages to run, with commas between.
+    sides: str = ",".join(SIDES)  # The sides to train, with commas between.
+    task: Literal["product", "code"] = "product"  # What is learned.
+    text: str = ""  # A folder of Python files for `code`. Default: Python's own library.
+    backbone: str = ""  # The folder of the frozen backbone. Default: `one` of the first seed.
+    seeds: int = 8  # How many seeds there are.
+    streams: int = 4  # P, the number of streams.
+    prefix: int = 8  # Learned keys of a stream's prefix.
+    spread: float = 1.0  # Standard deviation of the first prefixes.
+    smoothing: float = 0.1  # Least share of weight spread over all streams.
+    steps: int = 2500  # Steps of training.
+    batch: int = 128  # Rows per step.
+    rate: float = 6e-3  # Peak learning rate.
+    prefix_rate: float = 24e-3  # Peak learning rate of prefixes.
+    width: int = 16  # Hidden size of the model.
+    depth: int = 2  # Layers.
+    items: int = 8192  # Rows to measure.
+    length: int = 64  # Bytes of a row of `code`.
 
 
 def build(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
-    """A model of random weights, and its streams if the side has any."""
+    """Makes a model of random weights, and its streams if the side has any."""
     inner = 3 * config.width
     model = _model(config, inner, seed)
     many = side == "streams" and config.streams > 1
@@ -120,7 +120,7 @@ def _model(config: Config, inner: int, seed: int) -> LlamaForCausalLM:
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        # Matrices of random weights that keep the size of what they multiply; the usual 0.02 is for wide models.
+        # Random matrices that keep the size of what they multiply; the usual 0.02 is for wide models.
         initializer_range=0.6 / math.sqrt(config.width),
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -131,9 +131,8 @@ def _model(config: Config, inner: int, seed: int) -> LlamaForCausalLM:
 
 
 def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], StreamLesson]:
-    """The lesson of every step: the same for all sides of a seed, and never one that measures."""
-    if config.task not in TASKS:
-        raise ArgumentError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
+    """Draws the lesson of every step: the same for all sides of a seed, and never one that measures."""
+    check_knobs(type_hints(Config), {"task": config.task})
 
     def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "held out" if held_out else "lesson", step))
@@ -145,10 +144,10 @@ def lessons(config: Config, seed: int, *, held_out: bool = False) -> Callable[[i
 
 
 def _products(rng: np.random.Generator, num: int, held_out: bool) -> StreamLesson:
-    """Every eighth pair of numbers, by a sum that mixes them, is kept from training."""
+    """Draws products; every eighth pair of numbers, by a sum that mixes them, is kept from training."""
     pairs = rng.integers(0, 100, (16 * num, 2))
-    kept = (31 * pairs[:, 0] + 17 * pairs[:, 1] + pairs[:, 0] * pairs[:, 1] // 7) % 8 == 0
-    left, right = pairs[kept == held_out][:num].T
+    is_held_out = (31 * pairs[:, 0] + 17 * pairs[:, 1] + pairs[:, 0] * pairs[:, 1] // 7) % 8 == 0
+    left, right = pairs[is_held_out == held_out][:num].T
     digits = partial(_digits, num=num)
     sign, end = np.full((num, 1), TIMES), np.full((num, 1), EQUALS)
     ids = np.concatenate([digits(left, 2), sign, digits(right, 2), end, digits(left * right, 4)], axis=1)
@@ -172,7 +171,7 @@ def _windows(rng: np.random.Generator, num: int, length: int, text: np.ndarray) 
 
 @cache
 def _corpus(folder: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of a folder's Python files, and those of every tenth file, by its name, which are kept from training."""
+    """Reads the bytes of a folder's Python files; those of every tenth file, by its name, are kept from training."""
     root = Path(folder or sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib"} if not folder else set[str]()
     files = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
@@ -186,12 +185,12 @@ def _corpus(folder: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rates(config: Config) -> dict[str, Any]:
-    """What all sides are trained with; prefixes, where there are any, learn faster than all else."""
+    """Returns the steps and rates of all sides; prefixes learn faster than all else."""
     return {"steps": config.steps, "rate": config.rate, "prefix_rate": config.prefix_rate}
 
 
 def train_side(config: Config, side: str, seed: int) -> None:
-    """Stage 1 for one side and seed; leaves `OUT/SIDE-SEED/training.pt`."""
+    """Runs stage 1 for one side and seed; writes `OUT/SIDE-SEED/training.pt`."""
     model, weights = build(config, side, seed)
     logging.info("%s, seed %d: %d parameters", side, seed, count(model, weights))
     folder = Path(config.out) / f"{side}-{seed}"
@@ -199,7 +198,7 @@ def train_side(config: Config, side: str, seed: int) -> None:
 
 
 def load(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
-    """What `train_side` left."""
+    """Loads what `train_side` wrote."""
     path = Path(config.out) / f"{side}-{seed}" / "training.pt"
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage 'train' first")
@@ -214,29 +213,29 @@ def load(config: Config, side: str, seed: int) -> tuple[LlamaForCausalLM, Stream
 
 
 def _part(state: dict[str, Any], name: str) -> dict[str, torch.Tensor]:
-    """The weights of `model` or `weights` in a checkpoint."""
+    """Picks the weights of `model` or `weights` in a checkpoint."""
     return {
         key.removeprefix(f"{name}."): value for key, value in state["weights"].items() if key.startswith(f"{name}.")
     }
 
 
 def count(model: torch.nn.Module, weights: StreamWeights | None) -> int:
-    """Parameters in all; tied ones once."""
+    """Counts the parameters, tied ones once."""
     return sum(each.numel() for part in (model, weights) if part is not None for each in part.parameters())
 
 
 @torch.inference_mode()
 def score(config: Config, model: LlamaForCausalLM, weights: StreamWeights | None) -> dict[str, float]:
-    """Loss per learned token in nats, and the shares of tokens and of whole rows that are right, greedily."""
+    """Measures the loss per learned token in nats, and the shares of right tokens and of rows that are all right."""
     losses, right, whole = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     draw = lessons(config, 0, held_out=True)
     with ParScale(model, *() if weights is None else (weights,)):
         for step in range(math.ceil(config.items / config.batch)):
             lesson = draw(step)
-            wanted, learned = lesson.ids[:, 1:], lesson.learned[:, 1:]
+            targets, learned = lesson.ids[:, 1:], lesson.learned[:, 1:]
             logits = cast(Any, model)(input_ids=lesson.ids, use_cache=False).logits[:, :-1]
-            hit = logits.argmax(-1) == wanted
-            losses.append(F.cross_entropy(logits[learned].float(), wanted[learned], reduction="none"))
+            hit = logits.argmax(-1) == targets
+            losses.append(F.cross_entropy(logits[learned].float(), targets[learned], reduction="none"))
             right.append(hit[learned])
             whole.append((hit | ~learned).all(1))
     loss, tokens, rows = (float(torch.cat(each).double().mean()) for each in (losses, right, whole))
@@ -244,7 +243,7 @@ def score(config: Config, model: LlamaForCausalLM, weights: StreamWeights | None
 
 
 def measure(config: Config) -> None:
-    """Stage 2: writes `scores.json`."""
+    """Runs stage 2: writes `scores.json`."""
     rows = []
     for seed in range(config.seeds):
         for side in config.sides.split(","):
@@ -256,7 +255,7 @@ def measure(config: Config) -> None:
 
 
 def recycle(config: Config) -> None:
-    """Stage 3: adds rows to `scores.json`."""
+    """Runs stage 3: adds rows to `scores.json`."""
     folder = Path(config.out)
     sides = ("frozen", "prefix", "recycled")
     rows = [row for row in _rows(folder) if row["side"] not in sides]
@@ -265,7 +264,7 @@ def recycle(config: Config) -> None:
     rows[-1] |= score(config, model, None)
     for seed in range(config.seeds):
         for side, num in (("prefix", 1), ("recycled", config.streams)):
-            weights = recycled(config, model, num, seed)
+            weights = streams_on(config, model, num, seed)
             draw = lessons(config, derive(seed, "recycled"))
             train(model, weights, draw, frozen=True, folder=folder / f"{side}-{seed}", **rates(config))
             row = {"side": side, "seed": seed, "streams": num, "parameters": count(model, weights)}
@@ -274,8 +273,8 @@ def recycle(config: Config) -> None:
     _write(config, rows)
 
 
-def recycled(config: Config, model: LlamaForCausalLM, num: int, seed: int) -> StreamWeights:
-    """Streams for a frozen backbone; of one, the prefix has as many parameters as P streams have in all."""
+def streams_on(config: Config, model: LlamaForCausalLM, num: int, seed: int) -> StreamWeights:
+    """Makes streams for a frozen backbone; the prefix of a single one has as many parameters as P streams in all."""
     knobs: dict[str, Any] = {"spread": config.spread, "smoothing": config.smoothing, "seed": derive(seed, "streams")}
     weights = StreamWeights.new(model, config.streams, prefix_length=config.prefix, **knobs)
     if num > 1:
@@ -287,7 +286,7 @@ def recycled(config: Config, model: LlamaForCausalLM, num: int, seed: int) -> St
 def _frozen(config: Config) -> LlamaForCausalLM:
     path = Path(config.backbone or f"{config.out}/one-0") / "training.pt"
     if not path.exists():
-        raise ArgumentError(f"no {path}; run the stage 'train', or give a folder it left as --backbone")
+        raise ArgumentError(f"no {path}; run the stage 'train', or give a folder it wrote as --backbone")
     model = _model(config, 3 * config.width, 0)
     model.load_state_dict(_part(torch.load(path, map_location="cpu", weights_only=True), "model"))
     return model.eval()
@@ -300,19 +299,19 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 def _write(config: Config, rows: list[dict[str, Any]]) -> None:
     if Accelerator().is_main_process:
-        said = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
-        (Path(config.out) / "scores.json").write_text(json.dumps(said, indent=1) + "\n")
+        report = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
+        (Path(config.out) / "scores.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def export(config: Config) -> None:
-    """Stage 4: writes `export/`."""
+    """Runs stage 4: writes `export/`."""
     model, weights = load(config, "streams", 0)
     assert weights is not None
     save(Path(config.out) / "export", model, weights)
 
 
 def run(config: Config) -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     stages, sides = config.stages.split(","), config.sides.split(",")
     for asked, known in ((stages, STAGES), (sides, SIDES)):
         if unknown := [each for each in asked if each not in known]:

@@ -1,15 +1,15 @@
 """Trains streams on a question that needs several facts at once: which price is the highest?
 
-Every good costs another digit in every shop, at random, and a small model learns them all by heart: "the second of
-these goods, in this shop" gives a price (stage `learn`; texts of one to four goods). The question then is the highest
-price of four goods in a shop, to be said at once: four facts must be looked up, at the one place where the shop is read
-(stage `ask`). One stream has to do that in one pass of its layers. Four streams have four, by the same weights: they
-begin as the prompts "the first", ..., "the fourth" (`StreamWeights.from_prompts`), and their network learns to weigh
-them. All sides have the same lessons, in the same order:
+Every good has a random digit as its price in every shop, and a small model learns all prices by heart: "the second of
+these goods, in this shop" gives a price (stage `learn`, with texts of one to four goods). Then it is asked for the
+highest price of four goods in a shop, without steps between: four facts must be looked up at the one place where the
+shop is read (stage `ask`). One stream has one pass of its layers for that. Four streams have four passes of the same
+weights: they begin as the prompts "the first", ..., "the fourth" (`StreamWeights.from_prompts`), and their network
+learns to weigh them. All sides have the same lessons, in the same order:
 
-- `frozen`: the model as it is, behind "the first";
-- `prefix`: it stays as it is, and one stream learns a prefix of as many parameters as `recycled` adds in all;
-- `recycled`: it stays as it is; P streams and their network learn;
+- `frozen`: the model as it is, after "the first";
+- `prefix`: the model stays, and one stream learns a prefix of as many parameters as `recycled` adds in all;
+- `recycled`: the model stays; P streams and their network learn;
 - `wide`: one stream, all weights learn, feed-forward layers widened by as many parameters as `streams` adds in all;
 - `longer`: the same with P times the steps, which computes as much as `streams`;
 - `streams`: P streams, all weights learn;
@@ -17,7 +17,7 @@ them. All sides have the same lessons, in the same order:
 
 `export` writes `export/`, the model of `streams`, first seed, in ParScale's published layout.
 
-Run, seven minutes a seed on one core: OMP_NUM_THREADS=1 python recipes/train_prices.py --out runs/prices
+Run on one core, seven minutes a seed: OMP_NUM_THREADS=1 python recipes/train_prices.py --out runs/prices
 
 Lessons are drawn from (seed, step), so a run that was stopped goes on from its checkpoints with the same steps.
 """
@@ -52,35 +52,35 @@ DIGITS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/prices"
-    stages: str = "learn,ask"
-    sides: str = ",".join(SIDES)
-    first_seed: int = 0
-    seeds: int = 5
-    streams: int = 4
-    goods: int = 48
-    shops: int = 48
-    width: int = 32
-    depth: int = 2
-    heads: int = 4
-    inner: int = 256
-    learn_steps: int = 6000
-    learn_batch: int = 256
-    learn_rate: float = 4e-3
-    steps: int = 1500
-    batch: int = 128
-    rate: float = 6e-3
-    streams_rate: float = 3e-3
-    network_rate: float = 1e-2
-    prefix_rate: float = 3e-2
-    spread: float = 0.5
-    items: int = 4096
+    out: str = "runs/prices"  # The folder for everything that is written.
+    stages: str = "learn,ask"  # The stages to run, with commas between.
+    sides: str = ",".join(SIDES)  # The sides to train, with commas between.
+    first_seed: int = 0  # The first seed.
+    seeds: int = 5  # How many seeds there are.
+    streams: int = 4  # P, the number of streams.
+    goods: int = 48  # How many goods there are.
+    shops: int = 48  # How many shops there are.
+    width: int = 32  # Hidden size of the model.
+    depth: int = 2  # Layers.
+    heads: int = 4  # Attention heads.
+    inner: int = 256  # Width of its feed-forward layers.
+    learn_steps: int = 6000  # Steps of `learn`.
+    learn_batch: int = 256  # Rows per step of `learn`.
+    learn_rate: float = 4e-3  # Peak learning rate of `learn`.
+    steps: int = 1500  # Steps of `ask`.
+    batch: int = 128  # Rows per step.
+    rate: float = 6e-3  # Peak learning rate of sides with one stream.
+    streams_rate: float = 3e-3  # Peak learning rate of sides whose streams and weights learn.
+    network_rate: float = 1e-2  # Peak learning rate of `recycled`.
+    prefix_rate: float = 3e-2  # Peak learning rate of prefixes.
+    spread: float = 0.5  # Standard deviation of random prefixes.
+    items: int = 4096  # Questions to measure.
 
 
 def build(config: Config, seed: int, added: int = 0) -> LlamaForCausalLM:
-    """A model of random weights; `added` more channels in each feed-forward layer."""
+    """Makes a model of random weights, with `added` more channels in each feed-forward layer."""
     torch.manual_seed(seed)
     sizes = LlamaConfig(
         # Digits, goods, shops, and "the first" to "the last".
@@ -101,17 +101,17 @@ def build(config: Config, seed: int, added: int = 0) -> LlamaForCausalLM:
 
 
 def prices(config: Config, seed: int) -> np.ndarray:
-    """What everything costs, `[shops, goods]`."""
+    """Draws all prices, `[shops, goods]`."""
     return np.random.default_rng(derive(seed, "prices")).integers(0, DIGITS, (config.shops, config.goods))
 
 
 def look_ups(config: Config, seed: int) -> Callable[[int], StreamLesson]:
-    """Lessons of stage `learn`: which, goods, shop, its price; one good, then two, and so on, in turn."""
+    """Draws the lessons of stage `learn`: which, goods, shop, price; with one good, then two, and so on, in turn."""
     table = prices(config, seed)
 
     def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "look-up", step))
-        goods, shop = _asked(config, rng, config.learn_batch, 1 + step % config.streams)
+        goods, shop = _draw_goods(config, rng, config.learn_batch, 1 + step % config.streams)
         which = rng.integers(0, goods.shape[1], (len(goods), 1))
         price = table[shop, np.take_along_axis(goods, which, axis=1)]
         return _lesson(config, which, goods, shop, price)
@@ -120,18 +120,18 @@ def look_ups(config: Config, seed: int) -> Callable[[int], StreamLesson]:
 
 
 def questions(config: Config, seed: int, *, held_out: bool = False) -> Callable[[int], StreamLesson]:
-    """Lessons of stage `ask`: goods, shop, the highest of their prices there."""
+    """Draws the lessons of stage `ask`: goods, shop, the highest of their prices there."""
     table = prices(config, seed)
 
     def draw(step: int) -> StreamLesson:
         rng = np.random.default_rng(derive(seed, "held out" if held_out else "question", step))
-        goods, shop = _asked(config, rng, config.batch, config.streams)
+        goods, shop = _draw_goods(config, rng, config.batch, config.streams)
         return _lesson(config, None, goods, shop, table[shop, goods].max(axis=1, keepdims=True))
 
     return draw
 
 
-def _asked(config: Config, rng: np.random.Generator, num: int, goods: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_goods(config: Config, rng: np.random.Generator, num: int, goods: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, config.goods, (num, goods)), rng.integers(0, config.shops, (num, 1))
 
 
@@ -149,14 +149,14 @@ def _lesson(
 
 
 def learn(config: Config, seed: int) -> None:
-    """Stage 1 for one seed; leaves `OUT/learned-SEED/training.pt`."""
+    """Runs stage 1 for one seed; writes `OUT/learned-SEED/training.pt`."""
     draw = look_ups(config, seed)
     folder = Path(config.out) / f"learned-{seed}"
     train(build(config, seed), None, draw, steps=config.learn_steps, rate=config.learn_rate, folder=folder)
 
 
-def learned(config: Config, seed: int) -> LlamaForCausalLM:
-    """What `learn` left."""
+def load_learned(config: Config, seed: int) -> LlamaForCausalLM:
+    """Loads what `learn` wrote."""
     path = Path(config.out) / f"learned-{seed}" / "training.pt"
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage 'learn' first")
@@ -168,8 +168,8 @@ def learned(config: Config, seed: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-def widened(config: Config, model: LlamaForCausalLM, seed: int, parameters: int) -> LlamaForCausalLM:
-    """The same function with so many more parameters: channels of random input whose output begins at zero."""
+def widen(config: Config, model: LlamaForCausalLM, seed: int, parameters: int) -> LlamaForCausalLM:
+    """Adds about this many parameters without effect: channels of random input whose output begins at zero."""
     wide = build(config, seed, math.ceil(parameters / (3 * config.width * config.depth)))
     state = wide.state_dict()
     for name, value in model.state_dict().items():
@@ -180,9 +180,9 @@ def widened(config: Config, model: LlamaForCausalLM, seed: int, parameters: int)
     return wide.eval()
 
 
-def side(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
-    """A side as it is before it learns."""
-    model = learned(config, seed)
+def make_side(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
+    """Makes a side as it is before it learns."""
+    model = load_learned(config, seed)
     ordinals = torch.arange(config.streams)[:, None] + DIGITS + config.goods + config.shops
     streams = StreamWeights.from_prompts(model, ordinals, seed=derive(seed, "streams"))
     added = count(streams)
@@ -190,7 +190,7 @@ def side(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, Stream
         case "frozen":
             return model, StreamWeights.from_prompts(model, ordinals[:1])
         case "prefix":
-            # It begins as all the prompts, one behind another.
+            # It begins as all the prompts, one after the other.
             num = math.ceil(added / (2 * config.depth * config.width))
             one: dict[str, Any] = {"prefix_length": num, "spread": config.spread, "seed": derive(seed, "prefix")}
             return model, StreamWeights.from_prompts(model, ordinals.T, **one)
@@ -198,17 +198,17 @@ def side(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, Stream
             fresh: dict[str, Any] = {"prefix_length": 1, "spread": config.spread, "seed": derive(seed, "noise")}
             return model, StreamWeights.new(model, config.streams, **fresh)
         case "wide" | "longer":
-            return widened(config, model, seed, added), None
+            return widen(config, model, seed, added), None
         case _:
             return model, streams
 
 
 def ask(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamWeights | None]:
-    """Stage 2 for one side and seed, from where its checkpoint is; leaves `OUT/SIDE-SEED/training.pt`."""
-    model, weights = side(config, name, seed)
+    """Runs stage 2 for one side and seed, from its checkpoint if there is one; writes `OUT/SIDE-SEED/training.pt`."""
+    model, weights = make_side(config, name, seed)
     frozen = name in ("frozen", "prefix", "recycled")
     if name != "frozen":
-        # What did best on seed 0, of three or four for each; `noise` and `longer` take those of their siblings.
+        # The best of three or four rates for each on seed 0; `noise` and `longer` take those of their siblings.
         many = {"streams": config.streams_rate, "noise": config.streams_rate, "recycled": config.network_rate}
         rate = many.get(name, config.rate)
         train(
@@ -225,13 +225,13 @@ def ask(config: Config, name: str, seed: int) -> tuple[LlamaForCausalLM, StreamW
 
 
 def count(*modules: torch.nn.Module | None) -> int:
-    """Parameters in all."""
+    """Counts the parameters of all modules."""
     return sum(each.numel() for module in modules if module is not None for each in module.parameters())
 
 
 @torch.inference_mode()
 def score(config: Config, model: LlamaForCausalLM, weights: StreamWeights | None, seed: int) -> dict[str, float]:
-    """Loss per answer in nats and the share of right ones, on `items` fresh questions."""
+    """Measures the loss per answer in nats and the share of right ones, on `items` fresh questions."""
     losses, right = list[torch.Tensor](), list[torch.Tensor]()
     draw = questions(config, seed, held_out=True)
     with ParScale(model, *() if weights is None else (weights,)):
@@ -245,7 +245,7 @@ def score(config: Config, model: LlamaForCausalLM, weights: StreamWeights | None
 
 
 def ask_all(config: Config) -> None:
-    """Stage 2; writes `scores.json`, a row per side and seed."""
+    """Runs stage 2; writes `scores.json`, a row per side and seed."""
     rows = list[dict[str, Any]]()
     for seed in range(config.first_seed, config.first_seed + config.seeds):
         for name in config.sides.split(","):
@@ -253,12 +253,12 @@ def ask_all(config: Config) -> None:
             row = {"side": name, "seed": seed, "streams": 1 if weights is None else weights.num_streams}
             rows.append({**row, "parameters": count(model, weights), **score(config, model, weights, seed)})
             logging.info("%s", rows[-1])
-    said = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
-    (Path(config.out) / "scores.json").write_text(json.dumps(said, indent=1) + "\n")
+    report = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
+    (Path(config.out) / "scores.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def run(config: Config) -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     stages, sides = config.stages.split(","), config.sides.split(",")
     for asked, known in ((stages, STAGES), (sides, SIDES)):
         if unknown := [each for each in asked if each not in known]:

@@ -1,20 +1,20 @@
 """Trains `shapes`, the zoo's text-to-image model, from nothing: "a red circle left of a blue square" at 64 x 64.
 
-The result is a stock Stable-Diffusion-3 pipeline folder that `DiffusionPipeline.from_pretrained` loads. Four stages,
-each resumable and skipped when its result is there:
+The result is a stock Stable-Diffusion-3 pipeline folder that `DiffusionPipeline.from_pretrained` loads. There are four
+stages, each of which can be resumed and is skipped if its result is there:
 
-1. `vae`: a small convolutional autoencoder (a 4 x 16 x 16 latent), trained on scenes drawn on the fly;
-2. `pool`: scenes drawn once and encoded, so that the long stage never runs the encoder;
-3. `text`: two small CLIP text encoders learn to tell a caption's facts, so that attribute binding is there early;
-4. `flow`: the transformer learns rectified flow on the latents, captions worded afresh at every use.
+1. `vae`: trains a small convolutional autoencoder (a 4 x 16 x 16 latent) on scenes drawn on the fly;
+2. `pool`: draws scenes once and encodes them, so that the long stage never runs the encoder;
+3. `text`: two small CLIP text encoders learn to tell a caption's facts, so that they bind attributes early;
+4. `flow`: the transformer learns rectified flow on the latents, with captions worded anew at every use.
 
 Run on a GPU or one core:    python recipes/train_shapes.py --out runs/shapes
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_shapes.py --out runs/shapes
 Measure an exported folder:  python recipes/train_shapes.py --stages evaluate --out runs/shapes --captions 200
 
-One thread per process and several processes (gradients averaged over gloo) beat many threads on a busy CPU. Data,
-weights and noise follow `--seed` and the number of processes. Every stage ends at its number of steps or minutes,
-whichever comes first, and its learning rate falls to zero by then; the minutes only matter when they are made short.
+On a busy CPU several processes of one thread each (with gradients averaged over gloo) beat many threads. Data, weights
+and noise follow `--seed` and the number of processes. Every stage ends at its number of steps or minutes, whichever
+comes first, and its learning rate falls to zero by then. The default minutes are so many that only the steps count.
 """
 
 from __future__ import annotations
@@ -62,34 +62,34 @@ STAGES: tuple[str, ...] = ("vae", "pool", "text", "flow", "evaluate")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/shapes"
-    stages: str = ",".join(STAGES[:4])
-    seed: int = 0
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    vae_steps: int = 1050
-    vae_minutes: float = 60.0
-    vae_batch: int = 16
-    vae_channels: int = 16
-    pool_size: int = 60_000
-    text_steps: int = 570
-    text_minutes: float = 60.0
-    text_batch: int = 128
-    flow_steps: int = 2410
-    flow_minutes: float = 600.0
-    flow_batch: int = 96
-    heads: int = 6
-    depth: int = 6
-    muon_rate: float = 3e-3
-    adam_rate: float = 1.2e-3
-    shift: float = 3.0
-    caption_dropout: float = 0.1
-    export_minutes: float = 10.0
-    captions: int = 60
-    steps: int = 28
-    guidance: float = 5.0
-    nulls: int = 1
+    out: str = "runs/shapes"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES[:4])  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    vae_steps: int = 1050  # Most steps of stage `vae`.
+    vae_minutes: float = 60.0  # Most minutes of stage `vae`.
+    vae_batch: int = 16  # Pictures per step and rank.
+    vae_channels: int = 16  # Width of the autoencoder.
+    pool_size: int = 60_000  # Encoded examples of all ranks together.
+    text_steps: int = 570  # Most steps of stage `text`.
+    text_minutes: float = 60.0  # Most minutes of stage `text`.
+    text_batch: int = 128  # Captions per step and rank.
+    flow_steps: int = 2410  # Most steps of stage `flow`.
+    flow_minutes: float = 600.0  # Most minutes of stage `flow`.
+    flow_batch: int = 96  # Pictures per step of all ranks.
+    heads: int = 6  # Attention heads.
+    depth: int = 6  # Layers.
+    muon_rate: float = 3e-3  # Peak learning rate of orthogonalised momentum.
+    adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
+    shift: float = 3.0  # The scheduler's shift towards noise.
+    caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    export_minutes: float = 10.0  # Minutes between checkpoints, and between exports.
+    captions: int = 60  # Fresh captions to evaluate.
+    steps: int = 28  # Denoising steps to evaluate with.
+    guidance: float = 5.0  # Guidance scale to evaluate with.
+    nulls: int = 1  # Zeros that stand for the silent third encoder.
 
 
 def pictures(scenes: list[list[Thing]]) -> Tensor:
@@ -102,7 +102,7 @@ def pictures(scenes: list[list[Thing]]) -> Tensor:
 
 
 def train_vae(config: Config, world: World) -> None:
-    """Stage 1; writes `vae/` with the latent's mean and scale in its configuration."""
+    """Runs stage 1; writes `vae/` with the latent's mean and scale in its configuration."""
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     torch.manual_seed(config.seed)
@@ -146,14 +146,14 @@ def finish_vae(config: Config, vae: Any) -> None:
 
 
 def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
-    """This rank's share of the scenes, the same at every call."""
+    """Draws this rank's share of the scenes, the same at every call."""
     share = config.pool_size // world.size
     return [draw_things(generator(13, config.seed, world.rank, index)) for index in range(share)]
 
 
 @torch.no_grad()
 def build_pool(config: Config, world: World) -> None:
-    """Stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16, normalised."""
+    """Runs stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16, normalised."""
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
     if path.exists():
         return
@@ -173,12 +173,12 @@ def build_pool(config: Config, world: World) -> None:
 
 
 def training_captions(scenes: list[list[Thing]], rng: np.random.Generator) -> list[str]:
-    """One caption per scene, freshly worded, never a held-out one."""
+    """Writes one caption per scene, worded anew, never a held-out one."""
     return [describe(things, rng) or "" for things in scenes]
 
 
 def train_text(config: Config, world: World) -> None:
-    """Stage 3; writes `text.pt`."""
+    """Runs stage 3; writes `text.pt`."""
     path = Path(config.out) / "text.pt"
     if path.exists():
         return
@@ -319,7 +319,7 @@ def evaluate(config: Config, world: World) -> None:
 
 
 def main() -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     world = World(config.device)

@@ -1,22 +1,22 @@
 """Trains `shapes-unet`, the zoo's Stable Diffusion pipeline, from nothing: the scenes of `shapes` through a UNet.
 
-The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretrained` loads. Six stages:
+The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretrained` loads. There are six stages:
 
-1. `autoencoder`: an AutoencoderKL (a 4 x 16 x 16 latent), trained on scenes drawn on the fly;
-2. `pool`: scenes drawn once and encoded, so that the long stage never runs the encoder;
-3. `text`: the CLIP text encoder learns to tell a caption's facts, so that attribute binding is there early;
-4. `unet`: the UNet and the text encoder learn velocities on the latents, captions worded afresh at every use;
+1. `autoencoder`: trains an AutoencoderKL (a 4 x 16 x 16 latent) on scenes drawn on the fly;
+2. `pool`: draws scenes once and encodes them, so that the long stage never runs the encoder;
+3. `text`: the CLIP text encoder learns to tell a caption's facts, so that it binds attributes early;
+4. `unet`: the UNet and the text encoder learn velocities on the latents, with captions worded anew at every use;
 5. `export`: the averaged weights so far become the pipeline folder `export/`, also while stage 4 still runs;
-6. `evaluate`: fresh captions are sampled from `export/` and their facts read back.
+6. `evaluate`: samples fresh captions from `export/` and reads their facts back.
 
 Run on a GPU or one core:    python recipes/train_shapes_unet.py --out runs/shapes-unet
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_shapes_unet.py --out runs/shapes-unet
 Look at it while it trains:  python recipes/train_shapes_unet.py --out runs/shapes-unet --stages export,evaluate
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
-with just the steps it would have made (the last bits differ, as fast kernels' sums differ from run to run anyway). A
-stage ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then; the
-minutes only matter when they are made short.
+with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage
+ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then. The default
+minutes are so many that only the steps count.
 """
 
 from __future__ import annotations
@@ -61,36 +61,36 @@ STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "eva
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/shapes-unet"
-    stages: str = ",".join(STAGES)
-    seed: int = 0
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    save_minutes: float = 4.0
-    autoencoder_steps: int = 2000
-    autoencoder_minutes: float = 600.0
-    autoencoder_batch: int = 16
-    autoencoder_channels: int = 16
-    pool_size: int = 60_000
-    text_steps: int = 600
-    text_minutes: float = 600.0
-    text_batch: int = 128
-    unet_steps: int = 3000
-    unet_minutes: float = 6000.0
-    unet_batch: int = 64
-    width: int = 64
-    depth: int = 2
-    muon_rate: float = 2e-3
-    adam_rate: float = 1.2e-3
-    caption_dropout: float = 0.1
-    captions: int = 100
-    steps: int = 28
-    guidance: float = 5.0
+    out: str = "runs/shapes-unet"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 4.0  # Minutes between checkpoints.
+    autoencoder_steps: int = 2000  # Most steps of stage `autoencoder`.
+    autoencoder_minutes: float = 600.0  # Most minutes of stage `autoencoder`.
+    autoencoder_batch: int = 16  # Pictures per step and rank.
+    autoencoder_channels: int = 16  # Width of the autoencoder.
+    pool_size: int = 60_000  # Encoded examples of all ranks together.
+    text_steps: int = 600  # Most steps of stage `text`.
+    text_minutes: float = 600.0  # Most minutes of stage `text`.
+    text_batch: int = 128  # Captions per step and rank.
+    unet_steps: int = 3000  # Most steps of stage `unet`.
+    unet_minutes: float = 6000.0  # Most minutes of stage `unet`.
+    unet_batch: int = 64  # Pictures per step of all ranks.
+    width: int = 64  # Channels of the UNet at 16 x 16.
+    depth: int = 2  # Transformer layers per attention at 8 x 8.
+    muon_rate: float = 2e-3  # Peak learning rate of orthogonalised momentum.
+    adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
+    caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    captions: int = 100  # Fresh captions to evaluate.
+    steps: int = 28  # Denoising steps to evaluate with.
+    guidance: float = 5.0  # Guidance scale to evaluate with.
 
 
 def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
-    """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
+    """Makes a stage with its limits and key from the configuration, resumed if it has a checkpoint."""
     return TrainingStage(
         world,
         Path(config.out) / f"{name}.pt",
@@ -104,7 +104,7 @@ def new_stage(config: Config, world: World, name: str, module: nn.Module, optimi
 
 
 def attention_for(world: World) -> Any:
-    """Attention for training: at these lengths a CPU takes far longer over the backward pass of fused attention."""
+    """Picks attention for training: at these lengths a CPU takes far longer for fused attention's backward pass."""
     return AttnProcessor() if world.device.type == "cpu" else AttnProcessor2_0()
 
 
@@ -118,7 +118,7 @@ def pictures(scenes: list[list[Thing]]) -> Tensor:
 
 
 def train_autoencoder(config: Config, world: World) -> None:
-    """Stage 1; writes `autoencoder.pt` and `vae/`, whose latents have no mean and unit variance."""
+    """Runs stage 1; writes `autoencoder.pt` and `vae/`, whose latents have zero mean and unit variance."""
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     torch.manual_seed(config.seed)
@@ -154,14 +154,14 @@ def finish_autoencoder(config: Config, vae: Any) -> None:
 
 
 def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
-    """This rank's share of the scenes, the same at every call."""
+    """Draws this rank's share of the scenes, the same at every call."""
     share = config.pool_size // world.size
     return [draw_things(generator(32, config.seed, world.rank, index)) for index in range(share)]
 
 
 @torch.no_grad()
 def build_pool(config: Config, world: World) -> None:
-    """Stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16."""
+    """Runs stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16."""
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
     if path.exists():
         return
@@ -179,12 +179,12 @@ def build_pool(config: Config, world: World) -> None:
 
 
 def training_captions(scenes: list[list[Thing]], rng: np.random.Generator) -> list[str]:
-    """One caption per scene, freshly worded, never a held-out one (the rare scene without any has an empty one)."""
+    """Writes one caption per scene, worded anew, never a held-out one (empty for the rare scene that has no other)."""
     return [describe(things, rng) or "" for things in scenes]
 
 
 def train_text(config: Config, world: World) -> None:
-    """Stage 3; writes `text.pt`."""
+    """Runs stage 3; writes `text.pt`."""
     if (Path(config.out) / "unet.pt").exists():
         return
     torch.manual_seed(config.seed)
@@ -203,7 +203,7 @@ def train_text(config: Config, world: World) -> None:
 
 
 def unet_stage(config: Config, world: World) -> TrainingStage:
-    """The stage's state: fresh with the text encoder of stage 3, or resumed."""
+    """Makes stage 4, fresh with the text encoder of stage 3, or resumed."""
     torch.manual_seed(config.seed)
     model = Painter(config.width, config.depth)
     saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
@@ -211,7 +211,7 @@ def unet_stage(config: Config, world: World) -> TrainingStage:
     model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
     model = model.to(world.device)
     model.unet.set_attn_processor(attention_for(world))
-    # Orthogonalised momentum for the products inside the blocks, Adam for the rest.
+    # Orthogonalised momentum for the matrices inside the blocks, Adam for the rest.
     inside = [
         p
         for n, p in model.unet.named_parameters()
@@ -225,7 +225,7 @@ def unet_stage(config: Config, world: World) -> TrainingStage:
 
 
 def train_unet(config: Config, world: World) -> None:
-    """Stage 4; writes `unet.pt`."""
+    """Runs stage 4; writes `unet.pt`."""
     stage, scheduler = unet_stage(config, world), build_scheduler()
     latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
     scenes, batch = pool_scenes(config, world), config.unet_batch // world.size
@@ -252,7 +252,7 @@ def train_unet(config: Config, world: World) -> None:
 
 
 def export(config: Config, world: World) -> None:
-    """Stage 5: saves the stock pipeline folder `export/`, float16 safetensors."""
+    """Runs stage 5: saves the stock pipeline folder `export/`, float16 safetensors."""
     if world.rank:
         return
     out = Path(config.out)
@@ -281,7 +281,7 @@ def export(config: Config, world: World) -> None:
 
 
 def evaluate(config: Config, world: World) -> None:
-    """Stage 6: measures `export/` on fresh captions with the stock sampler; writes `facts.json` and `samples.png`."""
+    """Runs stage 6: measures `export/` on fresh captions with the stock sampler; writes facts and samples."""
     if world.rank:
         return
     out, started = Path(config.out), time.time()
@@ -304,7 +304,7 @@ def evaluate(config: Config, world: World) -> None:
 
 
 def run(config: Config, world: World) -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     Path(config.out).mkdir(parents=True, exist_ok=True)
     runners = (train_autoencoder, build_pool, train_text, train_unet, export, evaluate)
     for stage in config.stages.split(","):

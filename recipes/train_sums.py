@@ -3,23 +3,24 @@
 "37+48-19*3=?" -> "19*3=57, 37+48=85, 85-57=28. answer: 28"
 "make 64 from 3 7 25 6" -> "25-6=19, 19*3=57, 57+7=64: yes. answer: (25-6)*3+7", or other steps that end ": no."
 
-A stock Llama folder with a tokenizer and a chat template. Six stages:
+The result is a stock Llama folder with a tokenizer and a chat template. There are six stages:
 
-1. `drafts`: it learns solutions, and to do its sums honestly where they lead nowhere; at first of large problems only;
-2. `samples`: what it makes of new training problems, eight drafts each, at temperature 1;
-3. `refine`: it goes on, and in most steps reads drafts below a problem, its own or made up, right or wrong, at first
-   one, then up to four: it repeats the end of a right one or solves the problem anew; and it lists what drafts found;
-4. `polish`: the same with more first drafts, which it has unlearned in part by then;
+1. `drafts`: the model learns solutions, and to compute honestly even if the steps lead nowhere; at first only large
+   problems are shown;
+2. `samples`: samples eight drafts of each of many new training problems, at temperature 1;
+3. `refine`: the model goes on, and in most steps reads drafts after a problem. They are its own or invented, right or
+   wrong, at first one, then up to four. It repeats the end of a right one or solves the problem anew. It also lists
+   what drafts have found;
+4. `polish`: the same with more first drafts, which it has partly unlearned by then;
 5. `export`: the averaged weights so far become `export/sums/`, also while stages run;
-6. `evaluate`: problems that training never showed: single samples, votes, refinement and Parallel-Distill-Refine.
+6. `evaluate`: measures single samples, votes, refinement and Parallel-Distill-Refine on problems it has never seen.
 
 Run on one core:             OMP_NUM_THREADS=1 python recipes/train_sums.py --out runs/sums
 Look at it while it trains:  python recipes/train_sums.py --out runs/sums --stages export,evaluate
 
-Every step draws its data from (seed, step), so a stage that was stopped continues from its checkpoint with just the
+Every step draws its data from (seed, step), so a stage that was stopped continues from its checkpoint with exactly the
 steps it would have made, on one core to the last bit. A stage ends at its number of steps, or at its minutes if they
-are given and come first (then the clock decides, and no two runs are the same); its learning rate falls to zero by
-then.
+are set and come first (then the clock decides, and no two runs are the same). Its learning rate falls to zero by then.
 """
 
 from __future__ import annotations
@@ -52,41 +53,41 @@ TRAINED: tuple[Literal["drafts", "refine", "polish"], ...] = ("drafts", "refine"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/sums"
-    stages: str = ",".join(STAGES)
-    seed: int = 0
-    device: str = "cpu"
-    save_minutes: float = 2.0
-    drafts_steps: int = 1800
-    drafts_minutes: float = math.inf
-    large_steps: int = 986
-    pool: int = 800
-    pool_drafts: int = 8
-    refine_steps: int = 700
-    single_steps: int = 150
-    refine_minutes: float = math.inf
-    polish_steps: int = 1200
-    polish_minutes: float = math.inf
-    batch: int = 64
-    heads: int = 5
-    depth: int = 6
-    muon_rate: float = 6e-3
-    adam_rate: float = 3e-3
-    problems: int = 500
+    out: str = "runs/sums"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 2.0  # Minutes between checkpoints.
+    drafts_steps: int = 1800  # Most steps of stage `drafts`.
+    drafts_minutes: float = math.inf  # Most minutes of stage `drafts`.
+    large_steps: int = 986  # First steps of `drafts` with large problems only.
+    pool: int = 800  # Problems that `samples` draws.
+    pool_drafts: int = 8  # Drafts of each.
+    refine_steps: int = 700  # Most steps of stage `refine`.
+    single_steps: int = 150  # First steps of `refine` with a single draft.
+    refine_minutes: float = math.inf  # Most minutes of stage `refine`.
+    polish_steps: int = 1200  # Most steps of stage `polish`.
+    polish_minutes: float = math.inf  # Most minutes of stage `polish`.
+    batch: int = 64  # Rows per step.
+    heads: int = 5  # Attention heads.
+    depth: int = 6  # Layers.
+    muon_rate: float = 6e-3  # Peak learning rate of orthogonalised momentum.
+    adam_rate: float = 3e-3  # Peak learning rate of Adam.
+    problems: int = 500  # Problems per family to evaluate.
 
 
 def new_model(config: Config) -> LlamaForCausalLM:
-    """A model of random weights. Plain attention is the fastest one on a CPU for rows this short."""
+    """Makes a model of random weights. Plain attention is the fastest on a CPU for rows this short."""
     torch.manual_seed(config.seed)
     model = build_model(config.heads, config.depth)
     model.set_attn_implementation("eager")
     return model
 
 
-def averaged(config: Config, kind: str) -> LlamaForCausalLM:
-    """The averaged weights of a stage's checkpoint, on the CPU."""
+def load_average(config: Config, kind: str) -> LlamaForCausalLM:
+    """Loads the averaged weights of a stage's checkpoint, on the CPU."""
     path = Path(config.out) / f"{kind}.pt"
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage {kind!r} first")
@@ -96,11 +97,12 @@ def averaged(config: Config, kind: str) -> LlamaForCausalLM:
 
 
 def train(config: Config, world: World, kind: Literal["drafts", "refine", "polish"]) -> TrainingStage:
-    """Stages 1, 3 and 4; write `drafts.pt`, `refine.pt` and `polish.pt`."""
+    """Runs stage 1, 3 or 4, which write `drafts.pt`, `refine.pt` and `polish.pt`."""
     out, place = Path(config.out), TRAINED.index(kind)
-    model = (averaged(config, TRAINED[place - 1]) if place else new_model(config)).to(cast(Any, world.device)).train()
+    model: Any = load_average(config, TRAINED[place - 1]) if place else new_model(config)
+    model = model.to(world.device).train()
     pool = read_pool(out / "pool.json") if place else []
-    # What is known by then is not to be shaken up again.
+    # The model shall not lose what it knows by then.
     scale = 2 / 3 if kind == "polish" else 1.0
     stage = TrainingStage(
         world,
@@ -118,8 +120,8 @@ def train(config: Config, world: World, kind: Literal["drafts", "refine", "polis
         lesson = {"drafts": "first", "refine": "single" if stage.step < early else "several"}.get(kind, "last")
         batch = draw_batch(rng, config.batch, lesson, pool, large=kind == "drafts" and stage.step < early)
         with mixed_precision(world):
-            found = loss_of(model, batch.to(world.device))
-        return found, f"of {batch.ids.shape[0]} x {batch.ids.shape[1]} tokens"
+            mean = loss_of(model, batch.to(world.device))
+        return mean, f"of {batch.ids.shape[0]} x {batch.ids.shape[1]} tokens"
 
     stage.run(loss)
     world.say(f"{kind} done: {stage.step} steps, {stage.spent:.1f} minutes")
@@ -127,42 +129,42 @@ def train(config: Config, world: World, kind: Literal["drafts", "refine", "polis
 
 
 def sample(config: Config) -> None:
-    """Stage 2: writes `pool.json`."""
-    pool = draft_pool(averaged(config, "drafts"), config.pool, config.pool_drafts, seed=config.seed)
-    said = [[one.question, one.solution, list(one.drafts)] for one in pool]
-    (Path(config.out) / "pool.json").write_text(json.dumps(said) + "\n")
+    """Runs stage 2: writes `pool.json`."""
+    pool = draft_pool(load_average(config, "drafts"), config.pool, config.pool_drafts, seed=config.seed)
+    rows = [[one.question, one.solution, list(one.drafts)] for one in pool]
+    (Path(config.out) / "pool.json").write_text(json.dumps(rows) + "\n")
 
 
 def read_pool(path: Path) -> list[Attempts]:
-    """What `sample` wrote."""
+    """Reads the pool that `sample` wrote."""
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage 'samples' first")
-    said = json.loads(path.read_text())
-    if not said:
-        raise ArgumentError(f"{path} is empty: no draft of the model came to its end; raise drafts_steps")
-    return [Attempts(question, solution, tuple(drafts)) for question, solution, drafts in said]
+    rows = json.loads(path.read_text())
+    if not rows:
+        raise ArgumentError(f"{path} is empty: the model finished no draft; raise drafts_steps")
+    return [Attempts(question, solution, tuple(drafts)) for question, solution, drafts in rows]
 
 
 def export(config: Config) -> None:
-    """Stage 5: saves a stock folder of the latest stage there is."""
-    made = [kind for kind in TRAINED if (Path(config.out) / f"{kind}.pt").exists()]
-    save_model(averaged(config, made[-1] if made else TRAINED[0]), Path(config.out) / "export" / "sums")
+    """Runs stage 5: saves a stock folder of the latest stage that has a checkpoint."""
+    trained = [kind for kind in TRAINED if (Path(config.out) / f"{kind}.pt").exists()]
+    save_model(load_average(config, trained[-1] if trained else TRAINED[0]), Path(config.out) / "export" / "sums")
 
 
 def evaluate(config: Config) -> None:
-    """Stage 6: measures what is in `export/`; writes `scores.json`."""
-    found = report(load_folder(Path(config.out) / "export" / "sums"), config.problems, seed=config.seed + 1)
-    (Path(config.out) / "scores.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    """Runs stage 6: measures the model in `export/`; writes `scores.json`."""
+    scores = report(load_folder(Path(config.out) / "export" / "sums"), config.problems, seed=config.seed + 1)
+    (Path(config.out) / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    print(json.dumps(scores))
 
 
 def run(config: Config, world: World) -> None:
-    """Runs the stages asked for."""
-    asked = config.stages.split(",")
-    if unknown := [stage for stage in asked if stage not in STAGES]:
+    """Runs the stages of the configuration."""
+    stages = config.stages.split(",")
+    if unknown := [stage for stage in stages if stage not in STAGES]:
         raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
     Path(config.out).mkdir(parents=True, exist_ok=True)
-    for stage in asked:
+    for stage in stages:
         match stage:
             case "drafts" | "refine" | "polish" as kind:
                 train(config, world, kind)

@@ -1,16 +1,17 @@
 """Teaches a causal language model to think in threads: multiplications and countdowns, forked and joined.
 
-"4729*386=?" is worked out in a thread per digit of the second factor, and what they found is added up. With
-`--mode sequential` the same work is written thread behind thread: the model that the other one is compared with.
+"4729*386=?" is worked out in a thread per digit of the second factor, and the results are added up. With
+`--mode sequential` the same work is written one thread after the other, for a model to compare the first one with.
 
-Five stages:
+There are five stages:
 
 1. `data`: writes some texts to `data-MODE.jsonl`, to look at or to train elsewhere;
-2. `sft`: supervised training on such texts, drawn anew at every step, with the mask and positions of their threads;
-3. `grpo`: goes on by group-relative policy optimisation: samples of the model itself, drawn by the runtime that forks
-   and joins, and a reward for right answers, larger where the longest chain of tokens is short;
+2. `sft`: trains on such texts, drawn anew at every step, with the mask and positions of their threads;
+3. `grpo`: goes on by group-relative policy optimisation. It samples the model itself by the runtime that forks and
+   joins, and rewards right answers, more so if the longest chain of tokens is short;
 4. `export`: the averaged weights of the last of these become the stock folder `export/MODE/`;
-5. `evaluate`: fresh problems, greedy, by the same runtime: right answers, tokens in all and on the longest chain.
+5. `evaluate`: answers fresh problems greedily, by the same runtime, and counts right answers, tokens in all and on the
+   longest chain.
 
 Small model, one core:  OMP_NUM_THREADS=1 python recipes/train_threads.py --out runs/threads
 Its sequential twin:    OMP_NUM_THREADS=1 python recipes/train_threads.py --out runs/threads --mode sequential
@@ -20,7 +21,7 @@ A model of your own:    accelerate launch recipes/train_threads.py --out runs/mi
 One that forks already: python recipes/train_threads.py --out runs/mine --model FOLDER --stages grpo,export,evaluate
 
 Every step draws its problems from (seed, step, process), so a stage that was stopped continues from its checkpoint with
-just the steps it would have made; `sft` on one core to the last bit.
+exactly the steps it would have made; `sft` does so to the last bit on one core.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from partsong.evals.reasoning.outcome import table_rows
 from partsong.evals.reasoning.problem import Problem as Asked
 from partsong.evals.reasoning.suite import evaluate as evaluated
 from partsong.evals.reasoning.suite import greedy
+from partsong.knobs import check_knobs, type_hints
 from partsong.reasoning import Parameters
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies.fork_join import fork_join
@@ -57,7 +59,7 @@ from partsong.reasoning.training.thread_batch import ThreadBatch, pack_threads
 from partsong.reasoning.training.thread_training import ThreadLesson
 from partsong.seeds import derive
 from partsong.zoo.products.model import build_model, build_tokenizer, save_model
-from partsong.zoo.products.problems import answer_of, check, examples
+from partsong.zoo.products.problems import Family, answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
 from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
@@ -70,45 +72,45 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The knobs of the recipe; every field is also a command-line flag."""
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    out: str = "runs/threads"
-    stages: str = "data,sft,export,evaluate"
-    mode: str = "threads"
-    format: str = "multiverse"
-    join: str = "keys"
-    family: str = "product"
-    model: str = ""
-    seed: int = 0
-    device: str = "cpu"
-    precision: str = "bf16"
-    save_minutes: float = 2.0
-    steps: int = 1800
-    batch: int = 32
-    heads: int = 4
-    depth: int = 4
-    rate: float = 3e-3
-    muon_rate: float = 6e-3
-    grpo_steps: int = 40
-    grpo_rate: float = 1e-4
-    questions: int = 8
-    group: int = 8
-    updates: int = 2
-    reward: str = "accelerated"
-    scale: str = "none"
-    normalise: str = "token"
-    divergence: float = 0.0
-    max_tokens: int = 160
-    problems: int = 1000
+    out: str = "runs/threads"  # The folder for everything that is written.
+    stages: str = "data,sft,export,evaluate"  # The stages to run, with commas between.
+    mode: Literal["threads", "sequential"] = "threads"  # How solutions are written.
+    format: str = "multiverse"  # The format of the threads.
+    join: Literal["keys", "text"] = "keys"  # How threads join: by their keys, or as text read again.
+    family: Family = "product"  # The kind of problems.
+    model: str = ""  # A folder with your own model. Default: a small one of random weights.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cpu"  # Where to train: cpu or cuda.
+    precision: str = "bf16"  # Mixed precision of accelerate.
+    save_minutes: float = 2.0  # Minutes between checkpoints.
+    steps: int = 1800  # Steps of `sft`.
+    batch: int = 32  # Problems per step of `sft`.
+    heads: int = 4  # Attention heads.
+    depth: int = 4  # Layers.
+    rate: float = 3e-3  # Peak learning rate of Adam in `sft`.
+    muon_rate: float = 6e-3  # Peak learning rate of orthogonalised momentum.
+    grpo_steps: int = 40  # Batches of samples in `grpo`.
+    grpo_rate: float = 1e-4  # Peak learning rate in `grpo`.
+    questions: int = 8  # Problems per batch of samples.
+    group: int = 8  # Samples per problem.
+    updates: int = 2  # Steps per batch of samples.
+    reward: Literal["accelerated", "alternating"] = "accelerated"  # How answers are rewarded.
+    scale: Literal["none", "deviation"] = "none"  # How advantages are scaled.
+    normalise: Literal["token", "sequence", "constant"] = "token"  # How texts of different length count.
+    divergence: float = 0.0  # Weight of the pull towards the model before `grpo`.
+    max_tokens: int = 160  # Most tokens of a thread.
+    problems: int = 1000  # Fresh problems to evaluate.
 
 
 class Work:
-    """What all stages share: configuration, processes, tokenizer."""
+    """Holds what all stages share: configuration, processes, tokenizer."""
 
     def __init__(self, config: Config) -> None:
-        for name, known in (("mode", ("threads", "sequential")), ("join", ("keys", "text")), ("format", FORMATS)):
-            if getattr(config, name) not in known:
-                raise ArgumentError(f"{name}={getattr(config, name)!r}; use one of {', '.join(known)}")
+        check_knobs(type_hints(Config), vars(config))
+        if config.format not in FORMATS:
+            raise ArgumentError(f"format={config.format!r}; use one of {', '.join(FORMATS)}")
         self.config, self.out = config, Path(config.out)
         self.accelerator = Accelerator(mixed_precision=config.precision, cpu=config.device == "cpu")
         self.world = AcceleratorWorld(self.accelerator)
@@ -119,19 +121,19 @@ class Work:
         self.form: Format | None = FORMATS[config.format] if config.mode == "threads" else None
 
     def new_model(self) -> Any:
-        """Random weights, or those of the folder."""
+        """Makes a model with random weights, or loads that of the folder."""
         if self.config.model:
             return AutoModelForCausalLM.from_pretrained(
                 self.config.model, attn_implementation="sdpa", dtype=torch.float32
             )
         torch.manual_seed(self.config.seed)
         model = build_model(self.config.heads, self.config.depth)
-        # For rows this short plain attention is the fastest one on a CPU.
+        # For rows this short plain attention is the fastest on a CPU.
         model.set_attn_implementation("eager")
         return model
 
-    def trained(self, stages: tuple[str, ...] = TRAINED) -> Any:
-        """The averaged weights of the last stage that has a checkpoint, on the CPU."""
+    def load_average(self, stages: tuple[str, ...] = TRAINED) -> Any:
+        """Loads the averaged weights of the last stage that has a checkpoint, on the CPU."""
         for name in stages:
             path = self.out / f"{name}-{self.config.mode}.pt"
             if path.exists():
@@ -142,7 +144,7 @@ class Work:
 
     def new_stage(self, name: str, model: Any, *, steps: int, unit: int = 1, scale: float = 1.0) -> TrainingStage:
         """Makes a stage with a checkpoint `NAME-MODE.pt`, and continues it if there is one."""
-        # Before the optimizers are made: one of them sees the weights through views, which would stay behind.
+        # This comes before the optimizers: one sees the weights through views, which would stay on the old device.
         model = model.to(self.accelerator.device).train()
         return TrainingStage(
             self.world,
@@ -154,7 +156,7 @@ class Work:
             save_minutes=self.config.save_minutes,
             unit=unit,
             report_every=20,
-            # The first of few steps is to learn something: at a share of 0 the rate is 0.
+            # The rate is 0 at a share of 0, but even the first of few steps shall learn something.
             rate_at=lambda share: schedule(share + 1 / steps),
         )
 
@@ -165,26 +167,26 @@ class Work:
         return muon_and_adam(model, inside_matrices(model), (self.config.muon_rate, self.config.rate), 0.01)
 
     def rng(self, stage: str, step: int) -> Random:
-        """Of a step on this process."""
+        """Makes the random generator of a step on this process."""
         return Random(derive(self.config.seed, stage, step, self.accelerator.process_index))
 
     def problems(self, rng: Random, num: int) -> list[Any]:
-        """Problems that training may show."""
-        return draw_problems(rng, num, cast(Any, self.config.family))
+        """Draws problems that training may show."""
+        return draw_problems(rng, num, self.config.family)
 
-    def packed(self, texts: list[Any]) -> ThreadBatch:
-        """Texts of tokens as a batch on this process's device."""
+    def pack(self, texts: list[Any]) -> ThreadBatch:
+        """Packs texts of tokens into a batch on this process's device."""
         return pack_threads(texts, pad=self.tokenizer.pad_token_id or 0).to(self.accelerator.device)
 
     def strategy(self) -> Any:
-        """How the runtime answers in this mode, for a model that knows its format."""
+        """Makes the strategy by which the runtime answers in this mode, for a model that knows its format."""
         if self.form is None:
             return greedy
         return partial(fork_join, format=self.form.name, teach=False, max_depth=1, thread_tokens=self.config.max_tokens)
 
 
 def write_data(work: Work, num: int = 100) -> None:
-    """Stage 1: writes `data-MODE.jsonl`, a question and the parts of its solution per line."""
+    """Runs stage 1: writes `data-MODE.jsonl`, a question and the parts of its solution per line."""
     lines = []
     for problem in work.problems(work.rng("data", 0), num):
         parts = solution_parts(problem, work.form)
@@ -193,7 +195,7 @@ def write_data(work: Work, num: int = 100) -> None:
 
 
 def sft(work: Work) -> TrainingStage:
-    """Stage 2: writes `sft-MODE.pt`."""
+    """Runs stage 2: writes `sft-MODE.pt`."""
     config = work.config
     stage = work.new_stage("sft", work.new_model(), steps=config.steps)
     lesson = work.accelerator.prepare(ThreadLesson(stage.module))
@@ -202,20 +204,20 @@ def sft(work: Work) -> TrainingStage:
         problems = work.problems(work.rng("sft", stage.step), config.batch)
         texts = [text_of(one, work.form, work.speech, joined=config.join == "keys") for one in problems]
         with work.accelerator.autocast():
-            return lesson(work.packed(texts)), ""
+            return lesson(work.pack(texts)), ""
 
     stage.run(loss_of)
     return stage
 
 
 def grpo(work: Work) -> TrainingStage:
-    """Stage 3: goes on from `sft-MODE.pt`, or from a model of your own that has had no `sft` here.
+    """Runs stage 3, from `sft-MODE.pt`, or from a model of your own that has had no `sft` here.
 
     Writes `grpo-MODE.pt` and a line per batch to `grpo-MODE.jsonl`.
     """
     config = work.config
-    skipped = config.model and not (work.out / f"sft-{config.mode}.pt").exists()
-    model = work.new_model() if skipped else work.trained(("sft",))
+    is_untrained = config.model and not (work.out / f"sft-{config.mode}.pt").exists()
+    model = work.new_model() if is_untrained else work.load_average(("sft",))
     reference = copy.deepcopy(model).to(work.accelerator.device) if config.divergence else None
     steps, scale = config.grpo_steps * config.updates, config.grpo_rate / config.rate
     stage = work.new_stage("grpo", model, steps=steps, unit=config.updates, scale=scale)
@@ -242,7 +244,7 @@ def _draw_samples(work: Work, lesson: Any, model: Any, number: int, reference: A
     config = work.config
     rollouts = asyncio.run(_roll_out(work, model, number))
     rewards, advantages = rewards_of(rollouts, number, reward=config.reward, scale=config.scale, group=config.group)
-    batch = work.packed([rollout.tokens for rollout in rollouts])
+    batch = work.pack([rollout.tokens for rollout in rollouts])
     texts = batch.texts[batch.learn]
     with torch.no_grad():
         old = lesson(batch, 1.0)
@@ -259,13 +261,19 @@ def _draw_samples(work: Work, lesson: Any, model: Any, number: int, reference: A
         with (work.out / f"grpo-{config.mode}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         _log.info("%s", line)
-    of = torch.tensor(advantages, device=texts.device)
-    return {"batch": batch, "old": old, "advantages": per_token(of, texts), "texts": texts, "reference": of_reference}
+    values = torch.tensor(advantages, device=texts.device)
+    return {
+        "batch": batch,
+        "old": old,
+        "advantages": per_token(values, texts),
+        "texts": texts,
+        "reference": of_reference,
+    }
 
 
 async def _roll_out(work: Work, model: Any, number: int) -> list[Rollout]:
     config = work.config
-    # A new engine has no keys of older weights; without packing it shares those that are trained.
+    # A new engine has no keys of older weights; without packing it shares the weights that are trained.
     engine = LocalEngine(model.eval(), tokenizer=work.tokenizer, pack=False, name="policy")
     rng = work.rng("grpo", number)
     problems = [problem for _ in range(config.questions) for problem in work.problems(rng, 1)]
@@ -280,8 +288,8 @@ async def _roll_out(work: Work, model: Any, number: int) -> list[Rollout]:
 
 
 def export(work: Work) -> None:
-    """Stage 4: saves a stock folder of the latest stage there is."""
-    folder, model = work.out / "export" / work.config.mode, work.trained()
+    """Runs stage 4: saves a stock folder of the latest stage that has a checkpoint."""
+    folder, model = work.out / "export" / work.config.mode, work.load_average()
     if not work.config.model:
         save_model(model, folder)
         return
@@ -290,9 +298,9 @@ def export(work: Work) -> None:
 
 
 def evaluate(work: Work) -> None:
-    """Stage 5: measures what is in `export/`; writes `scores-MODE.json`."""
-    family: Any = work.config.family
-    made = [
+    """Runs stage 5: measures the model in `export/`; writes `scores-MODE.json`."""
+    family = work.config.family
+    problems = [
         Asked(task=family, number=n, question=one.question, gold=str(one.target), extract=answer_of,
               check=partial(_right, one.question))
         for n, one in enumerate(examples(work.config.problems, work.config.seed + 1, family))
@@ -303,7 +311,7 @@ def evaluate(work: Work) -> None:
         engine = LocalEngine(folder, device=work.config.device)
         try:
             return await evaluated(
-                made, {work.config.mode: work.strategy()}, engine, parameters=parameters, together=16
+                problems, {work.config.mode: work.strategy()}, engine, parameters=parameters, together=16
             )
         finally:
             await engine.close()
@@ -318,7 +326,7 @@ def _right(question: str, answer: str | None) -> bool:
 
 
 def run(config: Config) -> None:
-    """Runs the stages asked for."""
+    """Runs the stages of the configuration."""
     asked = config.stages.split(",")
     if unknown := [stage for stage in asked if stage not in STAGES]:
         raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")

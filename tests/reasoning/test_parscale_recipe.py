@@ -81,7 +81,7 @@ def test_mistaken_arguments_are_refused(recipe: ModuleType, tmp_path: Path) -> N
     for wrong, said in (
         ({"stages": "trian"}, "no 'trian'"),
         ({"sides": "two"}, "no 'two'"),
-        ({"task": "x"}, "no task"),
+        ({"task": "x"}, "task='x'; use product or code"),
     ):
         with pytest.raises(ArgumentError, match=said):
             recipe.run(recipe.Config(out=str(tmp_path), **{**SMALL, **wrong}))

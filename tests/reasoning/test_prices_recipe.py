@@ -53,7 +53,7 @@ def test_answers_are_the_prices(recipe: ModuleType) -> None:
 def test_all_stages_run_and_go_on(recipe: ModuleType, tmp_path: Path) -> None:
     config = recipe.Config(out=str(tmp_path), stages="learn,ask,export", **SMALL)
     with pytest.raises(ArgumentError, match="run the stage 'learn'"):
-        recipe.learned(config, 0)
+        recipe.load_learned(config, 0)
     recipe.run(config)
     first = json.loads((tmp_path / "scores.json").read_text())
     recipe.run(config)  # all is done already
@@ -68,7 +68,7 @@ def test_all_stages_run_and_go_on(recipe: ModuleType, tmp_path: Path) -> None:
     model, (weights,) = load_model(tmp_path / "export")
     assert recipe.score(config, model, weights, 0)["loss"] == pytest.approx(rows["streams"]["loss"], rel=1e-6)
     with pytest.raises(ArgumentError, match="at step 5 of 9"):
-        recipe.learned(recipe.Config(out=str(tmp_path), **{**SMALL, "learn_steps": 9}), 0)
+        recipe.load_learned(recipe.Config(out=str(tmp_path), **{**SMALL, "learn_steps": 9}), 0)
 
 
 def test_sides_begin_as_the_model_that_learned(recipe: ModuleType, tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_sides_begin_as_the_model_that_learned(recipe: ModuleType, tmp_path: Pat
 
 def _compare(recipe: ModuleType, config: Any) -> None:
     ids = recipe.questions(config, 0)(0).ids
-    base, (wide, none) = recipe.learned(config, 0), recipe.side(config, "wide", 0)
+    base, (wide, none) = recipe.load_learned(config, 0), recipe.make_side(config, "wide", 0)
     assert none is None
     torch.testing.assert_close(wide(ids).logits, base(ids).logits, rtol=1e-5, atol=1e-5)
     learns = [layer.mlp.up_proj.weight[8:].abs().min() > 0 for layer in wide.model.layers]
     assert all(learns) and recipe.count(wide) > recipe.count(base)
     asked = torch.stack([base(torch.cat([torch.full((8, 1), ORDINALS + n), ids], 1)).logits[:, 1:] for n in range(4)])
     for name, wanted in (("frozen", asked[0]), ("streams", asked.mean(0))):
-        model, weights = recipe.side(config, name, 0)
+        model, weights = recipe.make_side(config, name, 0)
         with ParScale(model, weights):
             torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-5, atol=1e-5)
 

@@ -142,7 +142,7 @@ def test_stages_out_of_turn_and_unknown_ones_are_refused(recipe: ModuleType, tmp
             recipe.run(tiny(recipe, tmp_path / "out", stages=stage), World("cpu"))
 
     (tmp_path / "out" / "pool.json").write_text("[]")
-    with pytest.raises(ArgumentError, match="no draft of the model came to its end"):
+    with pytest.raises(ArgumentError, match="the model finished no draft; raise drafts_steps"):
         recipe.read_pool(tmp_path / "out" / "pool.json")
 
 
