@@ -1,4 +1,4 @@
-"""A progress bar on rank 0 that stays silent everywhere else."""
+"""Shows a progress bar on rank 0 and stays silent everywhere else."""
 
 from __future__ import annotations
 

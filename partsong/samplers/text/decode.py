@@ -1,4 +1,4 @@
-"""`decode`: text from masked, block-diffusion and causal language models, many tokens a step; and `decode_steps`."""
+"""Decodes text with masked, block-diffusion and causal language models, many tokens a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Decoded", "decode", "decode_steps"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoded:
-    """Finished texts, row by row of the batch.
+    """Holds finished texts, row by row of the batch.
 
     Attributes:
         tokens: token ids after the prompt, up to and with the stop token.
@@ -40,7 +40,7 @@ class Decoded:
     steps: int
 
     def summary(self) -> dict[str, Any]:
-        """The tallies of all rows together, for machine-readable results."""
+        """Adds up the tallies of all rows, for machine-readable results."""
         whole = Tally()
         bounds = [tally.certificate for tally in self.tallies]
         for tally in self.tallies:
@@ -138,7 +138,7 @@ def decode(
 def decode_steps(
     model: Any, input_ids: Sequence[Sequence[int]] | Tensor, *, watched: bool = True, **options: Any
 ) -> Generator[Step, None, Decoded]:
-    """As `decode`, step by step.
+    """Decodes as `decode` does, step by step.
 
     Args:
         model: as in `decode`.
@@ -195,7 +195,7 @@ def _loop(request: DecodeRequest, watched: bool) -> Loop:
 
 
 def _canvas(request: DecodeRequest) -> Canvas:
-    """The texts before the first step; uniform noise where nothing is decided, for models that were trained on it."""
+    """Lays out the texts before the first step; models of uniform noise get random tokens where nothing is decided."""
     model = request.model
     canvas = open_canvas(
         request.prompts,

@@ -1,4 +1,4 @@
-"""From a model object, a folder or a hub id to a `TextModel`, without running anything a model folder brings along."""
+"""Makes a `TextModel` from a model object, a folder or a hub id, without running any code of a model folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_text_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> TextModel:
-    """A language model for the decoding loop.
+    """Loads a language model for the decoding loop.
 
     Public checkpoints of LLaDA, LLaDA-MoE, LLaDA 2.x, Dream, SDAR and Fast-dLLM v2, whose own code is remote, are
     re-keyed onto stock transformers modules; anything else is loaded by transformers itself. Weights are safetensors
@@ -69,7 +69,7 @@ def load_text_model(
             unexpected or of the wrong shape (named), a mask token outside the vocabulary, dtype or device given for
             a model object.
         UnsupportedError: a family that is not recognised, or a configuration that the stock module does not compute.
-        ArgumentTypeError: `source` is none of the three.
+        ArgumentTypeError: `source` is something else.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -103,7 +103,7 @@ def load_text_model(
 def text_model_of(
     module: PreTrainedModel, *, adapter: str | TextAdapter | None = None, mask_token_id: int | None = None
 ) -> TextModel:
-    """A model object for the decoding loop; arguments and errors as in `load_text_model`."""
+    """Wraps a model object for the decoding loop; arguments and errors as in `load_text_model`."""
     config = module.config.to_dict()
     config.setdefault("architectures", None)
     if not config["architectures"]:
@@ -121,7 +121,7 @@ def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tup
 
 
 def _folder(source: str | Path) -> Path:
-    """The local folder of a checkpoint, fetched from the hub where `source` is an id."""
+    """Returns the local folder of a checkpoint, fetched from the hub where `source` is an id."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -140,7 +140,7 @@ def _folder(source: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of a checkpoint folder's ``config.json``."""
+    """Reads the fields of a checkpoint folder's ``config.json``."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _named_family(config: Mapping[str, Any], row: TextAdapter) -> Family | None:
-    """The family of a row by its name; None for a row of the caller's own."""
+    """Finds the family of an adapter by its name; None for an adapter of the caller's own."""
     return family_of(config, row.name) if row.name in ADAPTERS else None
 
 
@@ -176,7 +176,7 @@ def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | No
 def _end_tokens(
     module: PreTrainedModel, family: Family | None, mask: int | None, folder: Path | None
 ) -> tuple[int, ...]:
-    """Ids that end a text: the configuration's, the generation configuration's, and the family's own."""
+    """Collects the ids that end a text: the configuration's, the generation configuration's, and the family's own."""
     text = module.config.get_text_config()
     stated = [
         getattr(text, "eos_token_id", None),
@@ -197,7 +197,7 @@ def _end_tokens(
 
 def _stated_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
     name = config.get("dtype") or config.get("torch_dtype")
-    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if name is not None and not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if name is not None and not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"config.json names the dtype {name!r}, which torch does not have: give dtype=")
-    return found
+    return dtype

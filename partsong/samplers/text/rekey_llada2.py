@@ -1,4 +1,4 @@
-"""LLaDA 2.0, 2.1 and 2.2 (arXiv 2512.15745) as a stock GLM-4 MoE.
+"""Loads LLaDA 2.0, 2.1 and 2.2 (arXiv 2512.15745) as a stock GLM-4 MoE.
 
 The two compute the same: per-head norms of queries and keys, a rotation in halves of the first part of each head, a
 sigmoid router whose choice, but not whose weights, sees a bias per expert and is confined to the best groups (by the
@@ -13,13 +13,13 @@ from typing import Any
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names
 
 __all__ = ["llada2"]
 
 
 def llada2(config: Mapping[str, Any]) -> Rekeying:
-    """LLaDA 2.x.
+    """Maps LLaDA 2.x onto GLM-4 MoE.
 
     Args:
         config: the fields of ``config.json``.
@@ -34,16 +34,16 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
     _check(fields)
     tied = stock.tie_word_embeddings
     places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
-    places |= straight(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
+    places |= same_names(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
     zero = []
     for layer in range(stock.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         places |= _attention(prefix, stock)
         if layer < stock.first_k_dense_replace:
-            places |= straight(f"{prefix}mlp.{p}_proj.weight" for p in ("gate", "up", "down"))
+            places |= same_names(f"{prefix}mlp.{p}_proj.weight" for p in ("gate", "up", "down"))
             continue
-        places |= straight([f"{prefix}mlp.gate.weight"])
-        places |= straight(f"{prefix}mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up", "down"))
+        places |= same_names([f"{prefix}mlp.gate.weight"])
+        places |= same_names(f"{prefix}mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up", "down"))
         inner = stock.moe_intermediate_size
         places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
         correction = f"{prefix}mlp.gate.e_score_correction_bias"
@@ -59,10 +59,10 @@ def _to(target: str) -> tuple[WeightPlace, ...]:
 
 
 def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace, ...]]:
-    """The fused projection holds all query heads, then all key heads, then all value heads."""
+    """Cuts the fused projection, which holds all query heads, then all key heads, then all value heads."""
     heads, kv_heads, width = stock.num_attention_heads, stock.num_key_value_heads, stock.head_dim
     ends = [0, heads * width, (heads + kv_heads) * width, (heads + 2 * kv_heads) * width]
-    places = straight([f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"])
+    places = same_names([f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"])
     for kind in ("weight", "bias") if stock.attention_bias else ("weight",):
         places[f"{prefix}attention.query_key_value.{kind}"] = tuple(
             WeightPlace(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
@@ -109,7 +109,7 @@ def _stock(fields: Fields) -> Glm4MoeConfig:
 
 
 def _rotated(fields: Fields, head_dim: int) -> float:
-    """The part of each head that is rotated."""
+    """Returns the part of each head that is rotated."""
     factor, size = fields.need("partial_rotary_factor"), fields.get("rotary_dim")
     if size is not None and size != int(head_dim * factor):
         raise ArgumentError(
@@ -120,7 +120,7 @@ def _rotated(fields: Fields, head_dim: int) -> float:
 
 
 def _check(fields: Fields) -> None:
-    fields.fixed(
+    fields.allow_only(
         norm_head=False,
         norm_softmax=False,
         norm_topk_prob=True,
@@ -133,6 +133,6 @@ def _check(fields: Fields) -> None:
     )
     if fields.get("num_shared_experts") < 1:
         raise UnsupportedError("this LLaDA2 checkpoint has num_shared_experts = 0, and GLM-4 MoE always has some")
-    fields.idle("embedding_dropout", "output_dropout", "sliding_window", "max_window_layers", "router_dtype")
-    fields.idle("moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor")
-    fields.done()
+    fields.ignore("embedding_dropout", "output_dropout", "sliding_window", "max_window_layers", "router_dtype")
+    fields.ignore("moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor")
+    fields.refuse_unread()

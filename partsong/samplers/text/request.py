@@ -1,4 +1,4 @@
-"""What `decode` is asked for, checked before the first forward."""
+"""Checks what `decode` is asked for, before the first forward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["DecodeRequest", "check_request"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeRequest:
-    """Everything `decode` was asked for, checked; see there."""
+    """Holds everything `decode` was asked for, checked; see there."""
 
     model: TextModel
     prompts: list[list[int]]
@@ -123,8 +123,8 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
         )
     if adapter.noise not in rule.noise:
         raise UnsupportedError(
-            f"{name} does not fit noise of the kind {adapter.noise!r}, but of {' and '.join(rule.noise)}; "
-            f"leave rule out for one that fits"
+            f"{name} does not fit noise of the kind {adapter.noise!r}; it is for {' and '.join(rule.noise)}. "
+            f"Leave rule out for one that fits"
         )
     if adapter.noise == "none" and rule.revises:
         raise UnsupportedError(f"{name} revises tokens, and a causal model sees nothing after them; use another rule")
@@ -135,7 +135,7 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
         )
     if rule.probes and probe is None:
         raise ArgumentError(f"{name} needs probe=, a function that gives the mutual information of positions")
-    _check_tokens(f"{name}", rule.bars, model)
+    _check_tokens(name, rule.bars, model)
 
 
 def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
@@ -147,13 +147,13 @@ def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
 
 
 def rows_of(input_ids: Sequence[Sequence[int]] | Tensor, mask: Tensor | None, model: TextModel) -> list[list[int]]:
-    """The prompts as lists, without padding."""
+    """Returns the prompts as lists, without padding."""
     if isinstance(input_ids, Tensor):
         if input_ids.dim() != 2 or input_ids.is_floating_point():
             raise ArgumentError(f"input_ids is int [B, L]; found {input_ids.dtype} {tuple(input_ids.shape)}")
         if mask is not None and mask.shape != input_ids.shape:
             raise ArgumentError(
-                f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}; they are alike"
+                f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}; give both one shape"
             )
         keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
         if not torch.equal(keep, (keep.cumsum(1) > 0) & (keep.flip(1).cumsum(1).flip(1) > 0)):
@@ -181,7 +181,7 @@ def _answers(
     max_new_tokens: int | None,
     model: TextModel,
 ) -> tuple[list[list[int]], list[list[int | None]]]:
-    """Prompts up to their first position to fill, and what follows."""
+    """Cuts each prompt at its first position to fill; returns the prompts and what follows."""
     adapter, mask = model.adapter, model.mask_token_id if model.adapter.noise == "mask" else None
     starts = [row.index(mask) if mask in row else len(row) for row in prompts]
     answers: list[list[int | None]] = [

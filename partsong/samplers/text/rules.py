@@ -1,4 +1,4 @@
-"""Rules that only ever decide: each accepts some undecided positions of a step and never looks back.
+"""Holds the rules that only ever decide: each accepts some undecided positions of a step and never looks back.
 
 All but `LLaDA` choose positions by what the model thinks of them, never by the token that was drawn.
 """
@@ -51,7 +51,7 @@ class Quota(Rule):
     by: Literal["max_prob", "margin", "entropy", "random", "left"] = "max_prob"
 
     def choose(self, view: View) -> Choice:
-        """The best few."""
+        """Takes the best few."""
         score = _score(view, self.by)
         return commit(view, rank_of(score, view.real & view.undecided) < self._quota(view)[:, None], score)
 
@@ -86,7 +86,7 @@ class LLaDA(Quota):
     unbiased: ClassVar[bool] = False
 
     def choose(self, view: View) -> Choice:
-        """The likeliest draws."""
+        """Takes the likeliest draws."""
         accept = rank_of(view.token_prob, view.real & view.undecided) < self._quota(view)[:, None]
         return commit(view, accept, view.token_prob)
 
@@ -108,7 +108,7 @@ class Threshold(Rule):
     threshold: Share = 0.9
 
     def choose(self, view: View) -> Choice:
-        """The sure ones."""
+        """Takes the sure ones."""
         return commit(view, view.max_prob >= self.threshold, view.max_prob)
 
 
@@ -130,7 +130,7 @@ class Factor(Rule):
     factor: Annotated[float, Number(0.0, 100.0, above=True)] = 0.3
 
     def choose(self, view: View) -> Choice:
-        """As many of the surest as hold their bound."""
+        """Takes as many of the surest as hold their bound."""
         waiting = view.real & view.undecided
         rank = rank_of(view.max_prob, waiting)
         holds = (view.max_prob >= 1 - self.factor / (rank + 2)) & waiting
@@ -155,7 +155,7 @@ class Entropy(Rule):
     threshold: Nats = 0.2
 
     def choose(self, view: View) -> Choice:
-        """The certain ones."""
+        """Takes the certain ones."""
         return commit(view, view.entropy <= self.threshold, -view.entropy)
 
 
@@ -178,7 +178,7 @@ class EntropyBound(Rule):
     gamma: Nats = 0.1
 
     def choose(self, view: View) -> Choice:
-        """As many as the bound allows."""
+        """Takes as many as the bound allows."""
         return commit(view, within_entropy(view.entropy, view.real & view.undecided, self.gamma), -view.entropy)
 
 
@@ -202,7 +202,7 @@ class KLStable(Rule):
     history: Count = 2
 
     def choose(self, view: View) -> Choice:
-        """The sure and settled ones."""
+        """Takes the sure and settled ones."""
         still = view.noted("steps without moving", 0)
         still = torch.where(view.divergence() < self.divergence, still + 1, 0)
         view.note("steps without moving", still)
@@ -232,7 +232,7 @@ class Hierarchy(Rule):
         check_value("low_threshold", self.low_threshold, Annotated[float, Number(0.0, self.threshold)], "Hierarchy: ")
 
     def choose(self, view: View) -> Choice:
-        """The sure ones and the peaks."""
+        """Takes the sure ones and the peaks."""
         waiting = view.real & view.undecided
         apart = torch.ones_like(waiting)
         apart[:, 1:] = ~waiting[:, :-1] | ~waiting[:, 1:] | (view.index[:, 1:] != view.index[:, :-1] + 1)
@@ -265,7 +265,7 @@ class Dependency(Rule):
     budget: Nats = 0.05
 
     def choose(self, view: View) -> Choice:
-        """A greedy set of nearly independent positions."""
+        """Takes nearly independent positions, one after the other."""
         waiting = view.real & view.undecided
         shared, order = view.mutual_information(), rank_of(-view.entropy, waiting).argsort(1)
         accept, spent = torch.zeros_like(waiting), torch.zeros_like(view.entropy)

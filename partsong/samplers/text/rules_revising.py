@@ -1,4 +1,4 @@
-"""Rules that may change their mind: they take tokens back, overwrite, move or redraw them.
+"""Holds the rules that may change their mind: they take tokens back, overwrite, move or redraw them.
 
 What such a text cost in divergence is not bounded by entropies, so these rules have no certificate.
 """
@@ -63,7 +63,7 @@ class Revoke(_RevisingRule):
         check_value("at_most", self.at_most, Annotated[int, Whole(self.at_least)], "Revoke: ")
 
     def choose(self, view: View) -> Choice:
-        """What is drafted and what is taken back."""
+        """Drafts some positions and takes some earlier tokens back."""
         waiting = view.real & view.undecided
         cap = (self.most * waiting.sum(1)).floor().clamp(self.at_least, self.at_most)
         bold = (view.max_prob > self.draft) & (rank_of(view.max_prob, waiting) < cap[:, None])
@@ -97,33 +97,33 @@ class TokenEditing(_RevisingRule):
     max_post_steps: _FromZero = 16
 
     def choose(self, view: View) -> Choice:
-        """What is decided and what is overwritten."""
-        made = commit(view, view.max_prob > self.threshold, view.max_prob)
+        """Decides some positions and overwrites others."""
+        decided = commit(view, view.max_prob > self.threshold, view.max_prob)
         edited = view.real & ~view.undecided & (view.argmax != view.current)
         edited = edited & (view.max_prob > self.editing_threshold)
         spent = _post_steps(view)
         edited = edited & ((spent < self.max_post_steps) | _in_block(view, view.undecided & view.real))
-        settled = _settled(view, made.write | edited, spent, self.max_post_steps)
+        settled = _settled(view, decided.write | edited, spent, self.max_post_steps)
         token = torch.where(edited, view.argmax, view.token)
-        pending = made.undecided | (view.real & ~settled)
-        return Choice(write=made.write | edited, token=token, undecided=made.undecided, pending=pending)
+        pending = decided.undecided | (view.real & ~settled)
+        return Choice(write=decided.write | edited, token=token, undecided=decided.undecided, pending=pending)
 
 
 def _post_steps(view: View) -> Tensor:
-    """Rounds `[B, K]` in which the block of a position had nothing undecided any more."""
+    """Counts the rounds `[B, K]` in which the block of a position had nothing undecided any more."""
     spent = view.noted("post steps", 0)
     whole = ~_in_block(view, view.undecided & view.real)
     view.note("post steps", spent + whole)
     return spent
 
 
-def _in_block(view: View, found: Tensor) -> Tensor:
-    """Bool `[B, K]`: whether something was found in the block of a position."""
-    return ((view.block[:, :, None] == view.block[:, None, :]) & found[:, None, :]).any(2)
+def _in_block(view: View, marks: Tensor) -> Tensor:
+    """Says whether a mark is set anywhere in the block of a position, bool `[B, K]`."""
+    return ((view.block[:, :, None] == view.block[:, None, :]) & marks[:, None, :]).any(2)
 
 
 def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
-    """Bool `[B, K]`: positions of decided blocks in which nothing changes any more, or may."""
+    """Marks positions of decided blocks in which nothing changes any more, or nothing may: bool `[B, K]`."""
     busy = _in_block(view, (view.undecided & view.real) | changed)
     return ~busy | ((spent >= most) & ~_in_block(view, view.undecided & view.real & ~changed))
 
@@ -166,29 +166,28 @@ class InsertDelete(_RevisingRule):
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """Both tokens: not offered to texts that have used up their edits."""
+        """Lists both tokens, which are not offered to texts that have used up their edits."""
         return (self.delete_token, self.split_token)
 
     def choose(self, view: View) -> Choice:
-        """The edits of `TokenEditing`, then the moves, row by row: a block is short."""
+        """Makes the edits of `TokenEditing`, then the moves, row by row: a block is short."""
         base = TokenEditing(
             threshold=self.threshold, editing_threshold=self.editing_threshold, max_post_steps=self.max_post_steps
         ).choose(view)
         token = torch.where(base.write, base.token, view.current)
-        moves = (token == self.delete_token) | (token == self.split_token)
-        moves = moves & base.write
+        movers = base.write & ((token == self.delete_token) | (token == self.split_token))
         used = view.noted("edits", 0)
-        made = _Moves(view, base, token)
-        for row in moves.any(1).nonzero().flatten().tolist():
-            made.apply(row, moves[row], self.delete_token, self.max_edits - int(used[row].max()))
-        view.note("edits", used.amax(1, keepdim=True) + made.count[:, None])
-        spent_all = used.amax(1) + made.count >= self.max_edits
-        view.memory["barred"] = torch.where(made.count > 0, spent_all, view.memory.get("barred", spent_all))
-        return made.choice()
+        moves = _Moves(view, base, token)
+        for row in movers.any(1).nonzero().flatten().tolist():
+            moves.apply(row, movers[row], self.delete_token, self.max_edits - int(used[row].max()))
+        view.note("edits", used.amax(1, keepdim=True) + moves.count[:, None])
+        spent_all = used.amax(1) + moves.count >= self.max_edits
+        view.memory["barred"] = torch.where(moves.count > 0, spent_all, view.memory.get("barred", spent_all))
+        return moves.choice()
 
 
 class _Moves:
-    """Deletions and insertions within the blocks of a view; positions of a block follow each other in it."""
+    """Applies deletions and insertions within the blocks of a view, whose positions follow each other."""
 
     def __init__(self, view: View, base: Choice, token: Tensor) -> None:
         self.view, self.base = view, base
@@ -197,14 +196,14 @@ class _Moves:
         self.inserted, self.deleted = torch.zeros_like(base.write), torch.zeros_like(base.write)
         self.count = torch.zeros(len(token), dtype=torch.int64, device=token.device)
 
-    def apply(self, row: int, moves: Tensor, delete: int, left: int) -> None:
+    def apply(self, row: int, movers: Tensor, delete: int, left: int) -> None:
         """Moves what a row's new tokens ask for, block by block, as long as its budget lasts."""
         for block in self.view.block[row][self.view.real[row]].unique().tolist():
             places = ((self.view.block[row] == block) & self.view.real[row]).nonzero().flatten().tolist()
             items: list[int | None] = []
             for place in places:
                 token = None if self.undecided[row, place] else int(self.token[row, place])
-                if not moves[place]:
+                if not movers[place]:
                     items.append(token)
                 elif left <= 0:
                     items.append(None)  # not allowed to move any more: decided anew, without these tokens
@@ -229,7 +228,7 @@ class _Moves:
             self.token[row, place] = -1 if item is None else item
 
     def choice(self) -> Choice:
-        """What is to be written."""
+        """Returns what is to be written."""
         pending = self.base.pending | self.undecided
         moved = (self.count > 0)[:, None] & self.view.real
         return Choice(
@@ -281,7 +280,7 @@ class Renoise(_RevisingRule):
         return self.cold + (self.hot - self.cold) * (self.max_steps - block_step) / self.max_steps
 
     def choose(self, view: View) -> Choice:
-        """Draws and noise; at the end the most likely tokens."""
+        """Keeps some draws and puts noise elsewhere; at the end it takes the most likely tokens."""
         before = view.noted("argmax", -1)
         still = view.noted("steps unchanged", 0)
         same = ((before == view.argmax) | ~view.real).all(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""A checkpoint's weights from safetensors files into a transformers module: by shards, every tensor accounted for."""
+"""Reads a checkpoint's safetensors shard by shard into a transformers module, with every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECOND_HEADS = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.posit
 def load_rekeyed(
     folder: Path, rekeying: Rekeying, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """A stock module with a public checkpoint's weights.
+    """Loads a public checkpoint's weights into a stock module.
 
     One tensor of the files is in memory at a time besides the module itself.
 
@@ -66,10 +66,10 @@ def load_rekeyed(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder.
+    """Lists the safetensors files of a checkpoint folder.
 
     Raises:
-        ArgumentError: there are none, or the index names a file that is not there or lies elsewhere.
+        ArgumentError: no such files, or an index that names a file that is missing or lies elsewhere.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -93,18 +93,18 @@ def _wanted(names: Any, rekeying: Rekeying) -> list[str]:
 
 
 def _headers(files: list[Path], rekeying: Rekeying) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the files, which must be exactly those expected."""
+    """Reads the shape of every tensor of the files, which must be exactly those expected."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+                in_file = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ArgumentError(f"{file} is not a safetensors file: {error}") from error
-        twice = shapes.keys() & found.keys()
+        twice = shapes.keys() & in_file.keys()
         if twice:
             raise ArgumentError(f"{file.parent} holds tensors twice: {_list(twice)}")
-        shapes |= found
+        shapes |= in_file
     missing, unexpected = rekeying.places.keys() - shapes.keys(), shapes.keys() - rekeying.places.keys()
     if missing or unexpected:
         raise ArgumentError(
@@ -160,7 +160,7 @@ def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dty
 def load_stock(
     folder: Path, *, masked_lm: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """A checkpoint that transformers loads itself, with every tensor accounted for.
+    """Loads a checkpoint that transformers knows itself, with every tensor accounted for.
 
     Args:
         folder: with ``config.json`` and safetensors.
@@ -201,7 +201,7 @@ def load_stock(
 
 
 def _runnable(module: PreTrainedModel) -> PreTrainedModel:
-    """The grouped product of experts that transformers prefers has no float64."""
+    """Switches experts in float64 away from the grouped product that transformers prefers: it has no float64."""
     if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
         module.set_experts_implementation("eager")
     return module

@@ -157,7 +157,7 @@ def test_the_row_and_the_refusals(module: DiffusionGemmaForBlockDiffusion) -> No
     seen = sight(order, torch.zeros(1, SLOTS, dtype=torch.bool))
     model.forward(order, order, order, seen, store)
     store.temperature = 0.0
-    with pytest.raises(ArgumentError, match="temperature is above 0"):
+    with pytest.raises(ArgumentError, match="temperature=0.0; use a finite number above 0"):
         model.forward(order, order, order, seen, store)
     # A token's way through a layer is more than through the average alone, and pairs come on top.
     assert model.flops(1, 0) > 4.0 * model.head.weight.numel()
