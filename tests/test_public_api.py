@@ -24,7 +24,7 @@ import partsong
 from partsong.samplers.registry import STRATEGIES
 
 SNAPSHOT = Path(__file__).with_name("public_api.json")
-BASE_MODULES = ("errors", "ledger", "outputs", "progress", "seeds", "videos", "zoo", "cli")
+BASE_MODULES = ("errors", "ledger", "model_folders", "outputs", "progress", "seeds", "videos", "zoo", "cli")
 MAX_IMPORT_SECONDS = 0.3
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.model_folders import model_folder, read_settings
 
 __all__ = ["PipelineSource", "class_number", "find_pipeline"]
 
@@ -47,24 +47,10 @@ def find_pipeline(name: str) -> PipelineSource:
         ArgumentError: unknown, unreadable or not reachable; says which.
         UnsupportedError: the folder needs code of its own.
     """
-    if Path(name).is_dir():
-        return _from_folder(Path(name))
-    if name in zoo.MODELS:
-        row = zoo.MODELS[name]
-        if row.kind == "text":
-            raise ArgumentError(f"the zoo model {name} writes text; use it with partsong text")
-        if not (row.folder / "model_index.json").is_file():
-            raise ArgumentError(
-                f"the zoo model {name} has no weights in {row.folder}; see recipes/ for how to make them"
-            )
-        return _from_folder(row.folder, zoo_name=name, defaults=dict(row.defaults))
-    if Path(name).exists():
-        raise ArgumentError(f"--model {name} is a file; give the pipeline folder that holds model_index.json")
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
-        return _from_hub(name)
-    raise ArgumentError(
-        f"no model {name!r}: not a folder here, not in the zoo ({', '.join(zoo.MODELS)}), and not a hub id (owner/name)"
-    )
+    folder = model_folder(name, "model_index.json", download=_download)
+    if name in zoo.MODELS and folder == zoo.MODELS[name].folder:
+        return _from_folder(folder, zoo_name=name, defaults=dict(zoo.MODELS[name].defaults))
+    return _from_folder(folder)
 
 
 def class_number(source: PipelineSource, prompt: str) -> int:
@@ -83,10 +69,7 @@ def class_number(source: PipelineSource, prompt: str) -> int:
 
 
 def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> PipelineSource:
-    index = _read_json(folder, "model_index.json")
-    pipeline = index.get("_class_name")
-    if not isinstance(pipeline, str):
-        raise UnsupportedError(f"{folder}/model_index.json names no pipeline class of diffusers, found {pipeline!r}")
+    index, pipeline = _read_index(folder)
     parts = {name: entry for name, entry in index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
     for name, (library, kind) in parts.items():
         if library not in LIBRARIES:
@@ -106,49 +89,21 @@ def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, 
     )
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    if not path.is_file():
-        raise ArgumentError(f"{folder} is no diffusers pipeline folder: it has no {name}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ArgumentError(f"{path} holds a {type(values).__name__}, not an object with the pipeline's parts")
-    return values
-
-
-def _from_hub(name: str) -> PipelineSource:
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    offline = ""
-    try:
-        HfApi().model_info(name, timeout=10)  # one request: the downloads below would try for half a minute
-    except HfHubHTTPError as error:
-        raise ArgumentError(f"the hub has no readable model {name} ({_first_line(error)})") from error
-    except Exception as error:  # noqa: BLE001 - whatever the HTTP library raises when there is no network
-        offline = _first_line(error)
-    try:
-        # The small file first: an unsupported model costs no download.
-        index = Path(hf_hub_download(name, "model_index.json", local_files_only=bool(offline)))
-    except Exception as error:
-        found = f"the hub is not reachable ({offline}) and {name} is not in the local cache" if offline else ""
-        raise ArgumentError(found or f"{name} has no model_index.json ({_first_line(error)})") from error
-    pipeline = _read_json(index.parent, "model_index.json").get("_class_name")
+def _read_index(folder: Path) -> tuple[dict[str, Any], str]:
+    """Reads `model_index.json` and the name of the pipeline's class in it."""
+    index = read_settings(folder, "model_index.json")
+    pipeline = index.get("_class_name")
     if not isinstance(pipeline, str):
-        raise UnsupportedError(f"{name} asks for pipeline code of its own ({pipeline!r}), which is not run")
+        raise UnsupportedError(f"{folder}/model_index.json names no pipeline class of diffusers, found {pipeline!r}")
+    return index, pipeline
+
+
+def _download(name: str, offline: bool) -> Path:
     from diffusers import DiffusionPipeline
+    from huggingface_hub import hf_hub_download
 
-    try:
-        folder = DiffusionPipeline.download(
-            name, use_safetensors=True, trust_remote_code=False, local_files_only=bool(offline)
-        )
-    except Exception as error:
-        raise ArgumentError(f"{name} cannot be downloaded ({_first_line(error)})") from error
-    return _from_folder(Path(folder))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    # The small file first: a pipeline with code of its own costs no download.
+    _read_index(Path(hf_hub_download(name, "model_index.json", local_files_only=offline)).parent)
+    return Path(
+        DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False, local_files_only=offline)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Whole, check_value
+from partsong.model_folders import model_folder, read_settings
 from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
 from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, adapter_of, family_of
@@ -36,9 +36,6 @@ LOADERS: dict[str, Loader] = {
     "Fast_dLLM_QwenForCausalLM": rekey_qwen.fast_dllm_v2,
 }
 
-#: What is fetched of a hub repository: weights, configurations and tokenizers, no code and no pickles.
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-
 
 def load_text_model(
     source: str | Path | PreTrainedModel,
@@ -55,7 +52,8 @@ def load_text_model(
     only and are read shard by shard straight into place; no code and no pickle of a model folder is ever executed.
 
     Args:
-        source: a transformers model (used as it is, in eval mode), a checkpoint folder, or a hub id "owner/name".
+        source: a transformers model (used as it is, in eval mode), a checkpoint folder, a model of the zoo, or a hub
+            id "owner/name".
         adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
         dtype: of the weights. Default: the checkpoint's.
@@ -82,8 +80,8 @@ def load_text_model(
         return text_model_of(source, adapter=adapter, mask_token_id=mask_token_id)
     if not isinstance(source, str | Path):
         raise ArgumentTypeError(f"load_text_model needs a model, a folder or a hub id, found {type(source).__name__}")
-    folder = _folder(source)
-    config = read_config(folder)
+    folder = model_folder(source)
+    config = read_settings(folder)
     row = adapter_of(config, adapter)
     family = _named_family(config, row)
     mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, folder)
@@ -118,37 +116,6 @@ def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tup
     if row.noise == "uniform":
         return DiffusionGemmaTextModel(module, row, eos_token_ids=ends)
     return StockTextModel(module, row, mask_token_id=mask, eos_token_ids=ends)
-
-
-def _folder(source: str | Path) -> Path:
-    """Returns the local folder of a checkpoint, fetched from the hub where `source` is an id."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if isinstance(source, Path) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        raise ArgumentError(f"{str(source)!r} is neither a checkpoint folder nor a hub id 'owner/name'")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ArgumentError(
-            f"{source!r} is no folder here and could not be fetched from the hub: {error}. "
-            f"Check the name and the connection, or give the path of a downloaded folder"
-        ) from error
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Reads the fields of a checkpoint folder's ``config.json``."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} cannot be read as a model configuration: {error}") from error
-    if not isinstance(config, dict):
-        raise ArgumentError(f"{path} is not a model configuration: it holds a {type(config).__name__}")
-    return config
 
 
 def _named_family(config: Mapping[str, Any], row: TextAdapter) -> Family | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -203,8 +204,11 @@ def test_folders_without_readable_weights(tmp_path: Path) -> None:
 
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="neither a checkpoint folder nor a hub id"):
+    with pytest.raises(ArgumentError, match="not a folder here, not one of lists-ar, .*, and not a hub id"):
         load_text_model("./nowhere/at/all")
+    with pytest.raises(ArgumentError, match="it has no config.json"):
+        load_text_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
     with pytest.raises(ArgumentError, match="cannot be read as a model configuration"):
         load_text_model(tmp_path)
     with pytest.raises(ArgumentTypeError, match="found int"):
@@ -216,18 +220,25 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
 def test_a_hub_id_is_fetched_without_code_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, LLADA, random_weights(llada_shapes(LLADA)))
     files = ["config.json", "model.safetensors", "modeling_llada.py", "pytorch_model.bin", "tokenizer.json"]
+    files += ["consolidated.safetensors", "original/model.safetensors"]
     fetched: list[str] = []
 
-    def download(repository: str, allow_patterns: list[str]) -> str:
+    def download(repository: str, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool) -> str:
+        assert local_files_only
         if repository != "somebody/llada":
-            raise LocalEntryNotFoundError("offline")
-        fetched.extend(f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in allow_patterns))
+            raise LocalEntryNotFoundError("nothing cached")
+        fitting = [f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in allow_patterns)]
+        fetched.extend(f for f in fitting if not any(fnmatch.fnmatch(f, pattern) for pattern in ignore_patterns))
         return str(folder)
 
+    def model_info(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_text_model("somebody/llada").adapter.name == "llada"
     assert fetched == ["config.json", "model.safetensors", "tokenizer.json"]
-    with pytest.raises(ArgumentError, match="could not be fetched from the hub: offline"):
+    with pytest.raises(ArgumentError, match=r"not reachable \(no network\) and somebody/else is not in"):
         load_text_model("somebody/else")
 
 
