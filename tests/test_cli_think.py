@@ -84,7 +84,7 @@ def test_a_journal_goes_on_and_is_replayed(tmp_path: Path) -> None:
         (("think", "q", "--strategy", "pdr:schedule=8-4"), "end with 1"),
         (("think", "q", "--replay"), "--replay needs --journal"),
         (("think", "q", "--trace", "t.txt"), "t.txt has no known format"),
-        (("think", "q", "--budget-tokens", "0"), "budget tokens=0"),
+        (("think", "q", "--budget-tokens", "0"), "Budget: tokens=0; use a positive integer"),
         (("think", "q", "--budget-money", "1"), "needs a price"),
         (("think", "q", "--budget-money", "1", "--price", "cheap"), "--price 'cheap'; write PROMPT,ANSWER"),
         (("think", "q", "--max-tokens", "0"), "--max-tokens is 1 or more"),

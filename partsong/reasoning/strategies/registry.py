@@ -1,4 +1,4 @@
-"""Strategies by name, and the text form of one: ``NAME:key=value,...``."""
+"""Finds strategies by name and reads them from text, as in ``NAME:key=value,...``."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thinking:
-    """A strategy with some of its knobs set; calling it runs it.
+    """Holds a strategy with some of its knobs set; calling it runs it.
 
     Attributes:
-        name: of the strategy.
-        knobs: that were set.
-        needs: arguments besides `extract` that it cannot do without and that no text can give, such as a runner.
+        name: name of the strategy.
+        knobs: the knobs that were set.
+        needs: arguments besides `extract` that the strategy needs and that no text can give, such as a runner.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Thinking:
             **more: further arguments of the strategy, such as `parameters` or a scorer.
 
         Raises:
-            ArgumentError: an argument the strategy does not have, or one it needs and has not got.
+            ArgumentError: the strategy does not have an argument, or needs one that is not given.
         """
         known = inspect.signature(STRATEGIES[self.name]).parameters
         if unknown := [name for name in more if name not in known]:
@@ -105,7 +105,7 @@ def parse_thinking(text: str) -> Thinking:
     """Reads ``NAME[:key=value,...]``; the keys are knobs of the strategy that are numbers, words or ``8-4-1``.
 
     Raises:
-        ArgumentError: an unknown strategy or knob, or a value that cannot be; names the legal ones.
+        ArgumentError: the strategy, a knob or a value is unknown; names those that are allowed.
 
     >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
     (4, 2, 1)
@@ -119,14 +119,14 @@ def parse_thinking(text: str) -> Thinking:
 
 
 def knobs_of(name: str) -> dict[str, Any]:
-    """The types of the knobs of a strategy that text can set, by name."""
+    """Returns the types of the knobs of a strategy that text can set, by name."""
     hints = type_hints(STRATEGIES[name])
-    kinds = {knob: _spoken(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
+    kinds = {knob: _text_type(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
     return {knob: kind for knob, kind in kinds.items() if kind is not None and knob != "question"}
 
 
-def _spoken(hint: Any) -> Any:
-    """The type a knob's text is read as; None where no text gives one."""
+def _text_type(hint: Any) -> Any:
+    """Returns the type that the text of a knob is read as; None for knobs that no text can set."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) is Sequence:
