@@ -162,8 +162,8 @@ def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
     """Checks one value against one annotation; see `check_knobs`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if not any(_holds(value, kind) for kind in kinds):
-        wanted = " or ".join(dict.fromkeys(filter(None, map(_wanted, kinds))))
-        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}")
+        wanted = " or ".join(_wanted(kind) for kind in kinds if kind is not type(None))
+        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}{', or None' if type(None) in kinds else ''}")
     if is_dataclass(value) and hasattr(value, "validate"):
         value.validate()  # type: ignore[union-attr]
 
@@ -190,8 +190,8 @@ def _wanted(kind: Any) -> str:
         return _listed(get_args(kind))
     if origin is collections.abc.Callable:
         return "a function"
-    if kind in (bool, type(None)):
-        return "True or False" if kind is bool else "None"
+    if kind is bool:
+        return "True or False"
     return f"an instance of {kind.__name__}" if isinstance(kind, type) else str(kind)
 
 

@@ -12,7 +12,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.samplers.long_video.frame_progress import watched
 from partsong.samplers.long_video.host_memory import trimmed
 from partsong.samplers.long_video.video_blocks import joined
-from partsong.samplers.registry import LOOPS, STREAMS
+from partsong.samplers.registry import ROWS, row_of
 
 if TYPE_CHECKING:
     from partsong.parallel import Plan, Strategy
@@ -46,10 +46,12 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         raise UnsupportedError(f"only {_streaming()} keep a journal; leave it out")
     if plan.loop is None:
         return pipe(**arguments)
-    if type(plan.loop) in LOOPS:
-        return LOOPS[type(plan.loop)](plan, plan.loop, **arguments)
+    row = row_of(plan.loop)
+    if row.stream is None:
+        assert row.loop is not None, "the registry names a loop for every strategy that has one"
+        return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
-    parts = STREAMS[type(plan.loop)](plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
     return joined(list(watched(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
@@ -80,20 +82,21 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         >>> #     frames = part.frames[0]
     """
     pipe = _checked(plan, arguments, "stream")
-    if plan.loop is None or not can_stream(plan.loop):
+    row = None if plan.loop is None else row_of(plan.loop)
+    if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
-    parts = STREAMS[type(plan.loop)](plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
     return watched(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
 def can_stream(strategy: Strategy | None) -> bool:
     """Says whether a strategy makes a video block after block, so that `stream` can yield it and a journal keep it."""
-    return type(strategy) in STREAMS
+    return strategy is not None and row_of(strategy).stream is not None
 
 
 def _streaming() -> str:
-    return " and ".join(kind.__name__ for kind in STREAMS)
+    return " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None)
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partsong.parallel.adapters import ADAPTERS
 from partsong.parallel.strategy import Strategy
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
 
 __all__ = ["support_rows", "support_table"]
 
@@ -51,7 +51,7 @@ def support_table() -> str:
 
 def _denoising() -> list[type[Strategy]]:
     """What works on the denoiser; the autoencoder of a family is another matter, told on `ParallelVae`'s page."""
-    return [kind for kind in STRATEGIES.values() if kind.denoises]
+    return [kind for kind in strategies().values() if kind.denoises]
 
 
 def _reasons() -> dict[tuple[str, str], str]:
