@@ -48,7 +48,8 @@ class Registry(Mapping[str, Row]):
         self._built_in = {name(row): row for row in built_in}
 
     def __getitem__(self, name: str) -> Row:
-        return self._rows[name]
+        # A plug-in that is being loaded may look up what it derives from.
+        return self._built_in[name] if name in self._built_in else self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

@@ -131,7 +131,7 @@ def parse_thinking(text: str) -> Thinking:
 def knobs_of(name: str) -> dict[str, Any]:
     """Returns the types of the knobs of a strategy that text can set, by name."""
     hints = type_hints(STRATEGIES[name])
-    kinds = {knob: _text_type(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
+    kinds = {knob: _text_type(hints.get(knob)) for knob in inspect.signature(STRATEGIES[name]).parameters}
     return {knob: kind for knob, kind in kinds.items() if kind is not None and knob != "question"}
 
 
