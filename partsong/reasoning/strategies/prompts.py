@@ -54,7 +54,7 @@ def fill(template: str, **gaps: str | Piece | Sequence[str | Piece]) -> tuple[st
     """Fills the gaps of a template; what fills them is never read as a template itself.
 
     >>> fill("Check {claim} twice", claim=Piece("2 + 2 = 4", "draft#0"))
-    ('Check ', Piece(text='2 + 2 = 4', source='draft#0'), ' twice')
+    ('Check ', Piece(text='2 + 2 = 4', source='draft#0', tokens=None), ' twice')
     """
     pieces: list[str | Piece] = []
     for literal, gap, _, _ in Formatter().parse(template):
