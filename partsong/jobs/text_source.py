@@ -1,4 +1,4 @@
-"""Finds out what ``--model`` of text commands means from small files only; no weights are loaded, no code is run."""
+"""Finds the checkpoint folder that ``--model`` of text commands names, from small files only; no code is run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 
 from partsong import zoo
 from partsong.errors import ArgumentError
+from partsong.jobs.hub import first_line, is_hub_id, why_offline
 
 __all__ = ["TextSource", "find_text_model"]
 
-#: Any of these is a tokenizer.
+#: A folder with any of these files has a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-#: What is fetched of a hub repository: weights, configurations and tokenizers, no code and no pickles.
+#: Files to fetch from a hub repository: weights, configurations and tokenizers, but no code and no pickles.
 FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource:
-    """A checkpoint folder with a tokenizer.
+    """Names a checkpoint folder with a tokenizer.
 
     Attributes:
         folder: where it is.
@@ -30,15 +31,15 @@ class TextSource:
 
 
 def find_text_model(name: str, adapter: str | None = None) -> TextSource:
-    """Resolves a zoo name, a local transformers folder or a hub id, and checks that it is known how to decode it.
+    """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
 
     Args:
-        name: what the user wrote. An existing folder comes first, then the zoo, then (with a slash) the hub.
-        adapter: ``--adapter``.
+        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
+        adapter: as given by ``--adapter``.
 
     Raises:
-        ArgumentError: unknown, incomplete or not reachable; says which. An adapter nobody has.
-        UnsupportedError: a family that is not recognised.
+        ArgumentError: the model is unknown, incomplete or not reachable, or there is no such adapter; says which.
+        UnsupportedError: the family of the model is not recognised.
     """
     source = _find(name)
     _check_folder(source.folder, adapter)
@@ -58,7 +59,7 @@ def _find(name: str) -> TextSource:
         return TextSource(folder=row.folder, zoo_name=name)
     if Path(name).exists():
         raise ArgumentError(f"--model {name} is a file; give the folder that holds config.json")
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
+    if is_hub_id(name):
         return TextSource(folder=_from_hub(name))
     raise ArgumentError(
         f"no model {name!r}: not a folder here, not a text model of the zoo ({texts}), and not a hub id (owner/name)"
@@ -83,22 +84,12 @@ def _check_folder(folder: Path, adapter: str | None) -> None:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import snapshot_download
 
-    offline = ""
-    try:
-        HfApi().model_info(name, timeout=10)  # one request: the download below would try for half a minute
-    except HfHubHTTPError as error:
-        raise ArgumentError(f"the hub has no readable model {name} ({_first_line(error)})") from error
-    except Exception as error:  # noqa: BLE001 - whatever the HTTP library raises when there is no network
-        offline = _first_line(error)
+    offline = why_offline(name)
     try:
         return Path(snapshot_download(name, allow_patterns=FETCHED, local_files_only=bool(offline)))
     except Exception as error:
-        found = f"the hub is not reachable ({offline}) and {name} is not in the local cache" if offline else ""
-        raise ArgumentError(found or f"{name} cannot be downloaded ({_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        if offline:
+            raise ArgumentError(f"the hub is not reachable ({offline}) and {name} is not in the local cache") from error
+        raise ArgumentError(f"{name} cannot be downloaded ({first_line(error)})") from error
