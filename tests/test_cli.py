@@ -83,7 +83,7 @@ REFUSED = {
     "unknown command": (["imagine", "x"], "imagine"),
     "unknown option": (["image", CAPTION, "--ulysses"], "--ulysses"),
     "word for a number": (["image", CAPTION, "--nproc", "two"], "--nproc"),
-    "no ranks": (["image", CAPTION, "--nproc", 0], "1 or more"),
+    "no ranks": (["image", CAPTION, "--nproc", 0], "--nproc 0: use a positive integer"),
     "no steps": (["image", CAPTION, "--steps", 0], "--steps 0"),
     "negative seed": (["image", CAPTION, "--seed", -1], "seed"),
     "not a PNG": (["image", CAPTION, "--out", "x.jpg"], "PNG"),
@@ -106,7 +106,7 @@ REFUSED = {
     "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
     "unknown bench": (["bench", "sound"], "sound"),
     "unknown list": (["list", "colours"], "colours"),
-    "demo on one rank": (["demo", "--nproc", 1], "2 or more"),
+    "demo on one rank": (["demo", "--nproc", 1], "--nproc 1: use an integer of 2 or more"),
 }
 
 SETTINGS = [

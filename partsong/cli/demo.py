@@ -1,4 +1,4 @@
-"""``partsong demo``."""
+"""Runs ``partsong demo``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def demo(options: Demo) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Where the page is."""
+    """Says where the page is."""
     return f"open this page in a browser: {result['out']}"
 
 
@@ -80,12 +80,6 @@ def _row(method: Method) -> dict[str, Any]:
 def _check(options: Demo) -> None:
     if under_torchrun():
         raise ArgumentError("partsong demo starts its own ranks; run it without torchrun")
-    if options.nproc < 2:
-        raise ArgumentError(f"--nproc {options.nproc}: the demo compares 2 or more ranks with one process")
-    for name in ("repeats", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name} {value}: must be 1 or more")
     check_seed(options.seed)
     for path in (options.out, options.picture):
         if path is not None:

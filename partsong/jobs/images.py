@@ -1,4 +1,4 @@
-"""One job of ``partsong image``: load a pipeline on every rank, sample, compare with the serial twin, write files."""
+"""Runs a job of ``partsong image``: loads a pipeline on every rank, samples, compares and writes the images."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["ImageJob", "facts_read", "run_image"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+    """Says what to sample, in plain values that can be sent to ranks.
 
     Attributes:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the images.
+        zoo_name: name of the zoo model, if it is one; its reader then scores the images.
         prompt: what to draw, or the number of a class for class-conditional pipelines.
         arguments: further arguments of the pipeline call.
-        num_images: images of the one prompt.
+        num_images: how many images of the prompt.
         strategies: what to attach.
         degrees: size of each mesh axis.
         seed: image i draws its noise from the seed and i.
         dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
+        threads: threads per rank; None leaves the choice to torch.
+        compare: whether to run the serial twin too.
         out: PNG to write.
         ledger: JSONL to write.
     """
@@ -65,7 +65,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """Samples a job on this rank; rank 0 writes the images.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
@@ -88,11 +88,11 @@ def run_image(job: ImageJob) -> dict[str, Any]:
 
 
 def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
-    """The share of a caption's facts that hold in the images; None when the model has no reader or it cannot parse."""
+    """Returns the share of a caption's facts that the images show; None if no reader can parse the caption."""
     if name is None:
         return None
-    found = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
-    known = [share for share in found if share is not None]
+    shares = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
+    known = [share for share in shares if share is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -114,7 +114,7 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
     if isinstance(job.prompt, int):
         arguments["class_labels"] = [job.prompt] * job.num_images
     else:
-        # A list instead of num_images_per_prompt, which some pipelines do not have.
+        # Some pipelines have no num_images_per_prompt, so every text becomes a list.
         arguments["prompt"] = job.prompt
         texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
         arguments |= {name: [text] * job.num_images for name, text in texts.items()}

@@ -15,12 +15,12 @@ from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 
 __all__ = ["RANK_TIMEOUT", "load_pipeline", "pipeline_class", "quiet_libraries"]
 
-#: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
+#: Seconds a rank may wait for another, since the serial twin runs alone and a large model loads slowly.
 RANK_TIMEOUT = 3600.0
 
 
 def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
-    """Loads a pipeline folder: safetensors only, no code from the folder, no network.
+    """Loads a pipeline folder, from safetensors only and without code from the folder or the network.
 
     Args:
         folder: a diffusers pipeline folder.
@@ -28,13 +28,13 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         dtype: name of a torch floating-point type.
 
     Raises:
-        ArgumentError: diffusers cannot read it; says why.
+        ArgumentError: diffusers cannot read the folder; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
     kind = pipeline_class(pipeline)
     try:
         with warnings.catch_warnings():
-            # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
+            # Newer versions of diffusers call it dtype, but the oldest supported one knows only torch_dtype.
             warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
             return kind.from_pretrained(
                 folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
@@ -46,7 +46,7 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
 
 
 def pipeline_class(name: str) -> Any:
-    """The class of diffusers that a folder names.
+    """Returns the class of diffusers that a folder names.
 
     Raises:
         UnsupportedError: this diffusers has no such pipeline.
@@ -63,12 +63,12 @@ def pipeline_class(name: str) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Leaves standard error to partsong: this process samples one job and reports itself."""
+    """Turns off the messages and progress bars of diffusers and transformers; a job reports its progress itself."""
     import diffusers
     import transformers
 
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    # tqdm's own lock is shared between processes and is reported as leaked when a failing rank leaves at once.
+    # tqdm's own lock is shared between processes, and Python reports it as leaked when a failing rank exits at once.
     tqdm.set_lock(threading.RLock())

@@ -1,11 +1,11 @@
-"""One job of ``partsong video``: load a pipeline on every rank, sample, write frames as they are done, measure."""
+"""Runs a job of ``partsong video``: loads a pipeline on every rank, samples, writes frames as they are done."""
 
 from __future__ import annotations
 
 import inspect
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,24 @@ __all__ = ["VideoJob", "run_video"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+    """Says what to sample, in plain values that can be sent to ranks.
 
     Attributes:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the video.
+        zoo_name: name of the zoo model, if it is one; its reader then scores the video.
         prompt: what to show.
-        arguments: further arguments of the pipeline call, ``num_frames`` among them where it is not the default.
+        arguments: further arguments of the pipeline call, such as ``num_frames``.
         strategies: what to attach.
         degrees: size of each mesh axis.
         seed: of the noise.
         dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
+        threads: threads per rank; None leaves the choice to torch.
+        compare: whether to run the serial twin too.
         out: video file to write, or a folder.
         fps: frames per second of the video.
         ledger: JSONL to write.
-        journal: folder for the run's progress, to go on from.
+        journal: folder for the progress of the run, from which it can be continued.
     """
 
     folder: Path
@@ -70,12 +70,12 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     """Samples a job on this rank; rank 0 writes the video.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
         UnsupportedError: the pipeline makes no videos.
-        OutputError: the video cannot be written to its end; what was written plays.
+        OutputError: the video cannot be written to its end; the part that was written can be played.
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -103,7 +103,7 @@ def run_video(job: VideoJob) -> dict[str, Any]:
 
 
 def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
-    """The same video on rank 0 alone while the others wait: the pipeline itself, or the same loop on one rank."""
+    """Samples the same video on rank 0 alone, with the pipeline itself or with the same loop, while the others wait."""
     run = None
     if mesh.is_main:
         twins = [strategy for strategy in job.strategies if strategy.loops_alone]
@@ -117,10 +117,10 @@ def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
 
 
 def _alone(strategy: Strategy) -> Strategy:
-    """The strategy on one rank."""
-    degrees = {name: 1 for name in ("degree", "pipe_degree") if hasattr(strategy, name)}
-    shares = {"layers": None} if hasattr(strategy, "layers") else {}
-    return replace(strategy, **degrees, **shares)  # type: ignore[type-var]
+    """Returns the strategy with the knobs that fit one rank."""
+    of_one_rank = {"degree": 1, "pipe_degree": 1, "layers": None}
+    knobs = {knob.name: of_one_rank[knob.name] for knob in fields(strategy) if knob.name in of_one_rank}
+    return replace(strategy, **knobs)
 
 
 def _short(job: VideoJob) -> dict[str, Any]:
@@ -173,13 +173,13 @@ def _report(
 
 
 def _scores(job: VideoJob, run: VideoRun) -> dict[str, Any]:
-    """What the zoo's reader finds; None where the model has no reader or it cannot parse the prompt."""
-    found: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
+    """Scores the video with the reader of a zoo model; None for each score if no reader can parse the prompt."""
+    scores: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
     if job.zoo_name is None:
-        return found
+        return scores
     task, frames = zoo.MODELS[job.zoo_name].task, np.concatenate(run.frames)
-    found["facts_read"] = task.facts_read(job.prompt, frames)
-    if found["facts_read"] is not None:
-        found["identity_kept"] = task.identity_kept(job.prompt, frames)
-        found["border_jump_ratio"] = task.border_jumps(frames, run.borders).ratio if run.borders else None
-    return found
+    scores["facts_read"] = task.facts_read(job.prompt, frames)
+    if scores["facts_read"] is not None:
+        scores["identity_kept"] = task.identity_kept(job.prompt, frames)
+        scores["border_jump_ratio"] = task.border_jumps(frames, run.borders).ratio if run.borders else None
+    return scores

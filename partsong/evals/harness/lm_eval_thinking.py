@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.evals.harness.strategy_engine import EngineArguments
 from partsong.evals.harness.strategy_model import StrategyModel
-from partsong.evals.reasoning.pool import all_of
+from partsong.evals.reasoning.pool import run_all
 from partsong.progress import progress
 from partsong.reasoning.calls.call import Message, Parameters
 from partsong.reasoning.calls.engine import Engine
@@ -187,7 +187,7 @@ class ThinkingLM(_LM):
             # As many as could be needed to keep all calls busy; more would only be begun and left waiting.
             seats = asyncio.Semaphore(self.thinker.concurrency)
             try:
-                await all_of(one(index, seats) for index in range(len(asked)))
+                await run_all(one(index, seats) for index in range(len(asked)))
             finally:
                 await self.thinker.rest()
 
