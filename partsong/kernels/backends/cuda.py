@@ -1,8 +1,8 @@
-"""The fused CUDA kernels of PyTorch, each brought to the contract of `attention`.
+"""Brings the fused CUDA kernels of PyTorch to the contract of `attention`.
 
-What they disagree on is settled here: cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
-kernel pads its length, fully masked rows hold different values, head sizes must be multiples of 8, and a bias must
-have q's dtype and aligned rows. A float bias is therefore rounded to q's dtype (`segments` is not: see `attend`).
+This file settles what they disagree on. cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
+kernel pads its length, and fully masked rows hold different values. Head sizes must be multiples of 8, and a bias must
+have q's dtype and aligned rows. So a float bias is rounded to q's dtype; that of a segment is not (see `dispatch`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaKernel:
-    """One aten operator with its limits.
+    """Describes one aten operator with its limits.
 
     Attributes:
         name: backend name.
@@ -81,7 +81,7 @@ class CudaKernel:
         return True, f"aten::{self.operator}"
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Attention of a plain call that is not empty."""
+        """Computes attention for a plain call that is not empty."""
         q, k, v, bias = call.q, call.k, call.v, call.bias
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
@@ -119,7 +119,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
 
     Args:
         out: `[B, Hq, Lq, D]`.
-        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding behind the real rows).
+        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding after the real rows).
         num_queries: Lq.
         bias: the additive mask the kernel was given, four dims, or None.
     """
