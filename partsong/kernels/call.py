@@ -106,7 +106,7 @@ class Call:
         if self.mask is None and not others and not first.bias:
             return self if self.init is None else replace(self, init=None)
         causal = self.is_square_causal and self.bias is None and not first.bias
-        bias = self.bias if causal else self._written_out()
+        bias = self.bias if causal else self._dense_bias()
         k, v = first.k, first.v
         if others:
             k = torch.cat([segment.k for segment in self.segments], dim=2)
@@ -118,7 +118,7 @@ class Call:
         """Returns one call per segment, without the segments' bias: it can be added to their log-sum-exp."""
         calls, start = [], 0
         for segment in self.segments:
-            part = self._narrowed((segment,), slice(start, start + segment.length))
+            part = self._select_keys((segment,), slice(start, start + segment.length))
             calls.append(replace(part, segments=(replace(segment, bias=0.0),), init=None))
             start += segment.length
         return calls
@@ -132,14 +132,14 @@ class Call:
             return None
         lengths = torch.tensor([segment.length for segment in self.segments])
         where = torch.tensor(kept).repeat_interleave(lengths).nonzero()[:, 0].to(self.q.device)
-        return self._narrowed(tuple(s for s, keep in zip(self.segments, kept, strict=True) if keep), where)
+        return self._select_keys(tuple(s for s, keep in zip(self.segments, kept, strict=True) if keep), where)
 
-    def _narrowed(self, segments: tuple[Segment, ...], where: Any) -> Call:
+    def _select_keys(self, segments: tuple[Segment, ...], where: Any) -> Call:
         mask = self.mask if self.mask is None else self.mask.keys(where)
         bias = self.bias if self.bias is None or self.bias.shape[3] == 1 else self.bias[..., where]
         return replace(self, segments=segments, mask=mask, bias=bias)
 
-    def _written_out(self) -> Tensor | None:
+    def _dense_bias(self) -> Tensor | None:
         """Returns bias, segment biases and mask as one additive tensor."""
         device, dtype = self.q.device, compute_dtype(self.q.dtype)
         total = self.bias

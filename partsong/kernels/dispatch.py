@@ -100,7 +100,7 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
     """
     choice = choose(call)
     if choice is None:
-        return _in_parts(call)
+        return _compute_by_segment(call)
     row, form = choice
     result = row.run(form)
     return result if row.native or call.init is None else merge([call.init, result])
@@ -125,7 +125,7 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
     return None
 
 
-def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
+def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
     """Computes segments apart, adds their bias to their log-sum-exp, and merges them.
 
     The fused CUDA operators take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32,
@@ -142,7 +142,7 @@ def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
     """Lists the rows to try, in order, and says whether one was asked for by name."""
     forced = _FORCED.get() or os.environ.get(ENV)
     if forced and forced != "auto":
-        return (_named(forced),), True
+        return (_find_backend(forced),), True
     rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))
     order = tuned("backends", call)
     if order:
@@ -164,7 +164,7 @@ def force_backend(name: str | None) -> Iterator[None]:
     """
     name = name or "auto"
     if name != "auto":
-        _named(name)
+        _find_backend(name)
     token = _FORCED.set(name)
     try:
         yield
@@ -177,7 +177,7 @@ def available() -> list[tuple[str, bool, str]]:
     return [(row.name, *row.usable()) for row in BACKENDS.values()]
 
 
-def _named(name: str) -> Backend:
+def _find_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ArgumentError(f"no attention backend is called {name!r}; choose auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]

@@ -239,7 +239,7 @@ def test_segments_add_their_bias_to_every_key(path, masked) -> None:
         placed = tuple(Segment(s.k, s.v, s.bias, position=0) for s in segments)
         used = Call(q, placed, None, additive, 8**-0.5).used()
         assert used is not None and len(used.segments) == 2
-        result = dispatch._in_parts(used)
+        result = dispatch._compute_by_segment(used)
     assert difference(result, expected) <= 1e-12
 
 

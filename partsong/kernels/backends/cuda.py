@@ -86,9 +86,9 @@ class CudaKernel:
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        q_in, k_in, v_in = (padded(x) for x in (q, k, v))
+        q_in, k_in, v_in = (align_rows(x) for x in (q, k, v))
         out, lse = self.call(
-            q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
+            q_in, k_in, v_in, None if bias is None else _align_bias(bias, q, k), call.mask is not None, call.scale
         )
         return normalise(out[..., :width], lse, q.shape[2], bias)
 
@@ -134,7 +134,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
     return out, lse.contiguous()
 
 
-def padded(x: Tensor) -> Tensor:
+def align_rows(x: Tensor) -> Tensor:
     """Gives x a contiguous last dim of a multiple of 8 and 16-byte aligned rows; without a copy if it has them."""
     extra = -x.shape[3] % 8
     if extra:
@@ -144,7 +144,7 @@ def padded(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
-def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Expands bias to `[B, Hq, Lq, Lk]` in q's dtype, its rows a multiple of 16 elements apart in memory."""
     batch, heads, rows, _ = bias.shape
     keys = k.shape[2]

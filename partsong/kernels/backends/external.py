@@ -36,5 +36,5 @@ def refusal(call: Call, max_head_size: int) -> str:
 
 def rows_first(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q, k, v as `[B, L, H, D]` with aligned rows and D a multiple of 8; views if they have that already."""
-    q, k, v = (cuda.padded(x).transpose(1, 2) for x in (call.q, call.k, call.v))
+    q, k, v = (cuda.align_rows(x).transpose(1, 2) for x in (call.q, call.k, call.v))
     return q, k, v

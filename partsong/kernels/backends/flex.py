@@ -77,12 +77,12 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     """Computes attention for any call that is not empty: each segment where it lies, then the merge."""
     parts = [] if call.init is None else [call.init]
     for segment, part in zip(call.segments, call.by_segment(), strict=True):
-        out, lse = _one(part)
+        out, lse = _attend_segment(part)
         parts.append((out, lse + segment.bias if segment.bias else lse))
     return merge(parts)
 
 
-def _one(call: Call) -> tuple[Tensor, Tensor]:
+def _attend_segment(call: Call) -> tuple[Tensor, Tensor]:
     """Computes attention for a call with one segment that has no bias of its own."""
     from torch.nn.attention.flex_attention import AuxRequest
 
@@ -93,7 +93,7 @@ def _one(call: Call) -> tuple[Tensor, Tensor]:
             q,
             k,
             v,
-            score_mod=None if call.bias is None else _addition(call.bias.detach()),
+            score_mod=None if call.bias is None else _bias_as_score_mod(call.bias.detach()),
             block_mask=None if call.mask is None else _block_mask(call.mask, call.segments[0], q),
             scale=call.scale,
             enable_gqa=q.shape[1] != k.shape[1],
@@ -114,7 +114,7 @@ def _function(device: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, **options)
 
 
-def _addition(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _bias_as_score_mod(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Turns the bias into a change of each score; where a dim has size 1, every index reads its only entry."""
     in_batch, in_head, in_query, in_key = (int(size > 1) for size in bias.shape)
 
@@ -204,7 +204,7 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
             order = _positions(mask.offset, position, q.shape[2], segment.length, q.device)
     else:
         interval = (_rows(mask.query, q), _rows(mask.enter, q), _rows(mask.leave, q))
-    return _listed(_Tests(order, interval), q.shape[2], segment.length)
+    return _build_block_mask(_Tests(order, interval), q.shape[2], segment.length)
 
 
 @functools.lru_cache(maxsize=8)
@@ -219,7 +219,7 @@ def _by_position(
         order = _positions(mask.offset, position, num_queries, num_keys, device)
         if isinstance(mask, BlockCausal):
             order = (order[0] // mask.block, order[1] // mask.block)
-        return _listed(_Tests(order), num_queries, num_keys)
+        return _build_block_mask(_Tests(order), num_queries, num_keys)
 
 
 def _positions(
@@ -233,7 +233,7 @@ def _rows(ids: Tensor, q: Tensor) -> Tensor:
     return torch.atleast_2d(ids).to(q.device, torch.int64)
 
 
-def _listed(tests: _Tests, num_queries: int, num_keys: int) -> Any:
+def _build_block_mask(tests: _Tests, num_queries: int, num_keys: int) -> Any:
     """Builds the block mask: for each tile of queries, the tiles of keys to test and those visible as a whole."""
     from torch.nn.attention.flex_attention import BlockMask
 

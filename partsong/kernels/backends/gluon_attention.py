@@ -68,14 +68,14 @@ def supports(call: Call) -> tuple[bool, str]:
         return False, "it takes no mask or bias but the square causal one"
     if call.needs_gradient:
         return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
-    if not all(_readable(x) for x in (q, k, v)):
+    if not all(_is_readable(x) for x in (q, k, v)):
         return False, "the copy engine needs 16-byte aligned rows and a contiguous last dim"
     if q.shape[0] * q.shape[1] > 65535:
         return False, f"batch x heads = {q.shape[0] * q.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's warp-specialised kernel"
 
 
-def _readable(x: Tensor) -> bool:
+def _is_readable(x: Tensor) -> bool:
     return (
         x.stride(3) == 1
         and x.data_ptr() % 16 == 0

@@ -168,7 +168,7 @@ def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse
     kernel = _device_code()
 
     batch, heads, length, width = q.shape
-    segments = [_readable(segment) for segment in call.segments]
+    segments = [_make_readable(segment) for segment in call.segments]
     first, key_heads = segments[0], segments[0].k.shape[1]
     # One segment without a bias needs no table: its address and strides are arguments, with their alignment known.
     segmented = len(segments) > 1 or bool(first.bias) or bool(first.position) or first.stream >= 0
@@ -297,7 +297,7 @@ def _alignment(segments: Sequence[Segment]) -> int:
     return unit if aligned else 1
 
 
-def _readable(segment: Segment) -> Segment:
+def _make_readable(segment: Segment) -> Segment:
     if segment.k.stride(3) == segment.v.stride(3) == 1:
         return segment
     return Segment(_unit_stride(segment.k), _unit_stride(segment.v), segment.bias, segment.position, segment.stream)
