@@ -1,4 +1,4 @@
-"""`token_stats`: from hidden states to tokens, confidence and entropy without ever storing the logits.
+"""Computes tokens, confidence and entropy from hidden states without ever storing the logits.
 
 Samplers of diffusion language models compute logits for all positions and softmax them in float64, gigabytes for
 numbers of which they keep four per position. Here the head runs on the positions asked for only, in one pass over
@@ -42,7 +42,7 @@ _FirstToken = Annotated[int, Whole(0, (1 << 30) - 1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenNoise:
-    """The noise tokens are drawn with: a pure function of (seed, position, token id) and of nothing else.
+    """Holds the noise tokens are drawn with: a function of (seed, position, token id) and of nothing else.
 
     A row therefore draws the same token alone and in any batch, for any subset of positions, tiling, shard of the
     vocabulary or device. The noise of a position is the same at every call, so derive a seed per decoding step:
@@ -75,7 +75,7 @@ def token_stats(
     temperature: float = 0.0,
     noise: TokenNoise | int | None = None,
 ) -> TokenStats:
-    """Tokens, their probabilities and the entropy at the positions asked for, in one pass over the vocabulary.
+    """Computes tokens, their probabilities and the entropy at some positions, in one pass over the vocabulary.
 
     The logits are ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``, in float32 whatever the
     inputs are (float64 for float64 inputs); a model that rounds its logits to bfloat16 makes ties that do not exist
@@ -130,7 +130,7 @@ def token_state(
     noise: TokenNoise | int | None = None,
     first_token: int = 0,
 ) -> TokenState:
-    """What `token_stats` computes, before the last step: mergeable with the states of other shards of the head.
+    """Computes what `token_stats` needs before its last step; states of other shards of the head merge with it.
 
     Args:
         hidden: as in `token_stats`, equal on all shards, like all arguments but `weight`, `bias` and `first_token`.
@@ -207,7 +207,7 @@ def _positive(name: str, value: float, least: float = 0.0) -> float:
 
 
 def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-    """Int64 indices `[M]` into the flattened rows."""
+    """Returns int64 indices `[M]` into the flattened rows."""
     if not isinstance(positions, Tensor) or positions.dtype not in _POSITIONS:
         found = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {found}")
@@ -232,7 +232,7 @@ def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Te
 def _noise_of_rows(
     noise: TokenNoise | int | None, temperature: float, shape: torch.Size, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Key and position of every flattened row, int64 `[N]`."""
+    """Returns key and position of every flattened row, int64 `[N]`."""
     if noise is None:
         raise ArgumentError(f"a draw at temperature {temperature} needs noise=: a seed, or TokenNoise(seed=...)")
     if not isinstance(noise, TokenNoise):
@@ -260,12 +260,12 @@ def _noise_of_rows(
 
 
 def _signed(seed: int) -> int:
-    """The int64 with the bits of a 64-bit word."""
+    """Returns the int64 with the bits of a 64-bit word."""
     return seed - (1 << 64) if seed >> 63 else seed
 
 
 def _choose(rows: Tensor) -> _Scan:
-    """The kernel for these rows; the choice is logged once with its reason."""
+    """Picks the kernel for these rows and logs the choice once with its reason."""
     asked = os.environ.get(ENV) or "auto"
     if asked not in ("auto", "naive", "triton"):
         raise ArgumentError(f"{ENV} is auto, naive or triton, found {asked!r}")

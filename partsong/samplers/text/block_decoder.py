@@ -99,7 +99,7 @@ class BlockDecoder:
             open_at=self.open_at,
         )
         self.last = self._run(steps, input_ids)
-        sequences = _padded(input_ids, self.last, generation_config)
+        sequences = _pad_rows(input_ids, self.last, generation_config)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
         return sequences
@@ -165,7 +165,7 @@ def _stop_tokens(config: GenerationConfig) -> list[int]:
     return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
 
 
-def _padded(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
+def _pad_rows(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
     """Returns prompts and texts `[B, L]`, filled up with the pad token."""
     stops = _stop_tokens(config)
     pad = config.pad_token_id if config.pad_token_id is not None else (stops or [0])[0]

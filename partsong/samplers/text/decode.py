@@ -132,7 +132,7 @@ def decode(
         probe=probe,
     )
     loop = _loop(request, watched=False)
-    return _decoded(loop, sum(1 for _ in loop))
+    return _collect(loop, sum(1 for _ in loop))
 
 
 def decode_steps(
@@ -159,10 +159,10 @@ def decode_steps(
     for step in loop:
         steps += 1
         yield step
-    return _decoded(loop, steps)
+    return _collect(loop, steps)
 
 
-def _decoded(loop: Loop, steps: int) -> Decoded:
+def _collect(loop: Loop, steps: int) -> Decoded:
     """Collects the texts of a loop that has run to its end, in the order of the batch."""
     texts = [loop.ended[row] for row in sorted(loop.ended)]
     return Decoded(

@@ -165,7 +165,7 @@ class DiffusionGemmaTextModel:
         decoder = self.decoder
         index = torch.arange(keys.rows, device=slots.device) if rows is None else rows
         embedded = decoder.embed_tokens(tokens)
-        hidden = decoder.self_conditioning(embedded, self._expected(keys, index, slots, embedded))
+        hidden = decoder.self_conditioning(embedded, self._expected_embedding(keys, index, slots, embedded))
         masks = self._canvas_masks(positions, slots, visible, keys, index)
         rotary = {kind: decoder.rotary_emb(hidden, positions, kind) for kind in masks}
         prefix = self._prefix(keys, rows)
@@ -209,7 +209,7 @@ class DiffusionGemmaTextModel:
             layers.append(SimpleNamespace(keys=seen_keys, values=seen_values))
         return SimpleNamespace(layers=layers, is_compileable=False)
 
-    def _expected(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
+    def _expected_embedding(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
         """Returns the embedding expected under the last prediction, `[B, Q, C]`; zeros without a prediction."""
         expected = torch.zeros_like(like)
         if keys.hidden is None:

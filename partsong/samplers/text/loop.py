@@ -182,7 +182,7 @@ class Loop:
         for kind in sorted(set(kinds), key=str):
             mine = torch.tensor([kinds[r] == kind for r in row.tolist()], device=row.device).nonzero().flatten()
             parts.append((mine, stats_of(mine, kind[0], self.barred if kind[1] else self.bias)))
-        return _joined(parts)
+        return _join(parts)
 
     def _kinds(self) -> list[tuple[float | None, bool]]:
         """Says what the logits of each row are divided by, and whether some tokens are barred there."""
@@ -328,7 +328,7 @@ def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
     target[rows[real], index[real]] = values[real].to(target.dtype)
 
 
-def _joined(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
+def _join(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([mine for mine, _ in parts]).argsort()

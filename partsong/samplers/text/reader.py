@@ -110,7 +110,7 @@ class Reader:
         self.since = torch.where(whole, 1, self.since + 1)
         self.front, self.is_new = front, torch.zeros_like(self.is_new)
         if adapter.noise == "uniform":
-            return self._apart(compute, canvas.group < work.low[:, None], names)
+            return self._split_finished(compute, canvas.group < work.low[:, None], names)
         if self.keys is None:
             return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
         batches = []
@@ -121,7 +121,7 @@ class Reader:
         batches.append(_Batch(rest.nonzero().flatten(), compute[rest], "denoise", adapter.noise == "none"))
         return [batch for batch in batches if len(batch.rows)]
 
-    def _apart(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
+    def _split_finished(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
         """Puts finished text into a forward of its own, for models that encode it differently."""
         batches = []
         stored = compute & lower & self.stale

@@ -33,7 +33,7 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
     bias = fields.get("moe_router_enable_expert_bias", True)
     _check(fields)
     tied = stock.tie_word_embeddings
-    places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
+    places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _place("model.embed_tokens.weight")}
     places |= same_names(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
     zero = []
     for layer in range(stock.num_hidden_layers):
@@ -48,13 +48,13 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
         places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
         correction = f"{prefix}mlp.gate.e_score_correction_bias"
         if bias:
-            places[f"{prefix}mlp.gate.expert_bias"] = _to(correction)
+            places[f"{prefix}mlp.gate.expert_bias"] = _place(correction)
         else:
             zero.append(correction)
     return Rekeying(model_class=Glm4MoeForCausalLM, config=stock, places=places, zero=tuple(zero))
 
 
-def _to(target: str) -> tuple[WeightPlace, ...]:
+def _place(target: str) -> tuple[WeightPlace, ...]:
     return (WeightPlace(target=target),)
 
 
@@ -68,9 +68,9 @@ def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace
             WeightPlace(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
             for i, p in enumerate("qkv")
         )
-    places[f"{prefix}attention.dense.weight"] = _to(f"{prefix}self_attn.o_proj.weight")
-    places[f"{prefix}attention.query_layernorm.weight"] = _to(f"{prefix}self_attn.q_norm.weight")
-    places[f"{prefix}attention.key_layernorm.weight"] = _to(f"{prefix}self_attn.k_norm.weight")
+    places[f"{prefix}attention.dense.weight"] = _place(f"{prefix}self_attn.o_proj.weight")
+    places[f"{prefix}attention.query_layernorm.weight"] = _place(f"{prefix}self_attn.q_norm.weight")
+    places[f"{prefix}attention.key_layernorm.weight"] = _place(f"{prefix}self_attn.k_norm.weight")
     return places
 
 
@@ -88,7 +88,7 @@ def _stock(fields: Fields) -> Glm4MoeConfig:
         max_position_embeddings=fields.get("max_position_embeddings", 16384),
         rms_norm_eps=fields.need("rms_norm_eps"),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-        rope_parameters=fields.rotary() | {"partial_rotary_factor": _rotated(fields, head_dim)},
+        rope_parameters=fields.rotary() | {"partial_rotary_factor": _rotary_share(fields, head_dim)},
         attention_bias=bool(fields.get("use_qkv_bias", False)),
         moe_intermediate_size=fields.need("moe_intermediate_size"),
         num_experts_per_tok=chosen,
@@ -108,7 +108,7 @@ def _stock(fields: Fields) -> Glm4MoeConfig:
     return stock
 
 
-def _rotated(fields: Fields, head_dim: int) -> float:
+def _rotary_share(fields: Fields, head_dim: int) -> float:
     """Returns the part of each head that is rotated."""
     factor, size = fields.need("partial_rotary_factor"), fields.get("rotary_dim")
     if size is not None and size != int(head_dim * factor):

@@ -62,7 +62,7 @@ def sdar(config: Mapping[str, Any]) -> Rekeying:
     return _mixture(fields)
 
 
-def _shared(fields: Fields) -> dict[str, Any]:
+def _shared_settings(fields: Fields) -> dict[str, Any]:
     """Reads what all these configurations have."""
     heads = fields.need("num_attention_heads")
     fields.allow_only(use_sliding_window=False, layer_types=(["full_attention"] * fields.need("num_hidden_layers"),))
@@ -83,28 +83,28 @@ def _shared(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _ends(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
+def _outer_weights(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
     return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
 
 
 def _dense(
     fields: Fields, config_class: type[PretrainedConfig], model_class: type[PreTrainedModel], *, norms: bool = False
 ) -> Rekeying:
-    shared = _shared(fields)
+    shared = _shared_settings(fields)
     if norms:
         shared["head_dim"] = fields.need("head_dim")
     else:
         fields.allow_only(head_dim=shared["hidden_size"] // shared["num_attention_heads"])
     stock = config_class(**shared, **{"intermediate_size": fields.need("intermediate_size")})
     fields.refuse_unread()
-    places = _ends(shared["tie_word_embeddings"])
+    places = _outer_weights(shared["tie_word_embeddings"])
     for layer in range(shared["num_hidden_layers"]):
         places |= same_names(stock_layer(f"model.layers.{layer}.", norms=norms, bias="" if norms else "qkv"))
     return Rekeying(model_class=model_class, config=stock, places=places)
 
 
 def _mixture(fields: Fields) -> Rekeying:
-    shared = _shared(fields)
+    shared = _shared_settings(fields)
     fields.allow_only(decoder_sparse_step=1, mlp_only_layers=([],))
     fields.ignore("intermediate_size")
     count, inner = fields.need("num_experts"), fields.need("moe_intermediate_size")
@@ -117,7 +117,7 @@ def _mixture(fields: Fields) -> Rekeying:
         **{"head_dim": fields.need("head_dim")},
     )
     fields.refuse_unread()
-    places = _ends(shared["tie_word_embeddings"])
+    places = _outer_weights(shared["tie_word_embeddings"])
     for layer in range(shared["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])

@@ -54,7 +54,7 @@ def load_rekeyed(
     module = module.eval().requires_grad_(False)
     for file in files:
         with safe_open(file, framework="pt", device=str(target)) as tensors:
-            for name in _wanted(tensors.keys(), rekeying):
+            for name in _known_names(tensors.keys(), rekeying):
                 tensor = tensors.get_tensor(name)
                 dtype = dtype or tensor.dtype
                 for place in rekeying.places[name]:
@@ -62,7 +62,7 @@ def load_rekeyed(
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
-    return _runnable(module)
+    return _make_runnable(module)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -88,7 +88,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _wanted(names: Any, rekeying: Rekeying) -> list[str]:
+def _known_names(names: Any, rekeying: Rekeying) -> list[str]:
     return [name for name in names if name in rekeying.places]
 
 
@@ -197,10 +197,10 @@ def load_stock(
             f"({_list(info['missing_keys'])}), unexpected ({_list(unexpected)}), "
             f"of another shape ({_list(str(k) for k in info['mismatched_keys'])})"
         )
-    return _runnable(module.eval())
+    return _make_runnable(module.eval())
 
 
-def _runnable(module: PreTrainedModel) -> PreTrainedModel:
+def _make_runnable(module: PreTrainedModel) -> PreTrainedModel:
     """Switches experts in float64 away from the grouped product that transformers prefers: it has no float64."""
     if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
         module.set_experts_implementation("eager")
