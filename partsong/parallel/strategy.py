@@ -187,10 +187,11 @@ class Strategy:
     denoises: ClassVar[bool] = True
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
-    #: Number of ranks on its axis, which strategies with an axis make a knob; None takes what the others leave.
-    degree: ClassVar[Any] = None
-    #: First steps that differ from those after them, which strategies with a warm-up make a knob.
-    warmup_steps: ClassVar[Any] = 0
+    # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
+    #: Number of ranks on its axis; None takes what the others leave.
+    degree = None
+    #: First steps that differ from those after them.
+    warmup_steps = 0
 
     def wanted(self) -> dict[str, int | None]:
         """Returns the degree asked for on each axis; None takes what the other strategies leave."""
