@@ -122,8 +122,8 @@ class Tree:
 
     Args:
         query: ``enter`` of each query's node, integer `[Lq]` or `[B, Lq]`.
-        enter: of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
-        leave: of each key's node, of the same shape.
+        enter: ``enter`` of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
+        leave: ``leave`` of each key's node, of the same shape.
 
     Source: tree attention, SpecInfer, arXiv 2305.09781, as an interval test.
     """

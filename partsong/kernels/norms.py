@@ -210,7 +210,7 @@ def residual_adaptive_layer_norm(
         x: what attention or feed-forward gave, `[B, L, C]`.
         residual: the stream it is added to, `[B, L, C]`.
         gate: shapes as shift of `adaptive_layer_norm`; None adds x as it is (Wan's cross attention).
-        shift: of the norm that follows, as in `adaptive_layer_norm`.
+        shift: that of the norm that follows, as in `adaptive_layer_norm`.
         scale: as shift.
         weight: `[C]`, the following norm's own weight, or None.
         bias: `[C]`, the following norm's own bias, or None.

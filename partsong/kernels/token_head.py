@@ -91,7 +91,7 @@ def token_stats(
         bias: `[V]`, any float dtype. A -inf forbids a token, such as the mask token itself.
         softcap: soft limit of the logits, as Gemma's heads have (30 in DiffusionGemma).
         logit_scale: positive factor. 1 / T with `temperature` 1 gives every statistic at temperature T.
-        temperature: of the draw, 0 (the argmax) or at least 1e-6. `TokenStats` are at temperature 1 in either case:
+        temperature: that of the draw, 0 (the argmax) or at least 1e-6. `TokenStats` are at temperature 1 either way:
             `token_prob` is the model's probability of the token drawn, not the draw's.
         noise: required for a temperature above 0, unused at 0. An int is short for ``TokenNoise(seed=int)``.
 

@@ -18,7 +18,7 @@ class Tiles:
         tokens: vocabulary entries worked on at once, a multiple of `GROUP`.
         width: hidden columns per step of the product.
         noise: vocabulary entries whose noise is made at once, a multiple of `GROUP`; what registers allow.
-        num_warps: of a program.
+        num_warps: warps of a program.
         num_stages: steps of the product whose loads are under way.
     """
 
@@ -38,7 +38,7 @@ def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int
 
     Args:
         num_rows: N.
-        dtype: of the inputs.
+        dtype: that of the inputs.
         drawn: whether there is noise.
         capability: compute capability of the device, major number.
     """

@@ -305,7 +305,7 @@ def options_for(
     Args:
         tiles: tile sizes.
         width: C of the inputs.
-        dtype: of the inputs.
+        dtype: that of the inputs.
         interpreted: whether Triton's interpreter runs it, which computes garbage from bfloat16 without a word and
             knows no tensor-core formats.
     """

@@ -94,7 +94,7 @@ def decode(
         block_size: positions decided together, block after block. Default: the model's own grid, and 32 without one.
         open_blocks: blocks at work at once.
         open_at: fraction of a block that must be decided before the next joins.
-        temperature: of the draws; 0 takes the most likely tokens.
+        temperature: temperature of the draws; 0 takes the most likely tokens.
         seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
         stop_token_ids: tokens that end a text. Default: the model's.
         probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual

@@ -21,7 +21,7 @@ class Event:
     Attributes:
         kind: "commit", an undecided position got its token; "revise", a decided one got another, or none; "insert",
             a place was opened; "delete", a place left.
-        row: of the batch that was asked for.
+        row: which row of the batch that was asked for.
         position: within the whole text, from 0.
         token: what stands there now; None for nothing.
         old: what stood there before; None for nothing.
@@ -107,7 +107,7 @@ class TextStream:
 
     Args:
         decode: tokens to text, such as a tokenizer's ``decode``.
-        row: of the batch.
+        row: which row of the batch.
         skip: token ids that are not shown, such as the end of text.
 
     >>> stream = TextStream(lambda ids: " ".join(map(str, ids)))

@@ -56,7 +56,7 @@ def load_text_model(
             id "owner/name".
         adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
-        dtype: of the weights. Default: the checkpoint's.
+        dtype: that of the weights. Default: the checkpoint's.
         device: default: the CPU.
 
     Returns:

@@ -46,8 +46,8 @@ class Loop:
         canvas: its texts.
         rule: what to accept.
         reader: what to compute.
-        temperature: of the draws.
-        row_seeds: of each row's noise.
+        temperature: temperature of the draws.
+        row_seeds: the seed of each row's noise.
         stop_token_ids: tokens that end a text.
         probe: mutual information of positions, for rules that ask.
         watched: whether steps carry events and texts.

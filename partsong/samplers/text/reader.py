@@ -39,7 +39,7 @@ class Reader:
         model: the model.
         cache: the policy.
         canvas: the texts; looked at anew in every step.
-        tallies: of the rows, in order.
+        tallies: one for each row, in order.
         shadows: places for masked shadows of decided positions in a row.
     """
 

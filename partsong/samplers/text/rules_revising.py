@@ -142,7 +142,7 @@ class InsertDelete(_RevisingRule):
         threshold: as in `TokenEditing`.
         editing_threshold: as in `TokenEditing`.
         max_post_steps: as in `TokenEditing`.
-        max_edits: of a block.
+        max_edits: most deletions and insertions in a block.
 
     Source: LLaDA 2.2 (Levenshtein edits; no paper yet), after Levenshtein Transformer, arXiv 1905.11006.
 
@@ -250,7 +250,7 @@ class Renoise(_RevisingRule):
 
     Attributes:
         gamma: nats, as in `EntropyBound`.
-        max_steps: of a block.
+        max_steps: most steps of a block.
         patience: steps without change.
         entropy: mean nats below which a still text is done.
         hot: temperature of the first step; it falls evenly to almost `cold`.

@@ -137,7 +137,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
     Args:
         visible: which slots each query attends to.
         attention: "sdpa" takes bool; "eager" adds 0 or the least number of the dtype to the scores.
-        dtype: of the hidden states.
+        dtype: that of the hidden states.
 
     Returns:
         `[B, 1, Q, S]`.

@@ -36,7 +36,7 @@ def load_rekeyed(
     Args:
         folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``.
         rekeying: where each tensor goes.
-        dtype: of the parameters; default: the one of the checkpoint's first tensor.
+        dtype: that of the parameters. Default: that of the checkpoint's first tensor.
         device: default: the CPU.
 
     Returns:
