@@ -21,16 +21,7 @@ from partsong.parallel.ranks.health import operation
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = [
-    "Pending",
-    "agree",
-    "all_gather",
-    "all_to_all",
-    "broadcast",
-    "exchange",
-    "halo_exchange",
-    "ring_exchange",
-]
+__all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
 
 _TAGS = 1 << 16
 
