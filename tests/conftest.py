@@ -12,8 +12,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # reads the number of threads when it is imported
 
+from tests import covering
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run whole products of cases, and tests marked full")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    covering.FULL = config.getoption("full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests marked full to ``pytest --full``."""
+    left = [item for item in items if item.get_closest_marker("full") and not config.getoption("full")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session", autouse=True)

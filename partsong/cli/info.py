@@ -65,16 +65,16 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _strategies() -> list[dict[str, Any]]:
-    from partsong.samplers.registry import STRATEGIES
+    from partsong.samplers.registry import strategies
 
     return [
         {
             "name": name,
-            "class": kind.kind,
+            "class": kind().kind,
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
-        for name, kind in STRATEGIES.items()
+        for name, kind in strategies().items()
     ]
 
 

@@ -106,9 +106,9 @@ def _check(options: Video) -> None:
 
 def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
     """Writes the options of the command, for ``--resume``."""
-    from partsong.samplers.generate import STREAMS
+    from partsong.samplers.generate import can_stream
 
-    if not any(strategy.loop in STREAMS for strategy in strategies):
+    if not any(map(can_stream, strategies)):
         raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
     left_out = {*_ANEW, "resume", "journal"} - {"out"}
     if is_main():

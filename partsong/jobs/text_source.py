@@ -1,4 +1,4 @@
-"""Finds the checkpoint folder that ``--model`` of text commands names, from small files only; no code is run."""
+"""Finds out what ``--model`` of text commands means from small files only; no weights are loaded, no code is run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from pathlib import Path
 
 from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.jobs.hub import first_line, is_hub_id, why_offline
+from partsong.model_folders import model_folder, read_settings
 
 __all__ = ["TextSource", "find_text_model"]
 
-#: A folder with any of these files has a tokenizer.
+#: Any of these is a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-#: Files to fetch from a hub repository: weights, configurations and tokenizers, but no code and no pickles.
-FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource:
-    """Names a checkpoint folder with a tokenizer.
+    """A checkpoint folder with a tokenizer.
 
     Attributes:
         folder: where it is.
@@ -31,46 +29,24 @@ class TextSource:
 
 
 def find_text_model(name: str, adapter: str | None = None) -> TextSource:
-    """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
+    """Resolves a zoo name, a local transformers folder or a hub id, and checks that it is known how to decode it.
 
     Args:
-        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
-        adapter: as given by ``--adapter``.
+        name: what the user wrote. An existing folder comes first, then the zoo, then (with a slash) the hub.
+        adapter: ``--adapter``.
 
     Raises:
-        ArgumentError: the model is unknown, incomplete or not reachable, or there is no such adapter; says which.
-        UnsupportedError: the family of the model is not recognised.
+        ArgumentError: unknown, incomplete or not reachable; says which. An adapter nobody has.
+        UnsupportedError: a family that is not recognised.
     """
-    source = _find(name)
-    _check_folder(source.folder, adapter)
-    return source
-
-
-def _find(name: str) -> TextSource:
-    if Path(name).is_dir():
-        return TextSource(folder=Path(name))
-    texts = ", ".join(row.name for row in zoo.MODELS.values() if row.kind == "text")
-    if name in zoo.MODELS:
-        row = zoo.MODELS[name]
-        if row.kind != "text":
-            raise ArgumentError(f"the zoo model {name} makes {row.kind}s; its text models are {texts}")
-        if not (row.folder / "config.json").is_file():
-            raise ArgumentError(f"the zoo model {name} has no weights in {row.folder}; make them with {row.recipe}")
-        return TextSource(folder=row.folder, zoo_name=name)
-    if Path(name).exists():
-        raise ArgumentError(f"--model {name} is a file; give the folder that holds config.json")
-    if is_hub_id(name):
-        return TextSource(folder=_from_hub(name))
-    raise ArgumentError(
-        f"no model {name!r}: not a folder here, not a text model of the zoo ({texts}), and not a hub id (owner/name)"
-    )
+    folder = model_folder(name)
+    _check_folder(folder, adapter)
+    of_zoo = name in zoo.MODELS and folder == zoo.MODELS[name].folder
+    return TextSource(folder=folder, zoo_name=name if of_zoo else None)
 
 
 def _check_folder(folder: Path, adapter: str | None) -> None:
-    if not (folder / "config.json").is_file():
-        index = (folder / "model_index.json").is_file()
-        hint = "; it is a pipeline for partsong image or video" if index else ""
-        raise ArgumentError(f"{folder} is no transformers checkpoint: it has no config.json{hint}")
+    settings = read_settings(folder)
     if not any(folder.glob("*.safetensors*")):
         raise ArgumentError(f"{folder} holds no safetensors weights; other formats can run code and are not read")
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -78,18 +54,5 @@ def _check_folder(folder: Path, adapter: str | None) -> None:
             f"{folder} has no tokenizer ({', '.join(TOKENIZERS)}); put the model's own beside its weights"
         )
     from partsong.samplers.text.families import adapter_of
-    from partsong.samplers.text.loading import read_config
 
-    adapter_of(read_config(folder), adapter)
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    offline = why_offline(name)
-    try:
-        return Path(snapshot_download(name, allow_patterns=FETCHED, local_files_only=bool(offline)))
-    except Exception as error:
-        if offline:
-            raise ArgumentError(f"the hub is not reachable ({offline}) and {name} is not in the local cache") from error
-        raise ArgumentError(f"{name} cannot be downloaded ({first_line(error)})") from error
+    adapter_of(settings, adapter)

@@ -10,7 +10,7 @@ from typing import Any
 
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Plan
-from partsong.samplers.generate import STREAMS, generate, stream
+from partsong.samplers.generate import can_stream, generate, stream
 from partsong.videos import VideoWriter
 
 __all__ = ["VideoRun", "sample_video"]
@@ -85,7 +85,7 @@ def _parts(target: Plan | Callable[..., Any], arguments: dict[str, Any], journal
     try:
         if not isinstance(target, Plan):
             yield target(**arguments).frames[0]
-        elif target.loop in STREAMS:
+        elif can_stream(target.loop):
             for part in stream(target, journal=journal, **arguments):
                 yield None if part is None else part.frames[0]
         else:

@@ -18,7 +18,7 @@ from partsong.reasoning.answers.extract import (
     final_number,
     last_boxed,
     normal_math,
-    spoken,
+    visible_text,
 )
 from partsong.reasoning.answers.extract_rows import final_grid, final_list, items_of
 
@@ -143,5 +143,5 @@ def test_megabytes_take_no_time(text: str) -> None:
 
 
 def test_the_end_is_what_is_read() -> None:
-    assert spoken("7" + " " * TAIL) == " " * TAIL
+    assert visible_text("7" + " " * TAIL) == " " * TAIL
     assert final_number("x" * TAIL + " 8") == "8"

@@ -274,8 +274,8 @@ LISTS = ["sort : dog ant cat =", "shuffle : dog ant cat fox =", "reverse : cow b
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no-such-model", "lists-ar"),
-        ("motion", "not a language model"),
+        ("no-such-model", "not one of lists-ar, .*, smollm2-135m"),
+        ("motion", "makes images or videos; those that make text are lists-ar"),
         ("lists-mdlm", "diffusion"),
         (".", "cannot be"),
     ],

@@ -17,7 +17,7 @@ from partsong.reasoning.answers.extract import final_code
 from partsong.reasoning.answers.sandbox import Sandbox, SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, Thinking, edit_test_select, parse_thinking
-from partsong.reasoning.strategies.code_loop import tried
+from partsong.reasoning.strategies.code_loop import run_test
 
 
 class Doubling:
@@ -132,14 +132,14 @@ def _read(path: Path) -> bytes:
 
 def test_a_program_that_leaves_early_has_not_passed() -> None:
     sandbox = Sandbox(isolate=False)
-    assert asyncio.run(tried(sandbox, "x = 1", "assert x == 1")).passed
-    early = asyncio.run(tried(sandbox, "raise SystemExit(0)", "assert False"))
+    assert asyncio.run(run_test(sandbox, "x = 1", "assert x == 1")).passed
+    early = asyncio.run(run_test(sandbox, "raise SystemExit(0)", "assert False"))
     assert not early.passed and "ended before the test" in early.output
 
 
 @pytest.mark.parametrize("knobs", [{"seconds": 0}, {"memory_mb": 1.5}, {"processes": True}])
-def test_limits_that_are_none(knobs: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"sandbox {next(iter(knobs))}="):
+def test_limits_that_are_not_positive(knobs: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"Sandbox: {next(iter(knobs))}=.*; use a"):
         Sandbox(**knobs)
 
 

@@ -23,7 +23,7 @@ from partsong.reasoning.strategies import (
     single,
 )
 from partsong.reasoning.strategies.confidence import group_means, trace_score
-from partsong.reasoning.strategies.deepconf import keep_above
+from partsong.reasoning.strategies.deepconf import top_quantile
 from tests.reasoning.scripts import guesses
 
 
@@ -186,7 +186,7 @@ def test_deepconf_online_against_the_pool(seed: int) -> None:
     """Threshold of six, then one after the other until the leader has 0.8; halted samples would not have voted."""
     pool = pool_of(seed, 24)
     scores = [min(group_means(made.confidence or (), 4)) for made in pool]
-    limit = keep_above(scores[:6], 0.5)
+    limit = top_quantile(scores[:6], 0.5)
     weights: dict[str, float] = {}
     for drawn, (made, worth) in enumerate(zip(pool, scores, strict=True), 1):
         if worth >= limit:

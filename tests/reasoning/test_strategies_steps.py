@@ -184,7 +184,7 @@ def test_a_budget_leaves_the_texts_so_far() -> None:
     [
         ({"separator": ""}, "separator=''"),
         ({"particles": 0}, "particles=0"),
-        ({"scorer": lambda question, trace: 1.5}, r"step 0#\d was scored 1.5"),
+        ({"scorer": lambda question, trace: 1.5}, r"gave call step 0#\d a score of 1.5; return a number from 0 to 1"),
     ],
 )
 def test_refused(knobs: dict[str, Any], words: str) -> None:

@@ -3,13 +3,14 @@
 Supporting a new transformer means adding a row to `cross` or `joint`, of a video to `video`, a UNet one to `unet` or,
 with temporal layers, to `temporal`. Where a diffusers model class carries a context-parallel plan of its own
 (``_cp_plan``), a row may leave `splits` and `gather` out and the class' plan is read.
+Other packages add rows by entry points (see `partsong.plugins`).
 A model without a row gets one inferred where it is plain enough, and the first call checks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
@@ -17,12 +18,24 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import cross, joint, temporal, unet, video
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Split, places
+from partsong.plugins import Registry
 
 __all__ = ["ADAPTERS", "Adapter", "Frames", "Split", "adapter_for", "places"]
 
-#: The supported architectures by the class name of their transformer.
-ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {row.model: row for row in (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS)}
+
+def _read(thing: Any) -> Adapter:
+    """Reads what a plug-in offers: one row."""
+    if not isinstance(thing, Adapter):
+        raise TypeError(f"{thing!r} is no Adapter")
+    return thing
+
+
+#: The supported architectures by the class name of their transformer; those of plug-ins last.
+ADAPTERS: Mapping[str, Adapter] = Registry(
+    "partsong.adapters",
+    (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS),
+    name=lambda row: row.model,
+    read=_read,
 )
 
 

@@ -30,10 +30,10 @@ from partsong.parallel.cuts.row_blocks import (
     is_low_rank,
     level_change,
 )
-from partsong.parallel.exchange.borders import Borders
 from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.strategy import Borders
 
 __all__ = ["RowLevels", "RowSplit", "halved"]
 

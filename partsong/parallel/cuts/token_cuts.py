@@ -15,11 +15,12 @@ from partsong.parallel.cuts.unpadded_tokens import PresentTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.strategy import Cut
 
 __all__ = ["TokenCuts", "totals"]
 
 
-class TokenCuts:
+class TokenCuts(Cut):
     """Cuts what a row names along its tokens, in a contiguous run for each rank.
 
     Args:

@@ -13,15 +13,15 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
-from partsong.parallel.exchange.borders import Borders
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.strategy import Borders, Cut
 
 __all__ = ["RowParallel"]
 
 
-class RowParallel:
+class RowParallel(Cut):
     """Cuts a UNet's rows over the token axes of a mesh.
 
     Args:

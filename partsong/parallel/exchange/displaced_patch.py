@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
@@ -18,7 +18,10 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["DisplacedPatch", "DisplacedStage", "attend_to"]
+__all__ = ["DisplacedPatch", "DisplacedStage", "WarmUp", "attend_to"]
+
+#: First steps that wait for fresh values.
+WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,23 +52,10 @@ class DisplacedPatch(Strategy):
     kind: ClassVar[Kind] = "approximate"
     reads_last_step: ClassVar[bool] = True
 
-    degree: int | None = None
-    warmup_steps: int = 2
-    order: int = 1
-    norms: str = "fresh"
-
-    def validate(self) -> None:
-        """Refuses a warm-up of less than one step and orders other than 0 and 1."""
-        super(DisplacedPatch, self).validate()
-        name = type(self).__name__
-        if isinstance(self.warmup_steps, bool) or not isinstance(self.warmup_steps, int) or self.warmup_steps < 1:
-            raise ArgumentError(
-                f"{name}: warmup_steps={self.warmup_steps!r}; use 1 or more, the first step has nothing old to read"
-            )
-        if isinstance(self.order, bool) or self.order not in (0, 1):
-            raise ArgumentError(f"{name}: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
-        if self.norms not in ("forecast", "fresh"):
-            raise ArgumentError(f"{name}: norms={self.norms!r}; use 'forecast' or 'fresh'")
+    degree: Count | None = None
+    warmup_steps: WarmUp = 2
+    order: Literal[0, 1] = 1
+    norms: Literal["fresh", "forecast"] = "fresh"
 
     def stale(self) -> str:
         """What is old, and how it is read."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import AboveZero, Number
 from partsong.parallel.attention_call import AttentionCall, Inner
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, attend_to
 from partsong.parallel.exchange.slots import Slots, select, view_of
@@ -55,16 +55,8 @@ class PartialPatch(DisplacedPatch):
         'approximate'
     """
 
-    portion: float | str = 0.3
-    error_budget: float = 0.05
-
-    def validate(self) -> None:
-        """Refuses portions and budgets that mean nothing."""
-        super(PartialPatch, self).validate()
-        if self.portion != "auto" and not (_is_number(self.portion) and float(self.portion) > 0.0):
-            raise ArgumentError(f"PartialPatch: portion={self.portion!r}; use a number above 0, in patches, or 'auto'")
-        if not (_is_number(self.error_budget) and 0.0 <= self.error_budget < math.inf):
-            raise ArgumentError(f"PartialPatch: error_budget={self.error_budget!r}; use a number of at least 0")
+    portion: AboveZero | Literal["auto"] = 0.3
+    error_budget: Annotated[float, Number(0.0)] = 0.05
 
     def stale(self) -> str:
         """What is old, how it is read, and how much of it."""
@@ -73,13 +65,15 @@ class PartialPatch(DisplacedPatch):
             far = f"as far as each layer needs for an error of {self.error_budget}"
         return f"{super(PartialPatch, self).stale()}, and seen {far}"
 
+    def unpredictable(self) -> str | None:
+        """Portions that layers choose for themselves depend on what they compute."""
+        if self.portion != "auto":
+            return None
+        return 'portion="auto" depends on what the layers compute; give a number'
+
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """The attention stages this strategy adds to a plan."""
         return [PartialStage(mesh.axis("patch"), clock, self, mesh.axis(*AXES))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class PartialStage(DisplacedStage):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels import attention
+from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import pack_keys_values, unpack_keys_values
 from partsong.parallel.hooks.clock import StepClock
@@ -38,7 +39,7 @@ class Ring(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """The attention stages this strategy adds to a plan."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partsong.knobs import Count
 from partsong.parallel.attention_call import Stage
 from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
@@ -38,7 +39,7 @@ class SyncPatch(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
         """The attention stages this strategy adds to a plan."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels import merge
+from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, masked_attention
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
@@ -42,7 +43,7 @@ class TokenRing(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[TokenRingStage]:
         """The attention stages this strategy adds to a plan."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, merged_runs
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, all_to_all
@@ -43,14 +43,8 @@ class Ulysses(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
-    degree: int | None = None
-    waves: int = 2
-
-    def validate(self) -> None:
-        """Refuses less than one wave."""
-        super(Ulysses, self).validate()
-        if isinstance(self.waves, bool) or not isinstance(self.waves, int) or self.waves < 1:
-            raise ArgumentError(f"Ulysses: waves={self.waves!r}; use 1 or more")
+    degree: Count | None = None
+    waves: Count = 2
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[UlyssesStage]:
         """The attention stages this strategy adds to a plan."""

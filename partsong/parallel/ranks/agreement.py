@@ -13,7 +13,10 @@ from partsong.errors import ArgumentError
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["NUMBERS_PER_VALUE", "check_alike"]
+__all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "check_alike"]
+
+#: First steps of a generation in which ranks compare what they were given.
+AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
 

@@ -1,15 +1,15 @@
-"""Finds and loads what ``model=`` names: a folder, a zoo model, SmolLM2 out of its package, or a hub id."""
+"""Loads what ``model=`` names: a folder, a model of the zoo, SmolLM2 from its package, or a hub id."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.model_folders import model_folder
 from partsong.reasoning.local import smollm2
 
 __all__ = ["LoadedModel", "load"]
@@ -57,7 +57,7 @@ def load(
     if not isinstance(model, str | Path):
         raise ArgumentTypeError(f"a model is a name, a folder or a transformers model, found {type(model).__name__}")
     where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    source = _source(str(model))
+    source = model_folder(model, others={smollm2.NAME: smollm2.folder})
     asked: Any = dtype if dtype is not None else "auto" if where.type != "cpu" else torch.float32
     options: dict[str, Any] = {"trust_remote_code": False}
     try:
@@ -86,23 +86,3 @@ def _taken(
         raise ArgumentError(f"device={str(device)!r}, but the model is on {module.device}: move it first")
     name = module.config.name_or_path or type(module).__name__
     return LoadedModel(name, module, tokenizer, owned=False)
-
-
-def _source(name: str) -> str:
-    if Path(name).is_dir():
-        return name
-    if name == smollm2.NAME:
-        return str(smollm2.folder())
-    # By path: the zoo lies above this package, which therefore may not import it.
-    weights = Path(str(files("partsong"))) / "zoo" / "weights"
-    if (weights / name).is_dir() and "/" not in name and not name.startswith("."):
-        if not (weights / name / "config.json").is_file():
-            raise UnsupportedError(f"the zoo model {name!r} is not a language model")
-        return str(weights / name)
-    if name.count("/") == 1 and all(name.split("/")) and not name.startswith((".", "~")):
-        return name
-    zoo = sorted(path.parent.name for path in weights.glob("*/config.json"))
-    raise ArgumentError(
-        f"no model {name!r}: not a folder here, not {smollm2.NAME!r}, not of the zoo ({', '.join(zoo)}), and not a "
-        f"hub id (owner/name)"
-    )

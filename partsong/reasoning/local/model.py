@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings

@@ -3,15 +3,14 @@
 Every block has its own call of the pipeline, paused at the denoiser (see `paused`). Guidance, scheduler and the rest of
 the pipeline are small and run on every rank alike; only the denoiser's layers are shared out.
 
-Time goes in slots. In every slot each stage works on one visit, a block at a step, and one exchange moves the results,
-so all ranks make the same sequence of exchanges. Visits follow each other in one fixed order, noisiest block first, and
+Time goes in slots (see `StageSlots`). In every slot each stage works on one visit, a block at a step, and one exchange
+moves the results. Visits follow each other in one fixed order, noisiest block first, and
 each waits for the block's own visit before. What it sees of its neighbours is said by version (see `NeighbourKeys`), so
 the number of ranks changes when a visit happens and never what comes out.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.dual_parallel.strategy import DualParallel
 from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
@@ -33,17 +31,19 @@ from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.pipeline.scheduler_state import state_of
+from partsong.samplers.pipeline.stage_slots import StageSlots
 
 __all__ = ["dual_parallel"]
 
 
 def dual_parallel(
-    plan: Plan, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
     """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
 
     Args:
         plan: a `DualParallel` on a video pipeline.
+        strategy: that strategy.
         everywhere: decodes and yields on every rank, not on the first alone.
         journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
         **arguments: the pipeline's own, checked already; the same on every rank.
@@ -59,21 +59,20 @@ def dual_parallel(
     Source: DualParal, arXiv 2505.21070.
     """
     denoiser = plan.denoisers[0]
-    knobs = next(strategy for strategy in plan.strategies if isinstance(strategy, DualParallel))
-    assert isinstance(denoiser.sequence, StagedFrames)
+    assert isinstance(denoiser.cut, StagedFrames)
     plan.clock.begin()
     plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
     blocks = VideoBlocks(
         plan,
         arguments,
-        frames=knobs.block_frames,
-        context=knobs.context,
-        noise=knobs.noise,
-        frames_dim=denoiser.sequence.rotary.frames_dim,
+        frames=strategy.block_frames,
+        context=strategy.context,
+        noise=strategy.noise,
+        frames_dim=denoiser.cut.rotary.frames_dim,
         decodes=everywhere or plan.mesh.is_main,
     )
-    book = open_journal(journal, plan, blocks, knobs, denoiser.sequence.pipe)
-    loop = _Queue(plan, denoiser.sequence, knobs, blocks, book)
+    book = open_journal(journal, plan, blocks, strategy, denoiser.cut.pipe)
+    loop = _Queue(plan, denoiser.cut, strategy, blocks, book)
     try:
         yield from loop.resume()
         yield from loop.run()
@@ -98,6 +97,14 @@ class _Item:
     arguments: Mapping[str, Any]
     layout: PartLayout
     round: int
+
+    def empty_input(self, stage: int) -> Tensor:
+        """Returns room for what enters a stage."""
+        return self.layout.empty_input(None, stage)
+
+    def empty_output(self) -> Tensor:
+        """Returns room for the prediction."""
+        return self.layout.empty_output(None)
 
 
 @dataclass(slots=True)
@@ -136,7 +143,7 @@ class _Order:
 
 class _Queue:
     def __init__(
-        self, plan: Plan, stage: StagedFrames, knobs: DualParallel, blocks: VideoBlocks, journal: VideoJournal | None
+        self, plan: Plan, stage: StagedFrames, strategy: DualParallel, blocks: VideoBlocks, journal: VideoJournal | None
     ) -> None:
         self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
         self.blocks, self.journal = blocks, journal
@@ -150,20 +157,19 @@ class _Queue:
         with plan.looping():
             first = self._open(0)
         num_steps = len(first.call.pipe.scheduler.timesteps)
-        self.order = _Order(len(blocks.sizes), num_steps, knobs.admit_every)
+        self.order = _Order(len(blocks.sizes), num_steps, strategy.admit_every)
         self.order.begin()
         self.keys = NeighbourKeys(
             blocks.sizes,
-            knobs.context,
-            knobs.admit_every,
+            strategy.context,
+            strategy.admit_every,
             num_steps,
-            recomputes=knobs.previous == "recomputed",
+            recomputes=strategy.previous == "recomputed",
         )
-        stage.keeps = self._keeps
-        stage.context, stage.sends = self.keys, self._sends
+        stage.loop = self
         # With enough blocks at work, messages travel while the next visit is computed. Answers then come later, and
         # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
-        active = -(-min(num_steps, len(blocks.sizes) * knobs.admit_every) // knobs.admit_every)
+        active = -(-min(num_steps, len(blocks.sizes) * strategy.admit_every) // strategy.admit_every)
         is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
         self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1
 
@@ -204,34 +210,19 @@ class _Queue:
         ) + 1 < self.order.num_blocks
 
     def run(self) -> Iterator[Any]:
-        """Works slot by slot; in slot t stage s works on the item of slot t - lead s."""
-        size, index, lead = self.axis.size, self.axis.index, self.lead
-        items: dict[int, _Item | None] = {}
-        inputs: dict[int, Tensor] = {}
-        outputs: dict[int, Tensor] = {}
-        flying: deque[Pending] = deque()
-        for slot in itertools.count():
+        """Works slot by slot, and yields what is done."""
+        slots: StageSlots[_Item] = StageSlots(self.axis, self.lead, self._work, "queue of blocks")
+        while True:
             with self.plan.looping(), torch.no_grad():
-                if slot >= lead:
-                    flying.popleft().wait()
-                if (item := items.pop(slot - lead * size, None)) is not None:
-                    self._answer(item, outputs.pop(slot - lead * size))
-                items[slot] = self._next()
-                if self.order.is_over and not any(items.values()):
+                slots.wait()
+                done = slots.take(slots.slot - self.lead * self.axis.size)
+                if done is not None:
+                    self._answer(*done)
+                if (item := self._next()) is not None:
+                    slots.items[slots.slot] = item
+                if self.order.is_over and not slots.items:
                     break
-                sends: dict[int, Tensor] = {}
-                mine, before, last = slot - lead * index, slot - lead * (index - 1), slot - lead * (size - 1)
-                if (item := items.get(mine)) is not None:
-                    result = self._work(item, inputs.pop(mine, None))
-                    if self.stage.is_last:
-                        outputs[mine] = result
-                    sends = dict.fromkeys(range(size - 1) if self.stage.is_last else (index + 1,), result)
-                recvs: dict[int, Tensor] = {}
-                if index > 0 and (item := items.get(before)) is not None:
-                    recvs[index - 1] = inputs[before] = item.layout.empty_input(None, index)
-                if not self.stage.is_last and (item := items.get(last)) is not None:
-                    recvs[size - 1] = outputs[last] = item.layout.empty_output(None)
-                flying.append(exchange(self.axis, sends, recvs, name="queue of blocks"))
+                slots.run()
             while self.done:
                 yield self.done.popleft()
         while self.done:
@@ -245,16 +236,15 @@ class _Queue:
             track.call.close()
         self.tracks.clear()
         self.blocks.close()
-        self.stage.context = None
         self.stage.forget()
 
-    def _sends(self, step: int, index: int) -> int:
+    def sends(self, step: int, index: int) -> int:
         """Bytes the stage at `index` sends in one call for each of the blocks of a round."""
         frames = [self.keys.in_front(b) + self.keys.frames[b] for b in self.order.members(step)]
         # A resumed run has sent nothing for blocks that were done, and may not know theirs.
         return sum(self.stage.sent[count][index] for count in frames if count in self.stage.sent)
 
-    def _keeps(self) -> str:
+    def kept(self) -> str:
         """What this rank keeps of neighbours, as a line of `Plan.explain`."""
         keys, order = self.keys, self.order
         # Of the block after, a call's keys are read before the next call; of the one before, a version per step waits.

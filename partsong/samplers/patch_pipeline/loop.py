@@ -5,14 +5,11 @@ rest of the pipeline are small and run on every rank alike; only the denoiser's 
 has full size: its own patch is new, the others are the newest known, so whatever the pipeline does position by
 position is right for its patch, and the calls' latents are put together after every step.
 
-Time goes in slots. In every slot each stage works on one patch and one exchange moves the results, so all ranks make
-the same sequence of exchanges: no message can overtake or block another, on any backend.
+Time goes in slots (see `StageSlots`): in every slot each stage works on one patch and one exchange moves the results.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,13 +21,13 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.plan.explain import AGREED_STEPS
-from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.samplers.patch_pipeline.stage import StagedPatches
+from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.pipeline.scheduler_checks import check_positionwise
 from partsong.samplers.pipeline.shared_text import SharedText
+from partsong.samplers.pipeline.stage_slots import StageSlots
 
 __all__ = ["patch_pipeline"]
 
@@ -38,11 +35,12 @@ _CALLBACKS = ("callback_on_step_end", "callback")
 
 
 @torch.no_grad()
-def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
+def patch_pipeline(plan: Plan, strategy: PatchPipeline, **arguments: Any) -> Any:
     """Samples with `PatchPipeline`: layers over ranks, patches in flight.
 
     Args:
         plan: a `PatchPipeline` on a pipeline.
+        strategy: that strategy.
         **arguments: the pipeline's own, checked already; the same on every rank.
 
     Returns:
@@ -61,26 +59,26 @@ def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
                 "the pipeline's loop alone"
             )
     denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.sequence, StagedPatches)
+    assert isinstance(denoiser.cut, StagedPatches)
     plan.clock.begin()
     plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
     name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
-    patches = denoiser.sequence.num_patches
+    patches = denoiser.cut.num_patches
     with ExitStack() as stack, plan.looping():
         # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
         calls = [
             stack.enter_context(PausedCall(plan.target, name, arguments, decodes=patch == patches - 1))
             for patch in range(patches)
         ]
-        stack.callback(denoiser.sequence.forget)
+        stack.callback(denoiser.cut.forget)
         for call in calls[:-1]:  # one bar is enough
             if hasattr(call.pipe, "set_progress_bar_config"):
                 call.pipe.set_progress_bar_config(disable=True)
         text = SharedText()
         for call in calls:
             text.join(call)
-        loop = _Loop(plan, denoiser.sequence, calls)
-        loop.run([loop.tracks], steps=denoiser.sequence.warmup_steps)
+        loop = _Loop(plan, denoiser.cut, calls)
+        loop.run([loop.tracks], steps=strategy.warmup_steps)
         loop.run([[track] for track in loop.tracks], steps=None)
         loop.close()
         calls[-1].hand_back_random_state()
@@ -108,6 +106,14 @@ class _Item:
     step: int
     branch: int
 
+    def empty_input(self, stage: int) -> Tensor:
+        """Returns room for what enters a stage."""
+        return self.layout.empty_input(self.part, stage)
+
+    def empty_output(self) -> Tensor:
+        """Returns room for the part's prediction."""
+        return self.layout.empty_output(self.part)
+
 
 class _Loop:
     def __init__(self, plan: Plan, stage: StagedPatches, calls: Sequence[PausedCall]) -> None:
@@ -125,42 +131,30 @@ class _Loop:
     def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
         """Works until a number of steps is done, or to the end.
 
-        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t. Stage s
-        works on item t - `lead` * s, and what it sends is waited for `lead` slots later.
+        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t, which then
+        goes through the stages (see `StageSlots`).
 
         Args:
             groups: calls that are answered together, with the whole picture where there is one group, else a patch.
             steps: None runs until the calls have finished.
         """
-        size, index = self.axis.size, self.axis.index
+        size = self.axis.size
         lead = 2 if len(groups) >= 2 * size else 1
         period = max(len(groups), lead * size)
-        items: dict[int, _Item | None] = {}
-        inputs: dict[int, Tensor] = {}
-        outputs: dict[int, Tensor] = {}
-        flying: deque[Pending] = deque()
-        for slot in itertools.count():
-            if slot >= lead:
-                flying.popleft().wait()
-            group = slot % period
+        slots: StageSlots[_Item] = StageSlots(self.axis, lead, self._work, "patch pipeline")
+        while True:
+            slots.wait()
+            group = slots.slot % period
             if group < len(groups):
-                self._answer(groups[group], items.pop(slot - period, None), outputs.pop(slot - period, None))
-                items[slot] = self._next(groups[group][0], None if len(groups) == 1 else group, steps)
-                if group == len(groups) - 1 and items[slot] is None:
+                done = slots.take(slots.slot - period)
+                if done is not None:
+                    self._answer(groups[group], *done)
+                item = self._next(groups[group][0], None if len(groups) == 1 else group, steps)
+                if item is not None:
+                    slots.items[slots.slot] = item
+                elif group == len(groups) - 1:
                     return
-            sends: dict[int, Tensor] = {}
-            mine, before, last = slot - lead * index, slot - lead * (index - 1), slot - lead * (size - 1)
-            if (item := items.get(mine)) is not None:
-                result = self._work(item, inputs.pop(mine, None))
-                if self.stage.is_last:
-                    outputs[mine] = result
-                sends = dict.fromkeys(range(size - 1) if self.stage.is_last else (index + 1,), result)
-            recvs: dict[int, Tensor] = {}
-            if index > 0 and (item := items.get(before)) is not None:
-                recvs[index - 1] = inputs[before] = item.layout.empty_input(item.part, index)
-            if not self.stage.is_last and (item := items.get(last)) is not None:
-                recvs[size - 1] = outputs[last] = item.layout.empty_output(item.part)
-            flying.append(exchange(self.axis, sends, recvs, name="patch pipeline"))
+            slots.run()
 
     def _work(self, item: _Item, received: Tensor | None) -> Tensor:
         clock = self.plan.clock
@@ -193,11 +187,8 @@ class _Loop:
             self.stage.check_filled(layout, track.step, track.branch)
         return _Item(event.arguments, layout, part, track.step, track.branch)
 
-    def _answer(self, tracks: Sequence[_Track], item: _Item | None, output: Tensor | None) -> None:
+    def _answer(self, tracks: Sequence[_Track], item: _Item, output: Tensor) -> None:
         """Gives calls what they asked for, and lets them run to their next question."""
-        if item is None:
-            return
-        assert output is not None
         known = self.predictions.get(item.branch)
         if known is None or known.shape != item.layout.owners.shape:
             known = self.predictions[item.branch] = torch.empty_like(item.layout.owners).contiguous()

@@ -20,12 +20,13 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
-from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGrid, grid_for
+from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGrid, StructureGuidance, grid_for
 
 __all__ = ["structure_guidance"]
 
@@ -39,11 +40,12 @@ _REFUSED = {
 
 
 @torch.no_grad()
-def structure_guidance(plan: Plan, **arguments: Any) -> Any:
+def structure_guidance(plan: Plan, strategy: StructureGuidance, **arguments: Any) -> Any:
     """Samples with `StructureGuidance`: patches of a large picture, guided by a small one.
 
     Args:
         plan: a `StructureGuidance` on a pipeline.
+        strategy: that strategy.
         **arguments: the pipeline's own, checked already; the same on every rank.
 
     Returns:
@@ -60,7 +62,7 @@ def structure_guidance(plan: Plan, **arguments: Any) -> Any:
     plan.clock.begin()
     plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
     with ExitStack() as stack, plan.looping():
-        loop = _Loop(plan, arguments, stack)
+        loop = _Loop(plan, strategy, arguments, stack)
         return loop.run()
 
 
@@ -74,11 +76,11 @@ def _refuse(plan: Plan, arguments: dict[str, Any]) -> None:
 
 
 class _Loop:
-    def __init__(self, plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> None:
-        self.plan, self.arguments, self.stack = plan, arguments, stack
-        self.denoiser, patches = plan.denoisers[0], plan.denoisers[0].sequence
+    def __init__(self, plan: Plan, strategy: StructureGuidance, arguments: dict[str, Any], stack: ExitStack) -> None:
+        self.plan, self.strategy, self.arguments, self.stack = plan, strategy, arguments, stack
+        self.denoiser, patches = plan.denoisers[0], plan.denoisers[0].cut
         assert isinstance(patches, GuidedPatches)
-        self.patches, self.strategy = patches, patches.strategy
+        self.patches = patches
         self.name = next(name for name, part in plan.target.components.items() if part is self.denoiser.module)
         self.prediction = Prediction(plan.target.scheduler)
         self.step, self.inputs = 0, torch.empty(0)
@@ -86,8 +88,8 @@ class _Loop:
         self.small: _Small | None = None
         self.high = stack.enter_context(PausedCall(plan.target, self.name, arguments))
         self.kept: dict[str, Any] = {}  # what the small call takes over: encoded prompts, and the noise it begins with
-        for made in ("encode_prompt", "prepare_latents"):
-            _around(self.high.pipe, made, functools.partial(self._keep, made))
+        for name in ("encode_prompt", "prepare_latents"):
+            replace_method(self.high.pipe, name, functools.partial(self._keeping, name))
         _before_step(self.high.pipe.scheduler, self._guided)
 
     def run(self) -> Any:
@@ -104,9 +106,12 @@ class _Loop:
         self.high.hand_back_random_state()
         return event.output
 
-    def _keep(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.kept[name] = original(*args, **kwargs)
-        return self.kept[name]
+    def _keeping(self, name: str, method: Method) -> Method:
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            self.kept[name] = method(*args, **kwargs)
+            return self.kept[name]
+
+        return keep
 
     def _predict(self, named: dict[str, Any]) -> Tensor:
         """The prediction for the whole picture, out of those for its patches."""
@@ -180,8 +185,8 @@ class _Small:
         if hasattr(call.pipe, "set_progress_bar_config"):
             call.pipe.set_progress_bar_config(disable=True)  # one bar is enough
         # Means of squares have less variance than single positions: `first` is scaled back to unit variance.
-        _around(call.pipe, "prepare_latents", lambda original, *args, **kwargs: first.clone())
-        _around(call.pipe, "encode_prompt", lambda original, *args, **kwargs: loop.kept["encode_prompt"])
+        replace_method(call.pipe, "prepare_latents", lambda method: lambda *args, **kwargs: first.clone())
+        replace_method(call.pipe, "encode_prompt", lambda method: lambda *args, **kwargs: loop.kept["encode_prompt"])
         _before_step(call.pipe.scheduler, self._noted)
         call.send()
 
@@ -210,7 +215,7 @@ class _Small:
         return output
 
 
-def _grid(pipe: Any, module: Any, sample: Tensor, strategy: Any) -> PatchGrid:
+def _grid(pipe: Any, module: Any, sample: Tensor, strategy: StructureGuidance) -> PatchGrid:
     """The patches of a latent, from the model's configuration."""
     scale, side = pipe.vae_scale_factor, module.config.sample_size
     if strategy.training_size is not None:
@@ -227,16 +232,13 @@ def _grown(latents: Tensor, grid: PatchGrid) -> Tensor:
     return F.interpolate(latents, scale_factor=grid.factor, mode="bilinear")
 
 
-def _around(owner: Any, name: str, change: Callable[..., Any]) -> None:
-    """Replaces a method of one object by ``change(original, ...)``."""
-    original = getattr(owner, name)
-    vars(owner)[name] = functools.wraps(original)(functools.partial(change, original))
-
-
 def _before_step(scheduler: Any, change: Callable[[Tensor, Any], Tensor]) -> None:
     """Lets a scheduler step with a changed prediction."""
 
-    def step(original: Callable[..., Any], output: Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(change(output, timestep), timestep, *args, **kwargs)
+    def changing(step: Method) -> Method:
+        def step_changed(output: Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(change(output, timestep), timestep, *args, **kwargs)
 
-    _around(scheduler, "step", step)
+        return step_changed
+
+    replace_method(scheduler, "step", changing)

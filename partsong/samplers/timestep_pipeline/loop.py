@@ -21,7 +21,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.plan.explain import AGREED_STEPS
+from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.ranks.shards import offsets, split_sizes
@@ -38,12 +38,13 @@ __all__ = ["timestep_pipeline"]
 
 
 def timestep_pipeline(
-    plan: Plan, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
     """Samples with `TimestepPipeline`, and yields what the pipeline returns for each block as soon as it is done.
 
     Args:
         plan: a `TimestepPipeline` on a pipeline with a causal model.
+        strategy: that strategy.
         everywhere: decodes and yields on every rank, not on the first alone.
         journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
         **arguments: the pipeline's own, checked already; the same on every rank.
@@ -64,8 +65,7 @@ def timestep_pipeline(
                 "look at the blocks that stream() yields"
             )
     denoiser = plan.denoisers[0]
-    knobs = next(strategy for strategy in plan.strategies if isinstance(strategy, TimestepPipeline))
-    assert isinstance(denoiser.sequence, StagedFrames)
+    assert isinstance(denoiser.cut, StagedFrames)
     plan.clock.begin()
     plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
     frames = causal_block(denoiser.module)
@@ -75,7 +75,7 @@ def timestep_pipeline(
         frames=frames,
         context=0,
         noise="independent",
-        frames_dim=denoiser.sequence.rotary.frames_dim,
+        frames_dim=denoiser.cut.rotary.frames_dim,
         decodes=everywhere or plan.mesh.is_main,
     )
     if blocks.sizes[-1] != frames:
@@ -85,8 +85,8 @@ def timestep_pipeline(
             f"num_frames={(sum(blocks.sizes) - 1) * blocks.factor + 1} is {sum(blocks.sizes)} latent frames, but the "
             f"model works in blocks of {frames}; use {' or '.join(map(str, legal))}"
         )
-    book = open_journal(journal, plan, blocks, knobs, plan.mesh.axis("stage", "pipe"))
-    chain = _Chain(plan, denoiser.sequence, knobs, blocks, everywhere, book)
+    book = open_journal(journal, plan, blocks, strategy, plan.mesh.axis("stage", "pipe"))
+    chain = _Chain(plan, denoiser.cut, strategy, blocks, everywhere, book)
     try:
         yield from chain.resume()
         yield from chain.run()
@@ -131,7 +131,7 @@ class _Chain:
         self,
         plan: Plan,
         stage: StagedFrames,
-        knobs: TimestepPipeline,
+        strategy: TimestepPipeline,
         blocks: VideoBlocks,
         everywhere: bool,
         journal: VideoJournal | None,
@@ -153,13 +153,13 @@ class _Chain:
         self.is_last = self.place == len(self.order) - 1
         self.decodes = everywhere or self.axis.index == 0
         self.readers = [i for i in range(self.axis.size) if (everywhere or i == 0) and i != self.order[-1]]
-        self.keys = stage.context = CausalKeys(causal_block(self.denoiser.module), knobs.window, knobs.sink)
+        self.keys = CausalKeys(causal_block(self.denoiser.module), strategy.window, strategy.sink)
+        stage.loop = self
         with plan.looping():
             self.num_steps = self._begin(stages)
         sizes = split_sizes(self.num_steps, stages)
         start = offsets(sizes)[self.place // self.layers]
         self.own = range(start, start + sizes[self.place // self.layers])
-        stage.sends = self._sends
 
     def _begin(self, stages: int) -> int:
         """Opens the first blocks, whose arguments the ranks compare, and finds the number of steps."""
@@ -234,7 +234,6 @@ class _Chain:
             track.call.close()
         self.tracks.clear()
         self.blocks.close()
-        self.stage.context = None
         self.stage.forget()
 
     def _track(self, block: int, compare: int = 0) -> _Track:
@@ -329,7 +328,10 @@ class _Chain:
                 track.send(final if track.step == self.num_steps else event.latents)
         return event.output
 
-    def _sends(self, step: int, index: int) -> int:
+    def kept(self) -> None:
+        """Says nothing: the strategy leaves no choice of what to keep."""
+
+    def sends(self, step: int, index: int) -> int:
         """Bytes the rank at `index` of the axis sends for one block."""
         place = self.order.index(index)
         latents = self.latents_bytes

@@ -326,5 +326,5 @@ def test_hidden_reasoning_is_spoken_of() -> None:
     answer, _, _ = think({}, engine=Thinking(lambda request, draw: Line(text="")))
     assert answer.answer is None
     assert answer.details["notes"] == [
-        "the engine keeps what was said apart as hidden reasoning, where threads cannot be seen"
+        "the engine keeps the text apart as hidden reasoning, where threads cannot be seen"
     ]
