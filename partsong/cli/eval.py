@@ -105,7 +105,7 @@ def _oracle(options: Eval) -> list[dict[str, Any]]:
     from partsong.evals.oracle import suite
     from partsong.evals.oracle.tasks import oracle_tasks
 
-    rules = _rules(options.rules or suite.RULES_SHOWN, probe=True)
+    rules = _rules(options.rules or suite.DEFAULT_RULES, probe=True)
     _check_tasks(options.tasks, list(oracle_tasks()))
     torch.set_num_threads(options.threads or torch.get_num_threads())
     rows: list[dict[str, Any]] = []
