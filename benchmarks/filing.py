@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from partsong.cli.info import env
+from partsong.jobs.machine import describe_hardware
 
 
 def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: str, note: str, table: str) -> None:
@@ -23,13 +23,13 @@ def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: s
         note: what was measured and how, in a sentence or two.
         table: the rows as a Markdown table.
     """
-    machine = env()
-    hardware = {name: machine[name] for name in ("system", "cores", "gpus", "python", "packages")}
+    hardware = describe_hardware()
     command, date = " ".join(["python", script, *sys.argv[1:]]), datetime.date.today().isoformat()
     result = {"command": command, "date": date, "hardware": hardware, "rows": rows}
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     packages = ", ".join(f"{name} {version}" for name, version in hardware["packages"].items())
-    where = f"`{command}`; {hardware['cores']} cores, {hardware['system']}; packages: {packages}"
+    cores = f"{hardware['cores']} cores with {hardware['instruction_set']}"
+    where = f"`{command}`; {cores}, {hardware['system']}; packages: {packages}"
     page = "\n".join([f"# {title}, {date}", "", where, "", note, "", table]) + "\n"
     out.with_suffix(".md").write_text(page, encoding="utf-8")
     print(page)

@@ -20,7 +20,7 @@ import tyro
 from filing import file_result, markdown_table
 
 from partsong.evals.reasoning.datasets import load
-from partsong.evals.reasoning.outcome import Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import pareto_svg
 from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
 from partsong.evals.reasoning.problem import Problem
@@ -113,7 +113,7 @@ async def _live(
     """A strategy on the model."""
     bar = iter(progress(range(len(problems)), text, unit="problem"))
 
-    def told(outcome: Outcome) -> None:
+    def advance(outcome: Outcome) -> None:
         next(bar, None)
 
     name = text.replace(":", "-").replace(",", "-").replace("=", "-")
@@ -127,7 +127,7 @@ async def _live(
             journal=journal,
             outcomes=config.work / f"{name}.jsonl",
             together=config.together,
-            told=told,
+            on_outcome=advance,
         )
 
 
@@ -152,7 +152,7 @@ def _file(config: Config, done: Sequence[Outcome], begin: float) -> None:
         row["engine"] = "live" if row["strategy"] in live else "pool"
         if row["engine"] == "pool":
             row["seconds"] = None
-    than = {row["strategy"]: row for row in compared(done, seed=config.seed)}
+    than = {row["strategy"]: row for row in compare_strategies(done, seed=config.seed)}
     lines = [_line(row, than.get(row["strategy"])) for row in rows]
     columns = (
         "strategy",

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from partsong.reasoning import Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine, smollm2
+from partsong.reasoning.local.packed_linear import can_pack
 from partsong.reasoning.local.prompt import prompt_ids
 
 
@@ -183,11 +184,13 @@ def _file(config: Config, seconds: dict[str, list[float]], worked: dict[str, lis
         }
         for name in seconds
     ]
+    able, why = can_pack(torch.empty(0, dtype=getattr(torch, config.dtype)))
     note = (
         f"SmolLM2-135M-Instruct, {config.dtype}, {config.threads} thread(s): {config.branches} sampled answers of "
         f"{config.new_tokens} tokens to one prompt of {config.prompt_tokens} tokens, {config.rounds} rounds, all sides "
         f"in turn in one process (vLLM in its own), medians. `generate` is transformers' own, with its cache. CPU "
         f"seconds are the process's, which other work on the machine does not stretch as it does the clock. "
+        f"{'`LocalEngine` packs its weights.' if able else f'No side packs its weights: {why}.'} "
         f"Load average at the end: {os.getloadavg()[0]:.1f}."
     )
     columns = ("side", "s", "CPU s", "tokens/s", "to one after the other", "to num_return_sequences")

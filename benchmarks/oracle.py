@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.oracle_suite import run
+from partsong.evals.oracle.suite import run
 
 
 @dataclass(frozen=True, kw_only=True)

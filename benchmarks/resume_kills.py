@@ -57,7 +57,7 @@ def main(config: Config) -> None:
             print(rows[-1], flush=True)
     note = (
         "A rank is killed with SIGKILL; the journal is read by the resumed run, on as many ranks as the table says. "
-        "Equal: every frame of the resumed film is the undisturbed run's, bit for bit."
+        "Equal: every frame of the resumed video is the undisturbed run's, bit for bit."
     )
     columns = ("method", "ranks before", "after", "killed at, s", "blocks done then", "frames", "equal")
     lines = [tuple(row.values()) for row in rows]
@@ -81,7 +81,7 @@ def _undisturbed(config: Config, method: str, folder: Path) -> tuple[np.ndarray,
         subprocess.run(_command(config, method, nproc, out), check=True, stdout=subprocess.DEVNULL)
         seconds[nproc] = time.perf_counter() - start
         found = _read(out)
-        assert frames.size == 0 or np.array_equal(found, frames), f"{method} on {nproc} ranks makes another film"
+        assert frames.size == 0 or np.array_equal(found, frames), f"{method} on {nproc} ranks makes another video"
         frames = found
     return frames, seconds
 

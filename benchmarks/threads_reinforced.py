@@ -18,7 +18,7 @@ import tyro
 from filing import file_result, markdown_table
 from threads import fresh_problems
 
-from partsong.evals.reasoning.outcome import Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.suite import evaluate
 from partsong.reasoning import Parameters
 from partsong.reasoning.local import LocalEngine
@@ -70,7 +70,7 @@ def main(config: Config) -> None:
         outcomes = [one for (_, how), each in found.items() if how == drawn for one in each]
         together = [Outcome(**{**one.as_json(), "task": "all"}) for one in outcomes]
         rows += [{"drawn": drawn, **row} for row in table_rows([*together, *outcomes])]
-        (more,) = compared(together)
+        (more,) = compare_strategies(together)
         points = (f"{100 * more[name]:+.1f}" for name in ("difference", "low", "high"))
         gains.append("{} {} ({} to {})".format(drawn, *points))
     batches = [json.loads(line) for line in (config.after / "grpo-threads.jsonl").read_text().splitlines()]

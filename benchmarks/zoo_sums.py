@@ -15,7 +15,7 @@ import torch
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.reasoning.outcome import compared, table_rows
+from partsong.evals.reasoning.outcome import compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import pareto_svg
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, greedy
@@ -89,7 +89,8 @@ async def _main(config: Config) -> None:
         rows = table_rows(done)
         than = {}
         if text != "greedy":
-            than = {(one["task"], one["strategy"]): one for one in compared(done, to="single", seed=config.seed)}
+            gains = compare_strategies(done, to="single", seed=config.seed)
+            than = {(gain["task"], gain["strategy"]): gain for gain in gains}
         note = (
             f"{config.model}, float32, one thread, {config.problems} fresh problems of each kind, temperature 1 "
             f"(greedy: 0), at most {config.max_tokens} tokens an answer. Means per problem; intervals are Wilson's, "

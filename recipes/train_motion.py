@@ -55,12 +55,11 @@ from partsong.zoo.motion.training import (
     draw_noise,
     draw_nulls,
     inside_matrices,
-    muon_and_adam,
     window_length,
 )
 from partsong.zoo.motion.world import MovingScene, generator, layout
-from partsong.zoo.shapes_unet.stage import Stage, adam
-from partsong.zoo.training import World, mixed_precision
+from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
+from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
 #: Latents of a pool clip that are kept, and dropped before them: the first ones know that nothing came before.
@@ -105,11 +104,9 @@ class Config:
     guidance: float = 2.0
 
 
-def new_stage(
-    config: Config, world: World, name: str, module: nn.Module, optimizers: list[tuple[torch.optim.Optimizer, float]]
-) -> Stage:
+def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
     """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
-    return Stage(
+    return TrainingStage(
         world,
         Path(config.out) / f"{name}.pt",
         module,
@@ -229,7 +226,7 @@ def train_text(config: Config, world: World) -> None:
     new_stage(config, world, "text", module, [adam(list(module.parameters()), 2e-3)]).run(loss_of)
 
 
-def motion_stage(config: Config, world: World) -> Stage:
+def motion_stage(config: Config, world: World) -> TrainingStage:
     """The stage's state: fresh with the text encoder of stage 4, or resumed."""
     torch.manual_seed(config.seed)
     model = Animator(config.heads, config.depth)
@@ -255,7 +252,7 @@ def train_motion(config: Config, world: World) -> None:
     stage, pool = motion_stage(config, world), load_pool(config, world)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        length = window_length(max(stage.step / stage.steps, stage.spent / stage.minutes), rng)
+        length = window_length(stage.progress, rng)
         num = max(1, config.motion_tokens // length // world.size)
         clean, ids = pool.draw(rng, num, length, config.caption_dropout)
         sigma = draw_sigmas(num, rng).to(world.device)

@@ -1,4 +1,4 @@
-"""Which kernel computes an attention call.
+"""Decides which kernel computes an attention call.
 
 A backend is a row: a name, `supports(call) -> (ok, reason)` and a function. Rows are tried in order for the device of
 q, and the specification (`naive`) takes what is left. Native rows read segments, mask kinds and `init` themselves; the
@@ -42,7 +42,7 @@ ENV = "PARTSONG_ATTENTION"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """One attention kernel.
+    """Describes one attention kernel.
 
     Attributes:
         name: what users force it by.
@@ -100,14 +100,14 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
     """
     choice = choose(call)
     if choice is None:
-        return _in_parts(call)
+        return _compute_by_segment(call)
     row, form = choice
     result = row.run(form)
     return result if row.native or call.init is None else merge([call.init, result])
 
 
 def choose(call: Call) -> tuple[Backend, Call] | None:
-    """The backend for a call and the form it takes it in; None where the segments have to be computed apart."""
+    """Finds the backend for a call and the form it takes it in; None where segments have to be computed apart."""
     rows, forced = _candidates(call)
     in_parts = len(call.segments) > 1 and call.q.is_cuda
     plain = None
@@ -125,8 +125,8 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
     return None
 
 
-def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
-    """Segments computed apart, their bias added to their log-sum-exp, then merged.
+def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
+    """Computes segments apart, adds their bias to their log-sum-exp, and merges them.
 
     The fused CUDA operators take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32,
     and keys and values are read where they lie.
@@ -139,10 +139,10 @@ def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
-    """The rows to try, in order, and whether one was asked for by name."""
+    """Lists the rows to try, in order, and says whether one was asked for by name."""
     forced = _FORCED.get() or os.environ.get(ENV)
     if forced and forced != "auto":
-        return (_named(forced),), True
+        return (_find_backend(forced),), True
     rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))
     order = tuned("backends", call)
     if order:
@@ -164,7 +164,7 @@ def force_backend(name: str | None) -> Iterator[None]:
     """
     name = name or "auto"
     if name != "auto":
-        _named(name)
+        _find_backend(name)
     token = _FORCED.set(name)
     try:
         yield
@@ -173,11 +173,11 @@ def force_backend(name: str | None) -> Iterator[None]:
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """(name, usable on this machine, reason) of every backend, fastest first."""
+    """Lists (name, usable on this machine, reason) for every backend, fastest first."""
     return [(row.name, *row.usable()) for row in BACKENDS.values()]
 
 
-def _named(name: str) -> Backend:
+def _find_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ArgumentError(f"no attention backend is called {name!r}; choose auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]

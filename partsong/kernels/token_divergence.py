@@ -1,4 +1,4 @@
-"""How far a distribution over the vocabulary has moved, from hidden states alone."""
+"""Measures how far a distribution over the vocabulary has moved, from hidden states alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def token_divergence(
     softcap: float | None = None,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """KL(p || q) in nats of two distributions over the vocabulary, without storing either.
+    """Computes KL(p || q) in nats of two distributions over the vocabulary, without storing either.
 
     With logits a of p and b of q it is sum p (a - b) - lse(a) + lse(b), and each of the three is a running sum over
     tiles of the vocabulary.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partsong.knobs import Count
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["CfgParallel"]
@@ -30,4 +31,4 @@ class CfgParallel(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("cfg",)
 
-    degree: int | None = None
+    degree: Count | None = None

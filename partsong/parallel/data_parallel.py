@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partsong.knobs import Count
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["DataParallel"]
@@ -27,4 +28,4 @@ class DataParallel(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("data",)
 
-    degree: int | None = None
+    degree: Count | None = None

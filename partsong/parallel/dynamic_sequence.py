@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.tokens import TOKEN_AXES
+from partsong.knobs import Count
+from partsong.parallel.adapters import Adapter, places
+from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.ranks.collectives import all_to_all
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.strategy import Strategy
-from partsong.parallel.switched_blocks import SwitchedBlocks
 
-__all__ = ["DynamicSequence"]
+__all__ = ["DynamicSequence", "FRAMES", "SwitchedBlocks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +48,7 @@ class DynamicSequence(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose blocks are not told apart into spatial and temporal ones."""
@@ -64,3 +72,120 @@ class DynamicSequence(Strategy):
                 "give its ranks to DynamicSequence, CfgParallel or DataParallel"
             )
         return SwitchedBlocks(module, adapter, mesh)
+
+
+#: The stream of frames, beside that of the tokens in a frame.
+FRAMES = "frames"
+
+
+class SwitchedBlocks(SequenceParallel):
+    """Cuts frames around every spatial block of a model and tokens everywhere else.
+
+    A spatial block's hidden states are exchanged when it is entered and when it returns, so the model sees cut tokens
+    between its blocks, which is all that its own code needs to know. Before the first block everything is whole, and
+    the first cut costs nothing.
+
+    Args:
+        module: the transformer.
+        adapter: its row, resolved, with `factored` blocks.
+        mesh: the ranks.
+    """
+
+    def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> None:
+        super().__init__(module, adapter, mesh, ())
+        assert adapter.factored is not None
+        self.factored = adapter.factored
+        self._moves: list[tuple[str, int]] = []
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on the blocks and the one that puts the output together."""
+        modules = dict(self.module.named_modules())
+        for path, run in ((self.factored.spatial, self._run_spatial), (self.factored.temporal, self._run_temporal)):
+            for name in places(path, modules):
+                hooks.add(modules[name], AroundHook(run, inspect.signature(modules[name].forward)), "block")
+        self.attach_gather(hooks, modules)
+
+    def begin_forward(self, sample: Any) -> None:
+        """Forgets what the last call of the model cut and exchanged."""
+        super().begin_forward(sample)
+        self._moves.clear()
+
+    def _run_spatial(self, forward: Callable[..., Tensor], named: dict[str, Any]) -> Tensor:
+        whole = named["hidden_states"]
+        if self.sizes:
+            own = self._to_frames(whole)
+        else:
+            self._lay_out(*whole.shape[:2])
+            own = self._rows(whole, FRAMES)
+        named["hidden_states"] = own
+        named |= {name: self._rows(named[name], FRAMES) for name in self.factored.per_frame if _is_given(named, name)}
+        # A rank without a frame has nothing to compute; what it holds has the right shape already.
+        return self._to_tokens(forward(**named) if len(own) else own)
+
+    def _run_temporal(self, forward: Callable[..., Tensor], named: dict[str, Any]) -> Tensor:
+        self.shard_sizes((FRAMES, IMAGE))
+        named |= {name: self._rows(named[name], IMAGE) for name in self.factored.per_token if _is_given(named, name)}
+        return forward(**named)
+
+    def _lay_out(self, rows: int, tokens: int) -> None:
+        parts, name = self.axis.size, self.adapter.model
+        if rows % self.batch:
+            raise UnsupportedError(f"{name}: {rows} frames of {self.batch} samples; its layout has changed")
+        if tokens < parts:
+            raise UnsupportedError(
+                f"{name}: {tokens} tokens of a frame cannot be cut over {parts} ranks; use at most {tokens} ranks or a "
+                "larger picture"
+            )
+        self.sizes = {FRAMES: split_sizes(rows // self.batch, parts), IMAGE: split_sizes(tokens, parts)}
+
+    def _rows(self, tensor: Tensor, stream: str) -> Tensor:
+        """This rank's part of a first dimension that holds samples and, within each, a stream."""
+        sizes = self.sizes[stream]
+        if len(tensor) != self.batch * sum(sizes):
+            raise UnsupportedError(
+                f"{self.adapter.model}: {len(tensor)} rows of {self.batch} samples with {sum(sizes)} {stream} each; "
+                "its layout has changed"
+            )
+        start, size = offsets(sizes)[self.axis.index], sizes[self.axis.index]
+        return tensor.unflatten(0, (self.batch, sum(sizes))).narrow(1, start, size).flatten(0, 1)
+
+    def _to_tokens(self, hidden: Tensor) -> Tensor:
+        """All tokens of own frames, `[B * own F, L, C]`, for own tokens of all frames, `[B * F, own L, C]`."""
+        frames = self.sizes[FRAMES][self.axis.index]
+        cube = hidden.unflatten(0, (self.batch, frames)).transpose(0, 1)
+        return self._switch(cube, 2, IMAGE, FRAMES).transpose(0, 1).flatten(0, 1)
+
+    def _to_frames(self, hidden: Tensor) -> Tensor:
+        """The way back."""
+        frames = sum(self.sizes[FRAMES])
+        cube = hidden.unflatten(0, (self.batch, frames)).permute(2, 0, 1, 3)
+        return self._switch(cube, 2, FRAMES, IMAGE).permute(1, 2, 0, 3).flatten(0, 1)
+
+    def _switch(self, cube: Tensor, dim: int, cut: str, joined: str) -> Tensor:
+        """Cuts one stream, which lies along `dim`, and puts together another, along the first dimension.
+
+        Each peer's part lies in one piece in the result, so it arrives in place.
+        """
+        me, sizes = self.axis.index, self.sizes[joined]
+        parts = cube.split(list(self.sizes[cut]), dim=dim)
+        whole = cube.new_empty((sum(sizes), *parts[me].shape[1:]))
+        arriving = whole.split(list(sizes))
+        sends = [part if peer == me else part.contiguous() for peer, part in enumerate(parts)]
+        pending = all_to_all(self.axis, sends, arriving, name=f"dynamic sequence: {joined} together, {cut} apart")
+        arriving[me].copy_(parts[me])  # own part while the others' are under way
+        self._moves.append((cut, cube.shape[-1] * cube.element_size()))
+        pending.wait()
+        return whole
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Bytes the rank at `index` sends in one forward: at every switch what it has and does not keep."""
+        sizes = {stream: split_sizes(total, self.axis.size) for stream, total in tokens.items()}
+        frames, own_frames = tokens[FRAMES], sizes[FRAMES][index]
+        length, own_length = tokens[IMAGE], sizes[IMAGE][index]
+        leaving = {IMAGE: own_frames * (length - own_length), FRAMES: own_length * (frames - own_frames)}
+        moved = sum(batch * leaving[cut] * unit for cut, unit in self._moves)
+        return moved + self.predict_gather(batch, {IMAGE: sizes[IMAGE]}, index)
+
+
+def _is_given(named: dict[str, Any], name: str) -> bool:
+    return isinstance(named.get(name), torch.Tensor)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from partsong.parallel.adapters import ADAPTERS
 from partsong.parallel.strategy import Strategy
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
 
 __all__ = ["support_rows", "support_table"]
 
 _HEAD = """# Support
 
-Written from the code by `python -m tests.parallel.test_support`; `partsong list support` prints the same. A plan
+Written from the code by `python -m tests.tables`; `partsong list support` prints the same. A plan
 asks the same question before any work and raises the reason.
 
 *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes
@@ -28,7 +28,7 @@ def support_rows() -> list[dict[str, str]]:
     """A row per architecture: its family, its class, and for each strategy its class or ``refused``."""
     return [
         {"architecture": adapter.family, "model": adapter.model}
-        | {kind.__name__: "refused" if kind().refuses(adapter) else kind.kind for kind in _denoising()}
+        | {kind.__name__: "refused" if kind().refuses(adapter) else kind().kind for kind in _denoising()}
         for adapter in ADAPTERS.values()
     ]
 
@@ -51,7 +51,7 @@ def support_table() -> str:
 
 def _denoising() -> list[type[Strategy]]:
     """What works on the denoiser; the autoencoder of a family is another matter, told on `ParallelVae`'s page."""
-    return [kind for kind in STRATEGIES.values() if kind.denoises]
+    return [kind for kind in strategies().values() if kind.denoises]
 
 
 def _reasons() -> dict[tuple[str, str], str]:

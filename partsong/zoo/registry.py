@@ -9,13 +9,12 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import ArgumentError
+from partsong.model_folders import ZOO
 from partsong.zoo import lists, motion, products, shapes, sums
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-WEIGHTS = Path(__file__).parent / "weights"
 
 
 class TextPair(NamedTuple):
@@ -62,7 +61,7 @@ _ROWS = (
     ZooModel(
         name="shapes",
         kind="image",
-        folder=WEIGHTS / "shapes",
+        folder=ZOO / "shapes",
         description=(
             "Text to image, 64 x 64: one to three coloured shapes, their sizes, places and relations "
             '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 9 M parameters.'
@@ -77,7 +76,7 @@ _ROWS = (
     ZooModel(
         name="shapes-unet",
         kind="image",
-        folder=WEIGHTS / "shapes-unet",
+        folder=ZOO / "shapes-unet",
         description=(
             "The same scenes through a Stable Diffusion pipeline with a UNet of 5.8 M parameters; it draws what a "
             "caption names but rarely where the caption wants it."
@@ -90,7 +89,7 @@ _ROWS = (
     ZooModel(
         name="motion",
         kind="video",
-        folder=WEIGHTS / "motion",
+        folder=ZOO / "motion",
         description=(
             "Text to video, 32 x 32, 31 frames and more: one or two coloured shapes that move or bounce, slowly or "
             'quickly ("a red circle moves right"); a Wan pipeline of 5 M parameters.'
@@ -112,7 +111,7 @@ _ROWS = (
     ZooModel(
         name="motion-causal",
         kind="video",
-        folder=WEIGHTS / "motion-causal",
+        folder=ZOO / "motion-causal",
         description=(
             "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
             "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
@@ -134,7 +133,7 @@ _ROWS = (
     ZooModel(
         name="lists-mdlm",
         kind="text",
-        folder=WEIGHTS / "lists-mdlm",
+        folder=ZOO / "lists-mdlm",
         description=(
             "Masked diffusion language model of list operations, Latin squares and additions in words "
             '("sort : dog ant cat ="); a Llama of 1.3 M parameters whose tokens all see each other.'
@@ -147,7 +146,7 @@ _ROWS = (
     ZooModel(
         name="lists-ar",
         kind="text",
-        folder=WEIGHTS / "lists-ar",
+        folder=ZOO / "lists-ar",
         description="The causal twin of lists-mdlm: the same tasks, size and words, one token after the other.",
         license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 24}),
@@ -157,7 +156,7 @@ _ROWS = (
     ZooModel(
         name="sums",
         kind="text",
-        folder=WEIGHTS / "sums",
+        folder=ZOO / "sums",
         description=(
             "Sums and countdowns worked out in steps, from scratch or from earlier attempts "
             '("make 64 from 3 7 25 6"); a chat model, a causal Llama of 2 M parameters.'
@@ -170,7 +169,7 @@ _ROWS = (
     ZooModel(
         name="products",
         kind="text",
-        folder=WEIGHTS / "products",
+        folder=ZOO / "products",
         description=(
             'Multiplications worked out in threads that fork and join ("4729*386=?"); a chat model that writes the '
             "tags of Multiverse, a causal Llama of 0.9 M parameters."

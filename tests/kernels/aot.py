@@ -1,7 +1,8 @@
 """Compiles every Triton kernel for GPUs that are not here and reads the machine code: a script, started by the test.
 
 It needs the kernels undecorated by the interpreter, so it runs in a process of its own without TRITON_INTERPRET.
-Prints one JSON line per kernel and architecture.
+Prints one JSON line per kernel and architecture. With ``--full`` every use of a kernel is compiled for every
+architecture; without it the first use of each kernel is, and the others take the architectures in turn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +76,24 @@ def measured(variant: dict[str, Any], architecture: int, folder: Path) -> dict[s
     }
 
 
-def main(modules: list[str]) -> None:
+def cases(modules: list[str], full: bool) -> Iterator[tuple[dict[str, Any], int]]:
+    """Which use of a kernel to compile for which architecture."""
+    seen = set()
+    for name in modules or MODULES:
+        variants = [variant for variant in importlib.import_module(name).VARIANTS if variant.get("gate", True)]
+        for number, variant in enumerate(variants):
+            architectures = variant.get("architectures", ARCHITECTURES)
+            kind = name, variant["kernel"].__name__, variant.get("copy_engine", False)
+            one = architectures[number % len(architectures)]
+            yield from ((variant, target) for target in architectures if full or kind not in seen or target == one)
+            seen.add(kind)
+
+
+def main(*modules: str, full: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name in modules or MODULES:
-            for variant in importlib.import_module(name).VARIANTS:
-                if not variant.get("gate", True):
-                    continue
-                for architecture in variant.get("architectures", ARCHITECTURES):
-                    print(json.dumps(measured(variant, architecture, Path(folder))), flush=True)
+        for variant, architecture in cases(list(modules), full):
+            print(json.dumps(measured(variant, architecture, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*(word for word in sys.argv[1:] if word != "--full"), full="--full" in sys.argv)

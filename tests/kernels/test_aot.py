@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import covering
 from tests.kernels.aot import ARCHITECTURES, MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.aot"]
+    command = [sys.executable, "-m", "tests.kernels.aot", *["--full"] * covering.FULL]
     # One process per half of the modules: the compiler uses one core.
     halves = [subprocess.Popen([*command, *part], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
               for part in (MODULES[:2], MODULES[2:])]  # fmt: skip

@@ -68,16 +68,16 @@ def test_adapter(shape, width, masked) -> None:
     if masked:
         bias = torch.zeros(2, 1, 9, 21).masked_fill(torch.rand(2, 1, 9, 21) < 0.5, -math.inf)
         bias[0, 0, 3] = -math.inf
-    found = kernel.run(call_of(q, k, v, bias, width**-0.5))
-    assert difference(found, oracle(q, k, v, bias=bias)) <= TOLERANCE[torch.float32]
-    assert found[1].is_contiguous()
+    result = kernel.run(call_of(q, k, v, bias, width**-0.5))
+    assert difference(result, oracle(q, k, v, bias=bias)) <= TOLERANCE[torch.float32]
+    assert result[1].is_contiguous()
 
 
 def test_strided_and_unaligned_inputs_are_copied() -> None:
     kernel = dataclasses.replace(cuda.FLASH, call=stand_in("plain"))
     q, k, v = inputs(1, 2, 2, 9, 21, 16, dtype=torch.float16)
-    found = kernel.run(call_of(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25))
-    assert difference(found, oracle(q, k, v, scale=0.25)) <= TOLERANCE[torch.float16]
+    result = kernel.run(call_of(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25))
+    assert difference(result, oracle(q, k, v, scale=0.25)) <= TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

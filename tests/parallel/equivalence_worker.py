@@ -24,15 +24,15 @@ from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS, Adapter, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers import registry
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SIDES = (8, 6)
 STEPS = (900, 100)
-#: Strategies whose exchanges have tests of their own, in the shapes that matter to them.
-BRIEF = ("TokenRing", "TokenRing x Ulysses", "PartialPatch")
+#: What a case is made of: number of ranks, strategies, model, type and size.
+Case = tuple[int, str, str, str, int]
 
 
 def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
@@ -62,28 +62,27 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
     return cases
 
 
-def sizes(label: str, name: str, nproc: int) -> list[tuple[int, str]]:
-    """Sides and types to run a case in; rounding of two ranks is that of more, and of single strategies composed."""
-    if FAMILIES[name].brief and FAMILIES[name].video and label not in ("Ulysses", "Ring"):
-        every = [(SIDES[1], "float64")]
-    elif FAMILIES[name].brief or label in BRIEF:
-        every = [(SIDES[1], "float64"), (SIDES[0], "float32")]
-    else:
-        every = [(SIDES[0], "float64"), (SIDES[1], "float64"), (SIDES[1], "float32")]
-    return [(side, dtype) for side, dtype in every if dtype == "float64" or nproc == 2]
+def families(chosen: tuple[Strategy, ...]) -> list[str]:
+    """The families that none of the strategies refuses."""
+    return [name for name in FAMILIES if not any(strategy.refuses(_row(name)) for strategy in chosen)]
 
 
-def families(chosen: tuple[Strategy, ...], nproc: int) -> list[str]:
-    """The families to run on so many ranks that none of the strategies refuses."""
-    names = [name for name, family in FAMILIES.items() if nproc in family.ranks]
-    return [name for name in names if not any(strategy.refuses(_row(name)) for strategy in chosen)]
+def product(nproc: int) -> list[Case]:
+    """Every case on this number of ranks."""
+    return [
+        (nproc, label, name, dtype, side)
+        for label, chosen in strategies(nproc).items()
+        for name in families(chosen)
+        for dtype in DTYPES
+        for side in SIDES
+    ]
 
 
-def pairs() -> set[tuple[str, str]]:
+def compared() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
-    names = {kind: name for name, kind in STRATEGIES.items()}
+    names = {kind: name for name, kind in registry.strategies().items()}
     single = [chosen for chosen in strategies(2).values() if len(chosen) == 1]
-    return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen, 2)}
+    return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen)}
 
 
 @functools.cache
@@ -122,14 +121,14 @@ def _case(name: str, side: int, dtype: torch.dtype, chosen: tuple[Strategy, ...]
     }
 
 
-def run(nproc: int, video: bool) -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """All cases of pictures or of videos on the ranks of this process."""
+def run(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
+    """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
     results = {}
     for label, chosen in strategies(nproc).items():
         with Mesh(**mesh_for(chosen, nproc)) as mesh:
             mesh.axis(*mesh.degrees)  # asked for first, all axes together must not lend their name to a single one
-            for name in (name for name in families(chosen, nproc) if FAMILIES[name].video == video):
-                for side, dtype in sizes(label, name, nproc):
-                    results[label, name, side, dtype] = _case(name, side, DTYPES[dtype], chosen, mesh)
+            for case in (case for case in cases if case[1] == label):
+                _, _, name, dtype, side = case
+                results[case] = _case(name, side, DTYPES[dtype], chosen, mesh)
     return results

@@ -136,9 +136,8 @@ def _flux_inputs(side: int, batch: int) -> dict[str, Any]:
 class Family:
     """How to make a tiny model and its inputs; `side` is the latent's side, odd multiples of 2 give odd tokens.
 
-    `timestep` names the argument and `unit` is what a scheduler's timestep is divided by before it is passed on. A
-    `brief` family runs one size per type, on these `ranks`; in a `ragged` one the samples of a batch have texts of
-    several lengths. Those of a `video` have several frames.
+    `timestep` names the argument and `unit` is what a scheduler's timestep is divided by before it is passed on. In a
+    `ragged` family the samples of a batch have texts of several lengths. Those of a `video` have several frames.
     """
 
     name: str
@@ -146,10 +145,8 @@ class Family:
     inputs: Callable[[int, int], dict[str, Any]]
     timestep: str = "timestep"
     unit: int = 1
-    brief: bool = False
     ragged: bool = False
     video: bool = False
-    ranks: tuple[int, ...] = (1, 2, 3, 4)
 
     def model(self, side: int, dtype: torch.dtype) -> Any:
         """The model with seeded random weights everywhere, also where the class starts with zeros."""
@@ -179,8 +176,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-#: Where a model that is here already is called in another way.
-_FEW = (2, 3)
 FAMILIES = {
     family.name: family
     for family in (
@@ -190,39 +185,33 @@ FAMILIES = {
         Family("SD3", _sd3, _sd3_inputs),
         Family("Flux", _flux, _flux_inputs, unit=1000),
         Family("Wan", video.wan, video.wan_inputs, video=True),
-        Family("Flux2", more.flux2, more.flux2_inputs, unit=1000, brief=True),
-        Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000, brief=True),
-        Family("Sana", more.sana, more.sana_inputs, brief=True),
-        Family("HunyuanDiT", more.hunyuan_dit, more.hunyuan_dit_inputs, brief=True),
-        Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, brief=True, ragged=True),
-        Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000, brief=True),
-        Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, brief=True, ragged=True),
-        Family("Wan, times per token", video.wan, video.wan_tokens_inputs, brief=True, video=True, ranks=_FEW),
-        Family("SkyReels-V2", video.skyreels, video.wan_inputs, brief=True, video=True),
-        Family(
-            "SkyReels-V2 forcing", video.skyreels, video.skyreels_forcing_inputs, brief=True, video=True, ranks=_FEW
-        ),
-        Family("LTX-Video", video.ltx, video.ltx_inputs, brief=True, video=True),
-        Family("LTX-Video, times per token", video.ltx, video.ltx_tokens_inputs, brief=True, video=True, ranks=_FEW),
-        Family("CogVideoX", video.cogvideox, video.cogvideox_inputs, brief=True, video=True),
+        Family("Flux2", more.flux2, more.flux2_inputs, unit=1000),
+        Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000),
+        Family("Sana", more.sana, more.sana_inputs),
+        Family("HunyuanDiT", more.hunyuan_dit, more.hunyuan_dit_inputs),
+        Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, ragged=True),
+        Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000),
+        Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, ragged=True),
+        Family("Wan, times per token", video.wan, video.wan_tokens_inputs, video=True),
+        Family("SkyReels-V2", video.skyreels, video.wan_inputs, video=True),
+        Family("SkyReels-V2 forcing", video.skyreels, video.skyreels_forcing_inputs, video=True),
+        Family("LTX-Video", video.ltx, video.ltx_inputs, video=True),
+        Family("LTX-Video, times per token", video.ltx, video.ltx_tokens_inputs, video=True),
+        Family("CogVideoX", video.cogvideox, video.cogvideox_inputs, video=True),
         Family(
             "CogVideoX rotary",
             video.cogvideox_rotary,
             video.cogvideox_rotary_inputs,
-            brief=True,
             video=True,
-            ranks=_FEW,
         ),
-        Family("HunyuanVideo", video.hunyuan_video, video.hunyuan_video_inputs, brief=True, video=True),
+        Family("HunyuanVideo", video.hunyuan_video, video.hunyuan_video_inputs, video=True),
         Family(
             "HunyuanVideo first frame",
             video.hunyuan_video_first_frame,
             video.hunyuan_video_inputs,
-            brief=True,
             video=True,
-            ranks=_FEW,
         ),
-        Family("Mochi", video.mochi, video.mochi_inputs, brief=True, ragged=True, video=True),
-        Family("Latte", video.latte, video.wan_inputs, brief=True, video=True),
+        Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
+        Family("Latte", video.latte, video.wan_inputs, video=True),
     )
 }

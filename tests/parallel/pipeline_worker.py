@@ -18,6 +18,9 @@ from tests.parallel.pipelines import PIPES, STEPS, Pipe
 from tests.parallel.ranks import error, gathered
 
 ODD, EVEN = (48, 80), (64, 64)
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+#: What a case is made of: number of ranks, strategies, pipeline and type. Each draws pictures of both sizes.
+Key = tuple[int, str, str, str]
 
 
 def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
@@ -84,19 +87,14 @@ def _forwards(pipe: Any) -> bool:
     return any("forward" in vars(child) for child in pipe.transformer.modules())
 
 
-def names(nproc: int) -> tuple[str, ...]:
-    """The pipelines to run; three ranks, the odd one out, get one of each kind."""
-    return ("SD3", "Flux", "PixArt") if nproc == 3 else tuple(PIPES)
-
-
-def matrix(nproc: int) -> dict[tuple[str, ...], dict[str, Any]]:
+def matrix(nproc: int, keys: list[Key]) -> dict[Key, dict[str, Any]]:
+    """These cases, which are all on the ranks of this process."""
     results = {}
     for label, chosen in strategies(nproc).items():
         with Mesh(**mesh_for(chosen, nproc)) as mesh:
-            for name in names(nproc):
+            for key in (key for key in keys if key[1] == label):
                 batch = 3 if label == "DataParallel" else 1
-                results[label, name, "float64"] = case(PIPES[name], batch, torch.float64, chosen, mesh)
-            results[label, "SD3", "float32"] = case(PIPES["SD3"], 1, torch.float32, chosen, mesh)
+                results[key] = case(PIPES[key[2]], batch, DTYPES[key[3]], chosen, mesh)
     return results
 
 

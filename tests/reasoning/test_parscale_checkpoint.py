@@ -226,7 +226,7 @@ def broken(folder: Path, how: str) -> Path:
         ("no file", "no .*model.safetensors"),
         ("half a file", "no whole safetensors file"),
         ("outside", "hold their weights"),
-        ("no json", "no JSON"),
+        ("no json", "config.json cannot be read"),
         ("no streams", "no parscale_n"),
         ("no config", "no .*config.json"),
     ],

@@ -384,7 +384,7 @@ def test_fifty_problems_survive_the_death_of_an_engine(ray: Any) -> None:
                 kill(engine, 0)
 
         try:
-            return await evaluate(problems, strategies, engine, told=note, **given), told
+            return await evaluate(problems, strategies, engine, on_outcome=note, **given), told
         finally:
             await engine.close()
 

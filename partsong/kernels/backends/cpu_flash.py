@@ -1,6 +1,6 @@
-"""The tiled CPU kernel of PyTorch, which returns the log-sum-exp that `F.scaled_dot_product_attention` throws away.
+"""Calls the tiled CPU kernel of PyTorch for the log-sum-exp that `F.scaled_dot_product_attention` throws away.
 
-Its traps, each measured on torch 2.13, and who keeps them out:
+It has these traps, each measured on torch 2.13, and this is who keeps them out:
 
 - an empty batch, head, query or key dim ends the process with SIGFPE: `attention` answers those itself;
 - other batch sizes for k and v than for q read out of bounds without an error: refused by `check_qkv`;
@@ -48,7 +48,7 @@ def supports(call: Call) -> tuple[bool, str]:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     assert _OP is not None
     q, k, v, bias, scale = call.q, call.k, call.v, call.bias, call.scale
     if q.stride(3) != 1:

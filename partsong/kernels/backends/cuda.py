@@ -1,8 +1,8 @@
-"""The fused CUDA kernels of PyTorch, each brought to the contract of `attention`.
+"""Brings the fused CUDA kernels of PyTorch to the contract of `attention`.
 
-What they disagree on is settled here: cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
-kernel pads its length, fully masked rows hold different values, head sizes must be multiples of 8, and a bias must
-have q's dtype and aligned rows. A float bias is therefore rounded to q's dtype (`segments` is not: see `attend`).
+This file settles what they disagree on. cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
+kernel pads its length, and fully masked rows hold different values. Head sizes must be multiples of 8, and a bias must
+have q's dtype and aligned rows. So a float bias is rounded to q's dtype; that of a segment is not (see `dispatch`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaKernel:
-    """One aten operator with its limits.
+    """Describes one aten operator with its limits.
 
     Attributes:
         name: backend name.
@@ -81,14 +81,14 @@ class CudaKernel:
         return True, f"aten::{self.operator}"
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Attention of a plain call that is not empty."""
+        """Computes attention for a plain call that is not empty."""
         q, k, v, bias = call.q, call.k, call.v, call.bias
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        q_in, k_in, v_in = (padded(x) for x in (q, k, v))
+        q_in, k_in, v_in = (align_rows(x) for x in (q, k, v))
         out, lse = self.call(
-            q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
+            q_in, k_in, v_in, None if bias is None else _align_bias(bias, q, k), call.mask is not None, call.scale
         )
         return normalise(out[..., :width], lse, q.shape[2], bias)
 
@@ -119,7 +119,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
 
     Args:
         out: `[B, Hq, Lq, D]`.
-        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding behind the real rows).
+        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding after the real rows).
         num_queries: Lq.
         bias: the additive mask the kernel was given, four dims, or None.
     """
@@ -134,7 +134,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
     return out, lse.contiguous()
 
 
-def padded(x: Tensor) -> Tensor:
+def align_rows(x: Tensor) -> Tensor:
     """Gives x a contiguous last dim of a multiple of 8 and 16-byte aligned rows; without a copy if it has them."""
     extra = -x.shape[3] % 8
     if extra:
@@ -144,7 +144,7 @@ def padded(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
-def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Expands bias to `[B, Hq, Lq, Lk]` in q's dtype, its rows a multiple of 16 elements apart in memory."""
     batch, heads, rows, _ = bias.shape
     keys = k.shape[2]

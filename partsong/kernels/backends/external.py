@@ -1,4 +1,4 @@
-"""What kernels of packages that may not be installed have in common: half precision, no bias, no gradient."""
+"""Holds what kernels of optional packages have in common: half precision, no bias, no gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 def refusal(call: Call, max_head_size: int) -> str:
-    """Why a plain call cannot be computed by such a kernel, or "" if it can.
+    """Says why such a kernel cannot compute a plain call, or "" if it can.
 
     Args:
         call: a plain call that is not empty.
@@ -35,6 +35,6 @@ def refusal(call: Call, max_head_size: int) -> str:
 
 
 def rows_first(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as `[B, L, H, D]` with aligned rows and D a multiple of 8; views where they have that already."""
-    q, k, v = (cuda.padded(x).transpose(1, 2) for x in (call.q, call.k, call.v))
+    """Returns q, k, v as `[B, L, H, D]` with aligned rows and D a multiple of 8; views if they have that already."""
+    q, k, v = (cuda.align_rows(x).transpose(1, 2) for x in (call.q, call.k, call.v))
     return q, k, v

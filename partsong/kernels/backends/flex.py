@@ -1,6 +1,7 @@
-"""PyTorch's flex_attention: mask kinds become a rule per element and a list of tiles, no mask is written out.
+"""Calls PyTorch's flex_attention: mask kinds become a rule per element and a list of tiles, no mask is written out.
 
-Compiled on CUDA. On the CPU it runs uncompiled, a check of the same rules: compiled there, it returns no log-sum-exp.
+It is compiled on CUDA. On the CPU it runs uncompiled, as a check of the same rules: compiled there, it returns no
+log-sum-exp.
 
 Every mask kind is one or both of two comparisons of integers, so that few graphs are compiled and none of them holds
 an offset, a block size or an id:
@@ -73,16 +74,16 @@ def _has_triton() -> bool:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of any call that is not empty: each segment where it lies, then the merge."""
+    """Computes attention for any call that is not empty: each segment where it lies, then the merge."""
     parts = [] if call.init is None else [call.init]
     for segment, part in zip(call.segments, call.by_segment(), strict=True):
-        out, lse = _one(part)
+        out, lse = _attend_segment(part)
         parts.append((out, lse + segment.bias if segment.bias else lse))
     return merge(parts)
 
 
-def _one(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a call with one segment that has no bias of its own."""
+def _attend_segment(call: Call) -> tuple[Tensor, Tensor]:
+    """Computes attention for a call with one segment that has no bias of its own."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     # On the CPU it refuses tensors that require a gradient even where none is asked for, so they are detached.
@@ -92,7 +93,7 @@ def _one(call: Call) -> tuple[Tensor, Tensor]:
             q,
             k,
             v,
-            score_mod=None if call.bias is None else _addition(call.bias.detach()),
+            score_mod=None if call.bias is None else _bias_as_score_mod(call.bias.detach()),
             block_mask=None if call.mask is None else _block_mask(call.mask, call.segments[0], q),
             scale=call.scale,
             enable_gqa=q.shape[1] != k.shape[1],
@@ -113,8 +114,8 @@ def _function(device: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, **options)
 
 
-def _addition(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The bias as a change of each score; where a dim has size 1, every index reads its only entry."""
+def _bias_as_score_mod(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Turns the bias into a change of each score; where a dim has size 1, every index reads its only entry."""
     in_batch, in_head, in_query, in_key = (int(size > 1) for size in bias.shape)
 
     def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def _addition(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Tests:
-    """The comparisons a mask kind comes down to.
+    """Holds the comparisons a mask kind comes down to.
 
     Attributes:
         order: (query `[1, Lq]`, key `[1, Lk]`) or None.
@@ -136,7 +137,7 @@ class _Tests:
     interval: tuple[Tensor, Tensor, Tensor] | None = None
 
     def rule(self) -> Rule:
-        """The tests as flex_attention's ``mask_mod``: whether query i of sample b sees key j."""
+        """Returns the tests as flex_attention's ``mask_mod``: whether query i of sample b sees key j."""
         rules = []
         if self.order is not None:
             rules.append(_order(*(numbers[0] for numbers in self.order)))
@@ -145,7 +146,7 @@ class _Tests:
         return rules[0] if len(rules) == 1 else _both(*rules)
 
     def tiles(self) -> tuple[Tensor, Tensor]:
-        """Which tiles may hold a visible key, and which hold no other; bool `[B or 1, tiles of queries, of keys]`."""
+        """Finds the tiles that may hold a visible key, and those that hold no other: bool `[B or 1, queries, keys]`."""
         some, every = [], []
         if self.order is not None:
             (low_query, high_query), (low_key, high_key) = (_bounds(numbers) for numbers in self.order)
@@ -179,7 +180,7 @@ def _both(one: Rule, other: Rule) -> Rule:
 
 
 def _bounds(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest number of each tile, `[..., L]` to `[..., tiles]`; the last tile repeats its last number."""
+    """Returns the least and largest number of each tile, `[..., L]` to `[..., tiles]`; the last number is repeated."""
     length = numbers.shape[-1]
     where = torch.arange(-(-length // TILE) * TILE, device=numbers.device).clamp(max=length - 1)
     low, high = torch.aminmax(numbers[..., where].unflatten(-1, (-1, TILE)), dim=-1)
@@ -203,14 +204,14 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
             order = _positions(mask.offset, position, q.shape[2], segment.length, q.device)
     else:
         interval = (_rows(mask.query, q), _rows(mask.enter, q), _rows(mask.leave, q))
-    return _listed(_Tests(order, interval), q.shape[2], segment.length)
+    return _build_block_mask(_Tests(order, interval), q.shape[2], segment.length)
 
 
 @functools.lru_cache(maxsize=8)
 def _by_position(
     mask: Causal | BlockCausal, position: int, num_queries: int, num_keys: int, device: torch.device
 ) -> Any:
-    """The block mask of a kind that is all numbers, kept for the other layers of a model.
+    """Builds the block mask of a kind that is all numbers, and keeps it for the other layers of a model.
 
     Masks with ids are worked out anew: their tensors may have changed in place.
     """
@@ -218,7 +219,7 @@ def _by_position(
         order = _positions(mask.offset, position, num_queries, num_keys, device)
         if isinstance(mask, BlockCausal):
             order = (order[0] // mask.block, order[1] // mask.block)
-        return _listed(_Tests(order), num_queries, num_keys)
+        return _build_block_mask(_Tests(order), num_queries, num_keys)
 
 
 def _positions(
@@ -232,8 +233,8 @@ def _rows(ids: Tensor, q: Tensor) -> Tensor:
     return torch.atleast_2d(ids).to(q.device, torch.int64)
 
 
-def _listed(tests: _Tests, num_queries: int, num_keys: int) -> Any:
-    """The block mask: per tile of queries its tiles of keys, those to be tested and those visible as a whole."""
+def _build_block_mask(tests: _Tests, num_queries: int, num_keys: int) -> Any:
+    """Builds the block mask: for each tile of queries, the tiles of keys to test and those visible as a whole."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some, every = (tiles[:, None] for tiles in tests.tiles())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,12 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.kernels import Segment, attention, merge
 from partsong.parallel.clip.keys import ClipLayout, KeySet
-from partsong.parallel.exchange.ring import unpack_keys_values, write_keys_values
+from partsong.parallel.exchange.key_blocks import unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import split_sizes
 
-if TYPE_CHECKING:
-    from partsong.parallel.clip.strategy import ClipParallel
-
-__all__ = ["FrameAttention", "Shared"]
+__all__ = ["Emphasis", "FrameAttention", "Shared"]
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -46,17 +43,39 @@ class Shared:
     mask: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Emphasis:
+    """Says what is added to the logits of frames.
+
+    Attributes:
+        near: to those within the window, at timesteps below `since`.
+        far: to the sampled ones, at the others.
+        since: a timestep, on the scale the model is called with.
+    """
+
+    near: float = 0.0
+    far: float = 0.0
+    since: float = 0.0
+
+    def at(self, timestep: float) -> tuple[float, float]:
+        """Returns what is added at a timestep to frames within the window, and to sampled ones."""
+        return (0.0, self.far) if timestep >= self.since else (self.near, 0.0)
+
+
 class FrameAttention:
     """Attention between frames that lie on several ranks, or on one.
 
     Args:
         axis: the ranks, in the order of the video.
-        strategy: whose knobs say which frames see which.
         model: class name of the model, for messages.
+        window: frames to each side that are seen by themselves; None is all of them.
+        stride: length of a block of the others; None leaves them out.
+        emphasis: what is added to the logits, and when.
     """
 
-    def __init__(self, axis: Axis, strategy: ClipParallel, model: str) -> None:
-        self.axis, self.strategy, self.model = axis, strategy, model
+    def __init__(self, axis: Axis, model: str, window: int | None, stride: int | None, emphasis: Emphasis) -> None:
+        self.axis, self.window, self.stride, self.model = axis, window, stride, model
+        self._emphasis = emphasis
         self.layout = self._layout(axis.size)
         self.batch = 1
         self.emphasis = (0.0, 0.0)
@@ -66,7 +85,7 @@ class FrameAttention:
         self._frame_bytes = self._gathered_bytes = 0
 
     def _layout(self, frames: int) -> ClipLayout:
-        keys = KeySet(frames, self.strategy.window, self.strategy.stride)
+        keys = KeySet(frames, self.window, self.stride)
         return ClipLayout(keys, split_sizes(frames, self.axis.size))
 
     @property
@@ -98,12 +117,11 @@ class FrameAttention:
 
     def note_time(self, timestep: Any) -> None:
         """Takes note of the timestep of a call, which decides what is emphasised."""
-        near, far = self.strategy.local_emphasis, self.strategy.global_emphasis
-        if not near and not far:
+        if not (self._emphasis.near or self._emphasis.far):
             return  # reading it would make a GPU wait
         times = torch.as_tensor(timestep)
         now = 0.0 if times.is_meta else float(times.max())  # frames that are given have a timestep of nothing
-        self.emphasis = (0.0, far) if now >= self.strategy.emphasis_from else (near, 0.0)
+        self.emphasis = self._emphasis.at(now)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, unit: int, scale: float | None, shared: Shared | None = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,27 +25,25 @@ from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, map_sample
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
-
-if TYPE_CHECKING:
-    from partsong.parallel.clip.strategy import ClipParallel
+from partsong.parallel.strategy import Cut
 
 __all__ = ["ClipFrames"]
 
 
-class ClipFrames:
+class ClipFrames(Cut):
     """Cuts the frames of a model whose temporal modules are named in its row.
 
     Args:
         module: the denoiser; its sample is `[B, C, F, H, W]`.
         adapter: its row.
         axis: the ranks, in the order of the video.
-        strategy: whose knobs count.
+        attention: of the frames to those they see.
     """
 
-    def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis, strategy: ClipParallel) -> None:
+    def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis, attention: FrameAttention) -> None:
         assert adapter.frames is not None
         self.module, self.adapter, self.axis, self.frames = module, adapter, axis, adapter.frames
-        self.attention = FrameAttention(axis, strategy, adapter.model)
+        self.attention = attention
         self.borders = SyncBorders(axis)
         self._mixing: dict[str, nn.Module] = {}
         self._reach = 1
@@ -60,9 +58,8 @@ class ClipFrames:
         """Frames of each rank."""
         return {"frames": self.attention.layout.sizes}
 
-    @property
-    def whole(self) -> str:
-        """What is cut, in words."""
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
         return f"{self.attention.layout.keys.frames} frames"
 
     def attach(self, hooks: HookSet) -> None:
@@ -126,9 +123,6 @@ class ClipFrames:
         self.attention.begin(frames, len(sample), self._reach)
         self._border_bytes.clear()
         self._shared_bytes.clear()
-
-    def abandon(self) -> None:
-        """Nothing is ever under way."""
 
     def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """One call of the model with this rank's frames."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
+from partsong.knobs import Count, Number, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import JOINT, TEXT
+from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.clip.attention import Emphasis, FrameAttention
 from partsong.parallel.clip.frames import ClipFrames
 from partsong.parallel.clip.tokens import ClipTokens
-from partsong.parallel.cuts.tokens import TOKEN_AXES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["ClipParallel"]
+
+_Emphasis = Annotated[float, Number(0.0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,25 +56,12 @@ class ClipParallel(Strategy):
     axes: ClassVar[tuple[str, ...]] = ("clip",)
     kind: ClassVar[Kind] = "approximate"
 
-    degree: int | None = None
-    window: int | None = 8
-    stride: int | None = None
-    local_emphasis: float = 0.0
-    global_emphasis: float = 0.0
-    emphasis_from: float = 800.0
-
-    def validate(self) -> None:
-        """Refuses windows below 0, strides below 1, and emphasis that is no number of at least 0."""
-        super(ClipParallel, self).validate()
-        for name, least, nothing in (("window", 0, "all frames"), ("stride", 1, "no others")):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ArgumentError(f"ClipParallel: {name}={value!r}; use {least} or more, or None for {nothing}")
-        for name in ("local_emphasis", "global_emphasis", "emphasis_from"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise ArgumentError(f"ClipParallel: {name}={value!r}; use a finite number of 0 or more")
+    degree: Count | None = None
+    window: Annotated[int, Whole(0)] | None = 8
+    stride: Count | None = None
+    local_emphasis: _Emphasis = 0.0
+    global_emphasis: _Emphasis = 0.0
+    emphasis_from: _Emphasis = 800.0
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models without frames, and those whose frames cannot be told from the text."""
@@ -107,6 +97,8 @@ class ClipParallel(Strategy):
                 "combine it with CfgParallel and DataParallel"
             )
         assert adapter.frames is not None
+        emphasis = Emphasis(self.local_emphasis, self.global_emphasis, self.emphasis_from)
+        attention = FrameAttention(axis, adapter.model, self.window, self.stride, emphasis)
         if adapter.frames.mixers:
-            return ClipFrames(module, adapter, axis, self)
-        return ClipTokens(module, adapter, mesh, self)
+            return ClipFrames(module, adapter, axis, attention)
+        return ClipTokens(module, adapter, mesh, attention)

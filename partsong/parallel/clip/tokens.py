@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import IMAGE, TEXT
+from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.clip.attention import FrameAttention, Shared
 from partsong.parallel.cuts.linear_attention import TokenSums
-from partsong.parallel.cuts.tokens import AttentionCall, SequenceParallel
+from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook
 from partsong.parallel.ranks.mesh import Mesh
-
-if TYPE_CHECKING:
-    from partsong.parallel.clip.strategy import ClipParallel
 
 __all__ = ["ClipTokens", "token_frames"]
 
@@ -34,18 +32,17 @@ class ClipTokens(SequenceParallel):
         module: the transformer.
         adapter: its row, resolved.
         mesh: the ranks.
-        strategy: whose knobs count.
+        attention: of the frames to those they see.
     """
 
-    def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, strategy: ClipParallel) -> None:
+    def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, attention: FrameAttention) -> None:
         super().__init__(module, adapter, mesh, ())
         self.axis = mesh.axis("clip")
         self.sums = TokenSums(self.axis, adapter)
-        self.attention = FrameAttention(self.axis, strategy, adapter.model)
+        self.attention = attention
 
-    @property
-    def whole(self) -> str:
-        """What is cut, in words."""
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
         return f"{self.attention.layout.keys.frames} frames of {self._unit} tokens"
 
     def attach(self, hooks: HookSet) -> None:

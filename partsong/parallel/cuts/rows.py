@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Stage, attend_through
 from partsong.parallel.cuts.linear_attention import TokenSumHook, sum_over_ranks
 from partsong.parallel.cuts.row_blocks import (
     border_rows,
@@ -29,11 +30,10 @@ from partsong.parallel.cuts.row_blocks import (
     is_low_rank,
     level_change,
 )
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, Stage, attend_through
-from partsong.parallel.exchange.borders import Borders
 from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.strategy import Borders
 
 __all__ = ["RowLevels", "RowSplit", "halved"]
 

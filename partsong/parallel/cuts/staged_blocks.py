@@ -12,7 +12,7 @@ import contextvars
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,21 @@ from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample,
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["PartLayout", "StagedBlocks"]
+__all__ = ["Layers", "PartLayout", "StagedBlocks"]
+
+
+class _StageSizes:
+    """Bounds how blocks are dealt out over stages: a positive integer for each."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(type(count) is int and count > 0 for count in value)
+
+    def __str__(self) -> str:
+        return "the blocks of each stage, such as (14, 14)"
+
+
+#: Blocks of each stage.
+Layers = Annotated[tuple[int, ...], _StageSizes()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +119,10 @@ class StagedBlocks(SequenceParallel):
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
         self._reached, self._learning = 0, False
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
+        return f"{super().describe(tokens)} in patches, and the blocks,"
 
     @property
     def is_last(self) -> bool:

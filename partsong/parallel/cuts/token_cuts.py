@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.cuts.unpadded_tokens import PresentTokens
+from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.strategy import Cut
 
 __all__ = ["TokenCuts", "totals"]
 
 
-class TokenCuts:
+class TokenCuts(Cut):
     """Cuts what a row names along its tokens, in a contiguous run for each rank.
 
     Args:
@@ -39,7 +40,7 @@ class TokenCuts:
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis) -> None:
         self.module, self.adapter, self.axis = module, adapter, axis
         self.sizes: dict[str, tuple[int, ...]] = {}
-        self.batch, self.present = 1, PresentTokens()
+        self.batch, self.present = 1, UnpaddedTokens()
         self._unit = 1
 
     def attach_cuts(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:

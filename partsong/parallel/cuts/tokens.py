@@ -1,156 +1,27 @@
 """Tokens sharded over ranks: what is cut where, and the attention that puts it together again.
 
 Each rank holds a contiguous run of every token stream (image, text). Projections, norms and feed-forward layers see
-local tokens only; self-attention goes through a chain of stages, one per mesh axis, outermost call first: `Ulysses`
-swaps tokens for heads, then `Ring` or `DisplacedPatch` brings the keys and values, then one kernel computes. Keys
-may arrive in any token order: attention does not depend on it once positions are in the keys.
+local tokens only; self-attention goes through the chain of stages in `attention_call`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
-from partsong.kernels import attention
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import TOKEN_AXES, AttentionCall, AttentionShape, Runs, Stage, attend_through
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.hooks.model_hooks import Attend, AttentionHook, HookSet, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
-from partsong.parallel.ranks.mesh import Axis, Mesh
+from partsong.parallel.ranks.mesh import Mesh
 
-__all__ = [
-    "TOKEN_AXES",
-    "AttentionCall",
-    "AttentionShape",
-    "Runs",
-    "SequenceParallel",
-    "Stage",
-    "abandon_stages",
-    "attend_locally",
-    "attend_through",
-    "merged_runs",
-    "shard_runs",
-]
-
-#: Mesh axes over which tokens are cut, outermost first.
-TOKEN_AXES = ("patch", "ring", "ulysses")
-
-#: The tokens of one shard: runs of one stream each, (stream, tokens), in order.
-Runs = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """One self-attention of one rank.
-
-    Attributes:
-        layer: index of the attention module in its model.
-        q: queries `[B, Hq, L, D]` of the tokens this rank holds.
-        k: their keys `[B, Hkv, L, D]`.
-        v: their values.
-        sizes: token count of every shard still apart, in order.
-        index: which of them this rank holds.
-        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
-        scale: logit scale; None is ``D ** -0.5``.
-        wave: which part of the layer's heads this is, where a stage deals them out.
-        runs: what the tokens of every shard are; empty where all are one run of image tokens.
-    """
-
-    layer: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    sizes: tuple[int, ...]
-    index: int
-    masks: tuple[Tensor, ...] | None = None
-    scale: float | None = None
-    wave: int = 0
-    runs: tuple[Runs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    itemsize: int
-    sizes: tuple[int, ...]
-    index: int
-    step: int = 0
-    is_last: bool = False
-    layer: int = 0
-    runs: tuple[Runs, ...] = ()
-
-
-def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
-    """What the tokens of every shard are.
-
-    Example:
-        >>> shard_runs(AttentionShape(1, 1, 1, 8, 4, sizes=(3, 2), index=0))
-        ((('image', 3),), (('image', 2),))
-    """
-    return of.runs or tuple(((IMAGE, size),) for size in of.sizes)
-
-
-def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
-    """The runs of shards put together `size` by `size`, in order."""
-    return tuple(sum(runs[start : start + size], ()) for start in range(0, len(runs), size))
-
-
-class Stage(Protocol):
-    """One link of the attention chain."""
-
-    axis: Axis
-
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
-        """Attention of the call's queries to all keys; `inner` does the rest of the work."""
-        ...
-
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in one attention, and the shape that `inner` sees."""
-        ...
-
-
-def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
-    """Attention through a chain of stages, outermost first, which ends at the keys at hand."""
-    if not stages:
-        return attend_locally(call)
-    return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
-
-
-def abandon_stages(stages: Sequence[Stage]) -> None:
-    """Drops the messages of a chain that are under way; most stages wait for theirs and keep none."""
-    for stage in stages:
-        drop = getattr(stage, "abandon", None)
-        if drop is not None:
-            drop()
-
-
-def attend_locally(call: AttentionCall) -> Tensor:
-    """The end of the chain: attention to the keys at hand."""
-    mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
-    return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
-
-
-def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """`kernels.attention` with a mask that is boolean or additive."""
-    if mask is None:
-        return attention(q, k, v, scale=scale)
-    if mask.dtype == torch.bool:
-        return attention(q, k, v, mask=mask, scale=scale)
-    return attention(q, k, v, bias=mask, scale=scale)
+__all__ = ["SequenceParallel", "head_counts"]
 
 
 class SequenceParallel(TokenCuts):
@@ -206,7 +77,8 @@ class SequenceParallel(TokenCuts):
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
-        abandon_stages(self.stages)
+        for stage in self.stages:
+            stage.abandon()
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
         # Frames may be folded into the first dimension, so its length is no number of samples.

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
-from partsong.parallel.cuts.tokens import TOKEN_AXES, Stage, abandon_stages
-from partsong.parallel.exchange.borders import Borders
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.strategy import Borders, Cut
 
 __all__ = ["RowParallel"]
 
 
-class RowParallel:
+class RowParallel(Cut):
     """Cuts a UNet's rows over the token axes of a mesh.
 
     Args:
@@ -67,7 +67,8 @@ class RowParallel:
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         self.borders.abandon()
-        abandon_stages(self.stages)
+        for stage in self.stages:
+            stage.abandon()
 
     def _cut_inputs(self, named: dict[str, Any]) -> None:
         if "ip_adapter_masks" in (named.get("cross_attention_kwargs") or {}):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,55 +18,15 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import all_gather, exchange
 from partsong.parallel.ranks.mailbox import Letter, Mailbox
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.strategy import Borders, Ghosts, Statistics
 
-__all__ = ["Borders", "DisplacedBorders", "SyncBorders"]
+__all__ = ["DisplacedBorders", "SyncBorders"]
 
 #: Layers whose border rows or statistics travel in one message.
 LAYERS_PER_MESSAGE = 16
 
-Ghosts = tuple[Tensor | None, Tensor | None]
-Statistics = tuple[Tensor, Tensor]
 
-
-class Borders(Protocol):
-    """How ranks that hold neighbouring rows of an image come to know of each other's."""
-
-    axis: Axis
-
-    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
-        """The rows right above and right below this rank's, `[B, C, p, W]`; None at the image's edge.
-
-        Args:
-            layer: number of the layer in its model.
-            first: own first rows, which the rank before needs; None where the layer reads nothing below its rows.
-            last: own last rows, which the rank after needs; None where the layer reads nothing above.
-        """
-        ...
-
-    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
-        """Mean and biased variance `[B, G]` of the whole image out of this rank's.
-
-        Args:
-            layer: number of the layer in its model.
-            own: mean and variance of this rank's rows.
-            counts: rows of each rank.
-        """
-        ...
-
-    def sends(self, step: int, is_last: bool) -> bool:
-        """Whether border rows are sent in a step."""
-        ...
-
-    def sends_statistics(self, step: int, is_last: bool) -> bool:
-        """Whether statistics are sent in a step."""
-        ...
-
-    def abandon(self) -> None:
-        """Forgets messages under way without waiting, after an error."""
-        ...
-
-
-class SyncBorders:
+class SyncBorders(Borders):
     """Fresh values, waited for."""
 
     def __init__(self, axis: Axis) -> None:
@@ -145,7 +104,7 @@ class _Branch:
     own: dict[int, Tensor] = field(default_factory=dict)
 
 
-class DisplacedBorders:
+class DisplacedBorders(Borders):
     """Values of the step before, or forecasts from the last two, while the fresh ones travel.
 
     With ``order=0`` a group norm's statistics are corrected as DistriFusion does, by the change of the own ones

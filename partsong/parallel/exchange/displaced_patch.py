@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, shard_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
-from partsong.parallel.exchange.ring import unpack_keys_values
+from partsong.parallel.exchange.key_blocks import unpack_keys_values
 from partsong.parallel.exchange.slots import Slots, View, num_rows, view_of, visible
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["DisplacedPatch", "DisplacedStage", "attend_to"]
+__all__ = ["DisplacedPatch", "DisplacedStage", "WarmUp", "attend_to"]
+
+#: First steps that wait for fresh values.
+WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,23 +52,10 @@ class DisplacedPatch(Strategy):
     kind: ClassVar[Kind] = "approximate"
     reads_last_step: ClassVar[bool] = True
 
-    degree: int | None = None
-    warmup_steps: int = 2
-    order: int = 1
-    norms: str = "fresh"
-
-    def validate(self) -> None:
-        """Refuses a warm-up of less than one step and orders other than 0 and 1."""
-        super(DisplacedPatch, self).validate()
-        name = type(self).__name__
-        if isinstance(self.warmup_steps, bool) or not isinstance(self.warmup_steps, int) or self.warmup_steps < 1:
-            raise ArgumentError(
-                f"{name}: warmup_steps={self.warmup_steps!r}; use 1 or more, the first step has nothing old to read"
-            )
-        if isinstance(self.order, bool) or self.order not in (0, 1):
-            raise ArgumentError(f"{name}: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
-        if self.norms not in ("forecast", "fresh"):
-            raise ArgumentError(f"{name}: norms={self.norms!r}; use 'forecast' or 'fresh'")
+    degree: Count | None = None
+    warmup_steps: WarmUp = 2
+    order: Literal[0, 1] = 1
+    norms: Literal["fresh", "forecast"] = "fresh"
 
     def stale(self) -> str:
         """What is old, and how it is read."""
@@ -87,7 +77,7 @@ class DisplacedPatch(Strategy):
         return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
 
 
-class DisplacedStage:
+class DisplacedStage(Stage):
     """Attends to own fresh and others' forecast keys, and sends the fresh ones for the next step."""
 
     def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
@@ -109,7 +99,7 @@ class DisplacedStage:
         """How far this rank sees, in patches: everything."""
         return math.inf
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attention of the local queries to all slots; `inner` computes it."""
         key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
         slots = self._slots.get(key)
@@ -122,11 +112,11 @@ class DisplacedStage:
             return self.run_warmup(call, slots, inner)
         return self.run_displaced(call, slots, inner)
 
-    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to the fresh keys of everybody."""
         return attend_to(slots.gather(call), view_of(slots.runs, self.axis.index, math.inf), call, inner)
 
-    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to own fresh keys and to those of the others that are known."""
         rows = slots.forecast(call, self.clock.step_ratio if self.order else None)
         if not self.clock.is_last_step:
@@ -144,7 +134,7 @@ class DisplacedStage:
         return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
 
 
-def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Any) -> Tensor:
+def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Inner) -> Tensor:
     """Attention of a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
     k, v = unpack_keys_values(rows)
     pieces = [(index, stream, part) for index, shard in enumerate(view) for stream, part in shard]

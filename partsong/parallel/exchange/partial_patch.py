@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
-from partsong.parallel.cuts.tokens import AttentionCall
+from partsong.knobs import AboveZero, Number
+from partsong.parallel.attention_call import AttentionCall, Inner
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, attend_to
 from partsong.parallel.exchange.slots import Slots, select, view_of
 from partsong.parallel.hooks.clock import StepClock
@@ -55,16 +55,8 @@ class PartialPatch(DisplacedPatch):
         'approximate'
     """
 
-    portion: float | str = 0.3
-    error_budget: float = 0.05
-
-    def validate(self) -> None:
-        """Refuses portions and budgets that mean nothing."""
-        super(PartialPatch, self).validate()
-        if self.portion != "auto" and not (_is_number(self.portion) and float(self.portion) > 0.0):
-            raise ArgumentError(f"PartialPatch: portion={self.portion!r}; use a number above 0, in patches, or 'auto'")
-        if not (_is_number(self.error_budget) and 0.0 <= self.error_budget < math.inf):
-            raise ArgumentError(f"PartialPatch: error_budget={self.error_budget!r}; use a number of at least 0")
+    portion: AboveZero | Literal["auto"] = 0.3
+    error_budget: Annotated[float, Number(0.0)] = 0.05
 
     def stale(self) -> str:
         """What is old, how it is read, and how much of it."""
@@ -73,13 +65,15 @@ class PartialPatch(DisplacedPatch):
             far = f"as far as each layer needs for an error of {self.error_budget}"
         return f"{super(PartialPatch, self).stale()}, and seen {far}"
 
+    def unpredictable(self) -> str | None:
+        """Portions that layers choose for themselves depend on what they compute."""
+        if self.portion != "auto":
+            return None
+        return 'portion="auto" depends on what the layers compute; give a number'
+
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """The attention stages this strategy adds to a plan."""
         return [PartialStage(mesh.axis("patch"), clock, self, mesh.axis(*AXES))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class PartialStage(DisplacedStage):
@@ -111,7 +105,7 @@ class PartialStage(DisplacedStage):
         """Bytes this rank has sent in this generation to agree on portions."""
         return 8 * len(self.portions) * len(self.candidates) * (self.everyone.size - 1)
 
-    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to the fresh keys of everybody; in the last such step also to portions of them."""
         out = super().run_warmup(call, slots, inner)
         is_asked = self._fixed is None and not self.portions
@@ -119,7 +113,7 @@ class PartialStage(DisplacedStage):
             self._measure(call, slots, out, inner)
         return out
 
-    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
+    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attention to own fresh keys and to those of the others that are known and near."""
         if self._fixed is None and not self.portions:
             self._choose()
@@ -127,7 +121,7 @@ class PartialStage(DisplacedStage):
             slots.narrow(self.portion(call.layer))
         return super().run_displaced(call, slots, inner)
 
-    def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Any) -> None:
+    def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Inner) -> None:
         errors = []
         norm = full.float().norm().clamp_min(torch.finfo(torch.float32).tiny)
         for portion in self.candidates:

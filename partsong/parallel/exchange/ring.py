@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from partsong.kernels import attention
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape
+from partsong.knobs import Count
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
+from partsong.parallel.exchange.key_blocks import pack_keys_values, unpack_keys_values
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -37,20 +39,20 @@ class Ring(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """The attention stages this strategy adds to a plan."""
         return [RingStage(mesh.axis("ring"))]
 
 
-class RingStage:
+class RingStage(Stage):
     """Attends to one key/value block after the other as they come around."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attention of the local queries to the blocks of all ranks; `inner` is not needed."""
         k, v, total, pending = call.k, call.v, None, None
         block = pack_keys_values(call.k, call.v)
@@ -84,23 +86,3 @@ def _attend(
     out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
     # In half precision every turn would round the total once more.
     return out.to(lse.dtype), lse
-
-
-def pack_keys_values(k: Tensor, v: Tensor) -> Tensor:
-    """`[L, B, 2, H, D]` in one piece of memory, tokens first, so blocks of several ranks can lie end to end."""
-    batch, heads, length, dim = k.shape
-    block = k.new_empty((length, batch, 2, heads, dim))
-    write_keys_values(block, k, v)
-    return block
-
-
-def write_keys_values(block: Tensor, k: Tensor, v: Tensor) -> None:
-    """Writes keys and values `[B, H, L, D]` into a block `[L, B, 2, H, D]`."""
-    block[:, :, 0] = k.permute(2, 0, 1, 3)
-    block[:, :, 1] = v.permute(2, 0, 1, 3)
-
-
-def unpack_keys_values(block: Tensor) -> tuple[Tensor, Tensor]:
-    """Views `[B, H, L, D]` of the keys and values in a block."""
-    k, v = block.permute(2, 1, 3, 0, 4)
-    return k, v

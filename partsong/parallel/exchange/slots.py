@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from partsong.parallel.adapters.row import IMAGE
-from partsong.parallel.cuts.tokens import AttentionCall, Runs
-from partsong.parallel.exchange.ring import write_keys_values
+from partsong.parallel.attention_call import AttentionCall, Runs
+from partsong.parallel.exchange.key_blocks import write_keys_values
 from partsong.parallel.ranks.collectives import Pending, all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets

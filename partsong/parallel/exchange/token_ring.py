@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from partsong.kernels import merge
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, masked_attention
+from partsong.knobs import Count
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, masked_attention
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -42,20 +43,20 @@ class TokenRing(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[TokenRingStage]:
         """The attention stages this strategy adds to a plan."""
         return [TokenRingStage(mesh.axis("ring"))]
 
 
-class TokenRingStage:
+class TokenRingStage(Stage):
     """Answers one block of queries after the other from the keys and values at hand."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attention of the local queries to the keys of all ranks; `inner` is not needed."""
         # Tokens before heads: that is how queries lie in memory already, so sending them copies nothing.
         block = call.q.transpose(1, 2).contiguous()

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, merged_runs
+from partsong.knobs import Count
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, merged_runs
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, all_to_all
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -43,14 +43,8 @@ class Ulysses(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
-    degree: int | None = None
-    waves: int = 2
-
-    def validate(self) -> None:
-        """Refuses less than one wave."""
-        super(Ulysses, self).validate()
-        if isinstance(self.waves, bool) or not isinstance(self.waves, int) or self.waves < 1:
-            raise ArgumentError(f"Ulysses: waves={self.waves!r}; use 1 or more")
+    degree: Count | None = None
+    waves: Count = 2
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[UlyssesStage]:
         """The attention stages this strategy adds to a plan."""
@@ -95,13 +89,13 @@ def in_waves(share: _Share, group: int, waves: int) -> list[_Share]:
     return runs
 
 
-class UlyssesStage:
+class UlyssesStage(Stage):
     """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other."""
 
     def __init__(self, axis: Axis, waves: int = 2) -> None:
         self.axis, self.waves = axis, waves
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attention over all tokens of this axis' group for this rank's heads."""
         (batch, heads, length, dim), kv_heads = call.q.shape, call.k.shape[1]
         group = heads // kv_heads

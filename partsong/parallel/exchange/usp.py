@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from partsong.parallel.cuts.tokens import Stage
+from partsong.knobs import Count
+from partsong.parallel.attention_call import Stage
 from partsong.parallel.exchange.ring import RingStage
 from partsong.parallel.exchange.ulysses import UlyssesStage
 from partsong.parallel.hooks.clock import StepClock
@@ -33,8 +34,8 @@ class Usp(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")
 
-    ulysses_degree: int | None = None
-    ring_degree: int | None = None
+    ulysses_degree: Count | None = None
+    ring_degree: Count | None = None
 
     def wanted(self) -> dict[str, int | None]:
         """The two degrees."""

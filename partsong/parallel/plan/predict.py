@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
-from partsong.parallel.plan.explain import AGREED_STEPS, Explanation
+from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan
+from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES, Axis, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
 
@@ -61,21 +62,23 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
 
     Example:
         >>> from diffusers import DiTTransformer2DModel
-        >>> from partsong.parallel import SyncPatch
+        >>> from partsong import SyncPatch
         >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
         ...     sample_size=8, num_embeds_ada_norm=10)
         >>> latents, labels = torch.zeros(1, 4, 8, 8), torch.zeros(1, dtype=torch.long)
-        >>> said = predict(model, SyncPatch(), ranks=2, hidden_states=latents, timestep=labels, class_labels=labels)
-        >>> len(said.bytes_per_step)
+        >>> inputs = {"hidden_states": latents, "timestep": labels, "class_labels": labels}
+        >>> explanation = predict(model, SyncPatch(), ranks=2, **inputs)
+        >>> len(explanation.bytes_per_step)
         2
     """
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
-    if any(getattr(strategy, "portion", None) == "auto" for strategy in strategies):
-        raise UnsupportedError('portion="auto" depends on what the layers compute; give predict() a number')
+    for strategy in strategies:
+        if (reason := strategy.unpredictable()) is not None:
+            raise UnsupportedError(f"predict(): {reason}")
     mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks)
     # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
-    steady = max(AGREED_STEPS, *(getattr(strategy, "warmup_steps", 0) for strategy in strategies))
+    steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
     steps = 2 * steady + 2
     # Not the state dict: it leaves out tables that a model computes for itself.
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())

@@ -19,7 +19,7 @@ from partsong.parallel.cuts.row_blocks import (
 )
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
 from partsong.parallel.exchange.borders import SyncBorders
-from partsong.parallel.exchange.sync_patch import GatherStage
+from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE, check_alike

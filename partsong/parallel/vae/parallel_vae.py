@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.ranks.mesh import AXES
+from partsong.knobs import Count, Whole
+from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 from partsong.parallel.vae.autoencoder import AutoencoderParallel, Half, RowHalf, two_halves
 from partsong.parallel.vae.tiles import TileHalf
 
-if TYPE_CHECKING:
-    from partsong.parallel.ranks.mesh import Mesh
-
 __all__ = ["ParallelVae"]
-
-
-class _ByTile:
-    """The class of a `ParallelVae`: exact, unless it makes tiles."""
-
-    def __get__(self, strategy: ParallelVae | None, owner: type) -> Kind:
-        return "exact" if strategy is None or strategy.tile is None else "approximate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +43,19 @@ class ParallelVae(Strategy):
         ('exact', 'approximate')
     """
 
-    # A plan asks an instance, tables ask the class: what it is without knobs.
-    kind: ClassVar[Kind] = cast(Kind, _ByTile())
     denoises: ClassVar[bool] = False
 
-    tile: int | None = None
-    overlap: int | None = None
+    tile: Count | None = None
+    overlap: Annotated[int, Whole(0)] | None = None
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Says that it is exact, unless it makes tiles."""
+        return "exact" if self.tile is None else "approximate"
 
     def validate(self) -> None:
-        """Refuses tiles without rows, overlaps of more than half a tile, and an overlap without tiles."""
-        for name, least in (("tile", 1), ("overlap", 0)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ArgumentError(f"ParallelVae: {name}={value!r}; use {least} or more, or leave it out")
+        """Refuses overlaps of more than half a tile, and an overlap without tiles."""
+        super(ParallelVae, self).validate()
         if self.overlap is not None and (self.tile is None or 2 * self.overlap > self.tile):
             most = "none without a tile" if self.tile is None else f"at most {self.tile // 2}, half a tile"
             raise ArgumentError(f"ParallelVae: overlap={self.overlap}, tile={self.tile}; use {most}")

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.model_folders import model_folder, read_settings
 from partsong.reasoning.parscale.weights import FAMILIES, StreamWeights
 
 __all__ = ["LoadedStreams", "load_model", "load_streams", "save"]
@@ -47,7 +48,7 @@ def load_model(
     """Loads backbone and streams: `ParScale(*flat)` with `flat = (loaded.model, *loaded.weights)` attaches them.
 
     Args:
-        folder: of the published layout, with safetensors.
+        folder: of the published layout, with safetensors; or its hub id.
         dtype: of the weights; None is the checkpoint's own.
         device: None is the CPU.
 
@@ -57,13 +58,14 @@ def load_model(
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentTypeError(f"weights have a floating dtype, found {dtype}")
-    settings, family = _settings(Path(folder))
-    with _Tensors(Path(folder)) as read:
+    folder = model_folder(folder)
+    settings, family = _settings(folder)
+    with _Tensors(folder) as read:
         state = {name: read(name) for name in read.names}
     rest = {name: value for name, value in state.items() if not _is_stream(name)}
     kinds = {value.dtype for value in rest.values()}
     own = kinds.pop() if len(kinds) == 1 else torch.float32
-    model: Any = _backbone(AutoConfig.for_model(family, **settings), rest, dtype or own, Path(folder))
+    model: Any = _backbone(AutoConfig.for_model(family, **settings), rest, dtype or own, folder)
     model = model.eval().to(device or "cpu")
     if settings[_NUM] == 1:
         return LoadedStreams(model, ())
@@ -74,18 +76,20 @@ def load_streams(folder: str | Path, model: PreTrainedModel) -> StreamWeights:
     """Loads the streams only, for a backbone that is loaded already: several folders can share one.
 
     Args:
-        folder: of the published layout; its backbone's tensors, if it has them, are not read but for the last norm.
+        folder: of the published layout, or its hub id. Of its backbone's tensors, if it has them, only the last norm is
+            read.
         model: the backbone the streams were trained on.
 
     Raises:
         ArgumentError: no such folder, one of one stream, of other sizes, or of another backbone.
     """
-    settings, family = _settings(Path(folder))
+    folder = model_folder(folder)
+    settings, family = _settings(folder)
     if settings[_NUM] == 1:
         raise ArgumentError(f"{folder} is of one stream, the base model, and has no weights of streams")
     if family != model.config.model_type:
         raise ArgumentError(f"{folder} has streams for {family!r}, the model is {model.config.model_type!r}")
-    with _Tensors(Path(folder)) as read:
+    with _Tensors(folder) as read:
         state = {name: read(name) for name in read.names if _is_stream(name)}
         norm = "model.norm.weight"
         if norm in read.names:
@@ -140,20 +144,14 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], str]:
     """The configuration without what names code, and the backbone's family."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ArgumentError(f"no {path}: give a folder of a ParScale model")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArgumentError(f"{path} is no JSON: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get(_NUM), int):
-        raise ArgumentError(f"{path} has no {_NUM}: the folder is not of a ParScale model")
+    settings = read_settings(folder)
+    if not isinstance(settings.get(_NUM), int):
+        raise ArgumentError(f"{folder}/config.json has no {_NUM}: the folder is not of a ParScale model")
     for name in ("auto_map", "architectures", "transformers_version"):
         settings.pop(name, None)
     family = str(settings.pop("model_type", "")).removesuffix(_SUFFIX)
     if family not in FAMILIES:
-        raise ArgumentError(f"{path} is of type {family!r}; ParScale runs {', '.join(FAMILIES)}")
+        raise ArgumentError(f"{folder}/config.json is of type {family!r}; ParScale runs {', '.join(FAMILIES)}")
     return settings, family
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 
 __all__ = ["FAMILIES", "StreamWeights", "aggregate", "check_model", "smooth"]
 

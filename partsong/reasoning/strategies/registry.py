@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from partsong.errors import ArgumentError
 from partsong.knobs import check_knobs, read_knobs, type_hints
+from partsong.plugins import Registry
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
@@ -37,33 +37,43 @@ __all__ = ["STRATEGIES", "Thinking", "knobs_of", "parse_thinking"]
 
 Strategy = Callable[..., Coroutine[Any, Any, Answer]]
 
-#: All strategies by the names command lines use.
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        strategy.__name__.replace("_", "-"): strategy
-        for strategy in (
-            single,
-            self_consistency,
-            adaptive_consistency,
-            best_of_n,
-            short_m,
-            deepconf,
-            deepprune,
-            sequential_refinement,
-            pdr,
-            rsa,
-            particle_filtering,
-            particle_gibbs,
-            beam_search,
-            dvts,
-            compute_optimal,
-            plan_search,
-            edit_test_select,
-            decompose,
-            skeleton_of_thought,
-            fork_join,
-        )
-    }
+
+def _read(thing: Any) -> Strategy:
+    """Reads what a plug-in offers: an asynchronous function ``strategy(run, question, *, extract, ...)``."""
+    if not inspect.iscoroutinefunction(thing):
+        raise TypeError(f"{thing!r} is no asynchronous function")
+    if not {"run", "question", "extract"} <= set(inspect.signature(thing).parameters):
+        raise TypeError(f"{thing.__name__} does not take run, question and extract")
+    return thing
+
+
+#: All strategies by the names command lines use; those of plug-ins last.
+STRATEGIES: Mapping[str, Strategy] = Registry(
+    "partsong.thinking",
+    (
+        single,
+        self_consistency,
+        adaptive_consistency,
+        best_of_n,
+        short_m,
+        deepconf,
+        deepprune,
+        sequential_refinement,
+        pdr,
+        rsa,
+        particle_filtering,
+        particle_gibbs,
+        beam_search,
+        dvts,
+        compute_optimal,
+        plan_search,
+        edit_test_select,
+        decompose,
+        skeleton_of_thought,
+        fork_join,
+    ),
+    name=lambda strategy: strategy.__name__.replace("_", "-"),
+    read=_read,
 )
 
 
@@ -121,7 +131,7 @@ def parse_thinking(text: str) -> Thinking:
 def knobs_of(name: str) -> dict[str, Any]:
     """Returns the types of the knobs of a strategy that text can set, by name."""
     hints = type_hints(STRATEGIES[name])
-    kinds = {knob: _text_type(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
+    kinds = {knob: _text_type(hints.get(knob)) for knob in inspect.signature(STRATEGIES[name]).parameters}
     return {knob: kind for knob, kind in kinds.items() if kind is not None and knob != "question"}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.staged_blocks import Layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -50,36 +52,25 @@ class DualParallel(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("pipe",)
     kind: ClassVar[Kind] = "approximate"
-    loop: ClassVar[str | None] = "dual_parallel"
+    has_loop: ClassVar[bool] = True
     loops_alone: ClassVar[bool] = True
 
-    degree: int | None = None
-    block_frames: int = 8
-    context: int = 8
-    admit_every: int = 1
-    previous: str = "cached"
-    noise: str = "pool"
-    layers: tuple[int, ...] | None = None
+    degree: Count | None = None
+    block_frames: Count = 8
+    context: Annotated[int, Whole(0)] = 8
+    admit_every: Count = 1
+    previous: Literal["cached", "recomputed"] = "cached"
+    noise: Literal["pool", "independent"] = "pool"
+    layers: Layers | None = None
 
     def validate(self) -> None:
-        """Refuses counts below one, a context longer than a block, and a number of stages other than the degree."""
+        """Refuses a context longer than a block, and a number of stages other than the degree."""
         super(DualParallel, self).validate()
-        for name, value, least in (
-            ("block_frames", self.block_frames, 1),
-            ("context", self.context, 0),
-            ("admit_every", self.admit_every, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ArgumentError(f"DualParallel: {name}={value!r}; use {least} or more")
         if self.context > self.block_frames:
             raise ArgumentError(
                 f"DualParallel: context={self.context} frames of a neighbour with block_frames={self.block_frames}; "
                 "use at most a block"
             )
-        if self.previous not in ("cached", "recomputed"):
-            raise ArgumentError(f"DualParallel: previous={self.previous!r}; use 'cached' or 'recomputed'")
-        if self.noise not in ("pool", "independent"):
-            raise ArgumentError(f"DualParallel: noise={self.noise!r}; use 'pool' or 'independent'")
         if self.layers is not None and self.degree is not None and len(self.layers) != self.degree:
             raise ArgumentError(
                 f"DualParallel: layers={self.layers} names {len(self.layers)} stages, not {self.degree}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
-from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.long_video.frame_rotary import FrameRotary
 
-__all__ = ["FrameContext", "KeysAround", "StagedFrames"]
+__all__ = ["FrameContext", "FrameLoop", "KeysAround", "StagedFrames"]
 
 #: Keys and values `[B, H, L, D]` of other frames, and how many frames later they lie than their own count says.
 KeysAround = Sequence[tuple[Tensor, Tensor, int]]
 
 
 class FrameContext(Protocol):
-    """What the frames at work see beside themselves, and what is kept of them for others."""
+    """Describes what the frames at work see beside themselves, and what is kept of them for others."""
 
     def read(self, layer: int) -> KeysAround:
         """Keys and values of the frames around, for one attention of the model."""
@@ -35,8 +35,26 @@ class FrameContext(Protocol):
         ...
 
 
+class FrameLoop(Protocol):
+    """Describes the sampling loop that a rank's blocks are part of.
+
+    Attributes:
+        keys: what the frames at work see of others.
+    """
+
+    keys: FrameContext
+
+    def sends(self, step: int, index: int) -> int:
+        """Returns the bytes the rank at `index` of the pipeline sends in a step, as the loop counts steps."""
+        ...
+
+    def kept(self) -> str | None:
+        """Says what is kept of other frames on this rank; None where the strategy leaves no choice."""
+        ...
+
+
 class StagedFrames(StagedBlocks):
-    """The blocks of one rank; between calls, `context` says which frames are seen.
+    """Runs the blocks of one rank inside a loop, which says which frames are seen.
 
     Args:
         module: the transformer.
@@ -56,12 +74,9 @@ class StagedFrames(StagedBlocks):
             raise UnsupportedError(f"{adapter.model}: text and video share one attention; use Ulysses or ClipParallel")
         self.rotary = FrameRotary(module)
         super().__init__(module, adapter, mesh, layers)
-        self.context: FrameContext | None = None
-        #: Bytes that a rank of the pipeline sends in a step; the loop says so, which knows what a step is.
-        self.sends: Callable[[int, int], int] | None = None
-        #: What is kept of other frames on this rank, in words; the loop says so too.
-        self.keeps: Callable[[], str] | None = None
-        #: Bytes that each stage sends in one call for so many frames.
+        #: The loop at work, or the last one, which `Plan.explain` may be asked about.
+        self.loop: FrameLoop | None = None
+        #: Bytes that each stage sends in one call, by its number of frames.
         self.sent: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -80,14 +95,18 @@ class StagedFrames(StagedBlocks):
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
-        assert self.sends is not None
-        return self.sends(step[0], index)
+        assert self.loop is not None
+        return self.loop.sends(step[0], index)
+
+    def kept(self) -> str | None:
+        """Says what the loop keeps of other frames on this rank."""
+        return None if self.loop is None else self.loop.kept()
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the frames at work to themselves and to those around."""
-        assert self.context is not None
-        around = self.context.read(call.layer)
-        self.context.keep(call.layer, call.k, call.v)
+        assert self.loop is not None
+        around = self.loop.keys.read(call.layer)
+        self.loop.keys.keep(call.layer, call.k, call.v)
         if not around:
             return attend_locally(replace(call, masks=None))
         k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
+from partsong.knobs import Count, Number, Share
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
-from partsong.parallel.plan.explain import PATCHES
 from partsong.parallel.ranks.collectives import Pending, all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
-from partsong.parallel.strategy import Kind, Strategy
+from partsong.parallel.strategy import Cut, Kind, Strategy
 from partsong.parallel.vae.tiles import blend_weights
 
 __all__ = ["PatchGrid", "GuidedPatches", "StructureGuidance", "grid_for"]
 
 MODELS = ("UNet2DConditionModel", "SD3Transformer2DModel")
-MASKS, GUIDES = ("none", "attention"), ("sample", "prediction")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,35 +57,17 @@ class StructureGuidance(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
     kind: ClassVar[Kind] = "approximate"
-    loop: ClassVar[str | None] = "structure_guidance"
+    has_loop: ClassVar[bool] = True
     loops_alone: ClassVar[bool] = True
 
-    degree: int | None = None
-    training_size: int | None = None
-    overlap: float = 0.25
-    weight: float = 1.0
-    until: float = 0.3
-    power: float = 0.0
-    mask: str = "none"
-    guide: str = "sample"
-
-    def validate(self) -> None:
-        """Refuses shares and weights outside 0 to 1, and unknown words."""
-        super(StructureGuidance, self).validate()
-        size = self.training_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ArgumentError(f"StructureGuidance: training_size={size!r}; give a side in pixels, or leave it out")
-        most = {"overlap": 1.0, "weight": 1.0, "until": 1.0, "power": math.inf}
-        for name, limit in most.items():
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            below = name in ("overlap", "until")
-            if not number or not 0 <= value <= limit or (below and value == 1):
-                legal = "0 or more" if name == "power" else "from 0 up to, but not, 1" if below else "from 0 to 1"
-                raise ArgumentError(f"StructureGuidance: {name}={value!r}; use a number {legal}")
-        for name, words in {"mask": MASKS, "guide": GUIDES}.items():
-            if getattr(self, name) not in words:
-                raise ArgumentError(f"StructureGuidance: {name}={getattr(self, name)!r}; use {' or '.join(words)}")
+    degree: Count | None = None
+    training_size: Count | None = None
+    overlap: Annotated[float, Number(0.0, 1.0, below=True)] = 0.25
+    weight: Share = 1.0
+    until: Annotated[float, Number(0.0, 1.0, below=True)] = 0.3
+    power: Annotated[float, Number(0.0)] = 0.0
+    mask: Literal["none", "attention"] = "none"
+    guide: Literal["sample", "prediction"] = "sample"
 
     def weight_at(self, noise: float) -> float:
         """The guide's weight where that share of the model's input is noise."""
@@ -103,9 +84,9 @@ class StructureGuidance(Strategy):
             return None
         return "it is known for Stable Diffusion, XL and 3 only; use SyncPatch, DisplacedPatch or Ulysses"
 
-    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Any:
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> GuidedPatches:
         """Who computes which patch."""
-        return GuidedPatches(mesh.axis("patch"), self)
+        return GuidedPatches(mesh.axis("patch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +168,7 @@ def _ramps(starts: Sequence[int], size: int) -> list[Tensor]:
     return [blend_weights(size, before, after) for before, after in zip([0, *shared], [*shared, 0], strict=True)]
 
 
-class GuidedPatches:
+class GuidedPatches(Cut):
     """Who computes which patch and the small picture, and how the results reach the others.
 
     Patches are dealt out one by one, and the small picture after the last of them: it falls to a rank that has one
@@ -195,11 +176,10 @@ class GuidedPatches:
 
     Args:
         axis: the ranks.
-        strategy: whose knobs count.
     """
 
-    def __init__(self, axis: Axis, strategy: StructureGuidance) -> None:
-        self.axis, self.strategy = axis, strategy
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
         self.grid = PatchGrid(1, (1, 1), (0,), (0,))
         self.weights: tuple[float, ...] = ()
         self._patch_bytes = self._small_bytes = 0
@@ -207,16 +187,17 @@ class GuidedPatches:
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """What each rank holds."""
-        return {PATCHES: tuple(len(self._numbers(rank)) for rank in range(self.axis.size))}
+        return {"patches": tuple(len(self._numbers(rank)) for rank in range(self.axis.size))}
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
+        return " and ".join(f"{total} {stream}" for stream, total in tokens.items())
 
     def attach(self, hooks: HookSet) -> None:
         """Nothing inside the model changes: a patch is a picture to it."""
 
     def begin_forward(self, latents: Any) -> None:
         """Nothing is cut inside the model."""
-
-    def abandon(self) -> None:
-        """Nothing is under way here: the sampler moves the patches."""
 
     def lay_out(self, grid: PatchGrid, weights: Sequence[float]) -> None:
         """Begins a generation, in which the guide has a weight in every step."""
@@ -266,11 +247,11 @@ class GuidedPatches:
         return exchange(self.axis, sends, recvs, name="small picture")
 
     def predict(
-        self, batch: int, tokens: dict[str, int], itemsize: int, place: int, when: tuple[int, bool] = (0, False)
+        self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool] = (0, False)
     ) -> int:
         """Bytes a rank sends in a step."""
-        small = self._small_bytes if place == self._owner and self.needs_small(when[0]) else 0
-        return (len(self._numbers(place)) * self._patch_bytes + small) * (self.axis.size - 1)
+        small = self._small_bytes if index == self._owner and self.needs_small(step[0]) else 0
+        return (len(self._numbers(index)) * self._patch_bytes + small) * (self.axis.size - 1)
 
     @property
     def _owner(self) -> int:

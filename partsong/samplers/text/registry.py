@@ -1,4 +1,4 @@
-"""Rules and caches by name, for command lines and reports."""
+"""Finds rules and caches by name, for command lines and reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CACHES = {
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads ``NAME[:key=value,...]``.
+    """Reads a rule from ``NAME[:key=value,...]``.
 
     Raises:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
@@ -50,7 +50,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def parse_cache(text: str) -> TextCache:
-    """Reads ``NAME[:key=value,...]``.
+    """Reads a cache from ``NAME[:key=value,...]``.
 
     Raises:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.

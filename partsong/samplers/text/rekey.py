@@ -1,4 +1,4 @@
-"""What a public checkpoint's tensors are called, and where each belongs in a stock transformers module.
+"""Says where each tensor of a public checkpoint belongs in a stock transformers module.
 
 A family's loader reads the configuration, refuses what the stock module does not compute, and writes a `Rekeying`:
 the stock configuration, its class, and for every tensor of the checkpoint the place it goes. Missing and unexpected
@@ -15,12 +15,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Fields", "WeightPlace", "Rekeying", "stock_layer", "straight"]
+__all__ = ["Fields", "WeightPlace", "Rekeying", "same_names", "stock_layer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPlace:
-    """Where (a part of) a tensor of the checkpoint goes.
+    """Says where (a part of) a tensor of the checkpoint goes.
 
     Attributes:
         target: name of the stock module's parameter or buffer.
@@ -35,7 +35,7 @@ class WeightPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rekeying:
-    """A checkpoint's way into a stock module.
+    """Describes a checkpoint's way into a stock module.
 
     Attributes:
         model_class: the stock class, with its language-model head.
@@ -64,7 +64,7 @@ _IDLE = frozenset(
 
 @dataclass(slots=True)
 class Fields:
-    """A configuration's fields, each of which must be read, known to be idle, or have the one value that is computed.
+    """Holds a configuration's fields and checks that each is read, changes nothing, or has the one value supported.
 
     Attributes:
         config: the fields of ``config.json``.
@@ -76,39 +76,39 @@ class Fields:
     _seen: set[str] = field(default_factory=set)
 
     def need(self, name: str) -> Any:
-        """The value of a field that must be there."""
+        """Returns the value of a field that must be there."""
         value = self.get(name)
         if value is None:
-            raise ArgumentError(f"a {self.family} configuration needs {name!r}, found none among {sorted(self.config)}")
+            raise ArgumentError(f"a {self.family} configuration needs {name!r}; this one has {sorted(self.config)}")
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field; a missing one and None are the default."""
+        """Returns the value of a field; a missing field and None give the default."""
         self._seen.add(name)
         value = self.config.get(name)
         return default if value is None else value
 
-    def fixed(self, **values: object) -> None:
+    def allow_only(self, **values: object) -> None:
         """Refuses another value of these fields than the one given; a missing field and None pass.
 
         A tuple gives several values that pass.
         """
         for name, value in values.items():
             self._seen.add(name)
-            found = self.config.get(name)
+            stated = self.config.get(name)
             allowed = value if isinstance(value, tuple) else (value,)
-            if found is not None and found not in allowed:
+            if stated is not None and stated not in allowed:
                 raise UnsupportedError(
-                    f"this {self.family} checkpoint has {name} = {found!r}; the stock module that is loaded "
+                    f"this {self.family} checkpoint has {name} = {stated!r}; the stock module that is loaded "
                     f"computes {' or '.join(repr(v) for v in allowed)} only"
                 )
 
-    def idle(self, *names: str) -> None:
-        """Fields that do not change the forward."""
+    def ignore(self, *names: str) -> None:
+        """Marks fields that do not change the forward."""
         self._seen.update(names)
 
-    def done(self) -> None:
-        """Refuses fields nobody has read: what they would change is unknown."""
+    def refuse_unread(self) -> None:
+        """Refuses fields that nobody has read: what they would change is unknown."""
         idle = self._seen | _IDLE
         stated = [n for n, value in self.config.items() if value is not None and n not in idle]
         left = [n for n in stated if not n.startswith(("_", "init_", "unsloth"))]
@@ -123,9 +123,9 @@ class Fields:
             )
 
     def rotary(self) -> dict[str, Any]:
-        """Plain rotary embedding parameters, from either way of writing them; other kinds are refused."""
+        """Returns plain rotary embedding parameters, from either way of writing them; other kinds are refused."""
         stated = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        self.idle("rope_parameters", "rope_scaling", "rope_theta")
+        self.ignore("rope_parameters", "rope_scaling", "rope_theta")
         kind = stated.get("rope_type", stated.get("type", "default"))
         extra = set(stated) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
         if kind != "default" or extra:
@@ -134,13 +134,13 @@ class Fields:
         return {"rope_type": "default", "rope_theta": float(theta)}
 
 
-def straight(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
-    """Tensors that keep their names."""
+def same_names(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps tensors that keep their names."""
     return {name: (WeightPlace(target=name),) for name in names}
 
 
 def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool = True) -> list[str]:
-    """Names of a Llama-like layer's tensors in transformers.
+    """Lists the names of a Llama-like layer's tensors in transformers.
 
     Args:
         prefix: such as "model.layers.0.".
@@ -157,7 +157,7 @@ def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool
 
 
 def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
-    """Single experts' tensors, stacked: transformers keeps gate and up of all experts in one, and down in another.
+    """Stacks single experts' tensors: transformers keeps gate and up of all experts in one, and down in another.
 
     Args:
         source: prefix in the checkpoint, such as "model.layers.1.mlp.experts.".

@@ -1,4 +1,4 @@
-"""LLaDA 8B and 1.5 as a stock Llama, LLaDA-MoE as a stock Qwen3-MoE.
+"""Loads LLaDA 8B and 1.5 as a stock Llama, LLaDA-MoE as a stock Qwen3-MoE.
 
 LLaDA (arXiv 2502.09992) is Llama's block under other names: RMS norms before attention and feed-forward, rotary
 embedding in halves, SwiGLU. LLaDA-MoE (arXiv 2509.24389) normalises queries and keys per head, which OLMoE's module
@@ -13,7 +13,7 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from partsong.errors import UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, stock_layer, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, stock_layer
 
 __all__ = ["llada", "llada_moe"]
 
@@ -32,7 +32,7 @@ _BLOCK = {
 
 
 def llada(config: Mapping[str, Any]) -> Rekeying:
-    """LLaDA 8B and 1.5.
+    """Maps LLaDA 8B and 1.5 onto Llama.
 
     Args:
         config: the fields of ``config.json``.
@@ -79,7 +79,7 @@ def llada(config: Mapping[str, Any]) -> Rekeying:
 
 
 def _check_llada(fields: Fields) -> None:
-    fields.fixed(
+    fields.allow_only(
         activation_type="silu",
         alibi=False,
         attention_layer_norm=False,
@@ -95,13 +95,13 @@ def _check_llada(fields: Fields) -> None:
         rope=True,
     )
     # Dropout is off in eval mode, and a rotation in float32 is the same rotation, rounded later.
-    fields.idle("residual_dropout", "embedding_dropout", "alibi_bias_max", "attention_layer_norm_with_affine")
-    fields.idle("flash_attention", "precision", "rope_full_precision", "mlp_ratio", "mlp_hidden_size")
-    fields.done()
+    fields.ignore("residual_dropout", "embedding_dropout", "alibi_bias_max", "attention_layer_norm_with_affine")
+    fields.ignore("flash_attention", "precision", "rope_full_precision", "mlp_ratio", "mlp_hidden_size")
+    fields.refuse_unread()
 
 
 def llada_moe(config: Mapping[str, Any]) -> Rekeying:
-    """LLaDA-MoE 7B-A1B.
+    """Maps LLaDA-MoE 7B-A1B onto Qwen3-MoE.
 
     Args:
         config: the fields of ``config.json``.
@@ -133,16 +133,16 @@ def llada_moe(config: Mapping[str, Any]) -> Rekeying:
     )
     stock.head_dim = width // heads
     _check_llada_moe(fields, layers)
-    places = straight(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+    places = same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
-        places |= straight([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
+        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
         places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, inner)
     return Rekeying(model_class=Qwen3MoeForCausalLM, config=stock, places=places)
 
 
 def _check_llada_moe(fields: Fields, layers: int) -> None:
-    fields.fixed(
+    fields.allow_only(
         attention_bias=False,
         clip_qkv=None,
         moe_router_enable_expert_bias=False,
@@ -160,5 +160,5 @@ def _check_llada_moe(fields: Fields, layers: int) -> None:
     if list(sparse if isinstance(sparse, list) else [sparse] * layers) != [1] * layers:
         raise UnsupportedError(f"this LLaDA-MoE checkpoint has dense layers, moe_layer_freq = {sparse}: not supported")
     # Shared experts have tensors of their own, which would be unexpected.
-    fields.idle("dense_intermediate_size", "shared_expert_intermediate_size")
-    fields.done()
+    fields.ignore("dense_intermediate_size", "shared_expert_intermediate_size")
+    fields.refuse_unread()

@@ -1,4 +1,4 @@
-"""Dream and Fast-dLLM v2 as a stock Qwen2, SDAR as a stock Qwen3 or Qwen3-MoE: the names are the same already.
+"""Loads Dream and Fast-dLLM v2 as a stock Qwen2, SDAR as a stock Qwen3 or Qwen3-MoE: the names are the same already.
 
 What sets them apart, the order of attention and the shift, is the decoder's business and not in the weights. Sources:
 Dream arXiv 2508.15487, Fast-dLLM v2 arXiv 2509.26328, SDAR arXiv 2510.06303.
@@ -20,13 +20,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, stock_layer, straight
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, stock_layer
 
 __all__ = ["dream", "fast_dllm_v2", "sdar"]
 
 
 def dream(config: Mapping[str, Any]) -> Rekeying:
-    """Dream 7B (and DiffuCoder, which has its architecture).
+    """Maps Dream 7B (and DiffuCoder, which has its architecture) onto Qwen2.
 
     Args:
         config: the fields of ``config.json``.
@@ -37,36 +37,36 @@ def dream(config: Mapping[str, Any]) -> Rekeying:
     """
     fields = Fields(config, "Dream")
     # The class's own default of attention_bias is False and its projections have biases all the same.
-    fields.idle("attention_bias", "mrope_section")
-    fields.fixed(mlp_bias=False, use_mrope=False, is_causal=False)
+    fields.ignore("attention_bias", "mrope_section")
+    fields.allow_only(mlp_bias=False, use_mrope=False, is_causal=False)
     return _dense(fields, Qwen2Config, Qwen2ForCausalLM)
 
 
 def fast_dllm_v2(config: Mapping[str, Any]) -> Rekeying:
-    """Fast-dLLM v2 1.5B and 7B; arguments and errors as in `dream`."""
+    """Maps Fast-dLLM v2 1.5B and 7B onto Qwen2; arguments and errors as in `dream`."""
     fields = Fields(config, "Fast-dLLM v2")
-    fields.idle("bd_size")
+    fields.ignore("bd_size")
     return _dense(fields, Qwen2Config, Qwen2ForCausalLM)
 
 
 def sdar(config: Mapping[str, Any]) -> Rekeying:
-    """SDAR, dense and mixture of experts; arguments and errors as in `dream`."""
+    """Maps SDAR, dense or a mixture of experts, onto Qwen3; arguments and errors as in `dream`."""
     fields = Fields(config, "SDAR")
-    fields.idle(
+    fields.ignore(
         "block_size", "fuse_cross_entropy", "debug", "ep_size", "micro_forward", "skip_checkpoint", "use_deepep"
     )
-    fields.idle("block_length", "save_attention", "fuse_linear_cross_entropy", "use_l2warp")
-    fields.fixed(attention_bias=False)
+    fields.ignore("block_length", "save_attention", "fuse_linear_cross_entropy", "use_l2warp")
+    fields.allow_only(attention_bias=False)
     if config.get("num_experts") is None:
         return _dense(fields, Qwen3Config, Qwen3ForCausalLM, norms=True)
     return _mixture(fields)
 
 
-def _shared(fields: Fields) -> dict[str, Any]:
-    """What all these configurations have."""
+def _shared_settings(fields: Fields) -> dict[str, Any]:
+    """Reads what all these configurations have."""
     heads = fields.need("num_attention_heads")
-    fields.fixed(use_sliding_window=False, layer_types=(["full_attention"] * fields.need("num_hidden_layers"),))
-    fields.idle("sliding_window", "max_window_layers")
+    fields.allow_only(use_sliding_window=False, layer_types=(["full_attention"] * fields.need("num_hidden_layers"),))
+    fields.ignore("sliding_window", "max_window_layers")
     return {
         "vocab_size": fields.need("vocab_size"),
         "hidden_size": fields.need("hidden_size"),
@@ -83,30 +83,30 @@ def _shared(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _ends(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
-    return straight(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+def _outer_weights(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
+    return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
 
 
 def _dense(
     fields: Fields, config_class: type[PretrainedConfig], model_class: type[PreTrainedModel], *, norms: bool = False
 ) -> Rekeying:
-    shared = _shared(fields)
+    shared = _shared_settings(fields)
     if norms:
         shared["head_dim"] = fields.need("head_dim")
     else:
-        fields.fixed(head_dim=shared["hidden_size"] // shared["num_attention_heads"])
+        fields.allow_only(head_dim=shared["hidden_size"] // shared["num_attention_heads"])
     stock = config_class(**shared, **{"intermediate_size": fields.need("intermediate_size")})
-    fields.done()
-    places = _ends(shared["tie_word_embeddings"])
+    fields.refuse_unread()
+    places = _outer_weights(shared["tie_word_embeddings"])
     for layer in range(shared["num_hidden_layers"]):
-        places |= straight(stock_layer(f"model.layers.{layer}.", norms=norms, bias="" if norms else "qkv"))
+        places |= same_names(stock_layer(f"model.layers.{layer}.", norms=norms, bias="" if norms else "qkv"))
     return Rekeying(model_class=model_class, config=stock, places=places)
 
 
 def _mixture(fields: Fields) -> Rekeying:
-    shared = _shared(fields)
-    fields.fixed(decoder_sparse_step=1, mlp_only_layers=([],))
-    fields.idle("intermediate_size")
+    shared = _shared_settings(fields)
+    fields.allow_only(decoder_sparse_step=1, mlp_only_layers=([],))
+    fields.ignore("intermediate_size")
     count, inner = fields.need("num_experts"), fields.need("moe_intermediate_size")
     stock = Qwen3MoeConfig(
         num_experts=count,
@@ -116,10 +116,10 @@ def _mixture(fields: Fields) -> Rekeying:
         **shared,
         **{"head_dim": fields.need("head_dim")},
     )
-    fields.done()
-    places = _ends(shared["tie_word_embeddings"])
+    fields.refuse_unread()
+    places = _outer_weights(shared["tie_word_embeddings"])
     for layer in range(shared["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        places |= straight([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
+        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
         places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, inner)
     return Rekeying(model_class=Qwen3MoeForCausalLM, config=stock, places=places)

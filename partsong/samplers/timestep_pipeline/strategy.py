@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.staged_blocks import Layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -51,25 +53,22 @@ class TimestepPipeline(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("stage", "pipe")
     kind: ClassVar[Kind] = "approximate"
-    loop: ClassVar[str | None] = "timestep_pipeline"
+    has_loop: ClassVar[bool] = True
     loops_alone: ClassVar[bool] = True
 
-    degree: int | None = None
-    pipe_degree: int = 1
-    window: int = 3
-    sink: int = 1
-    layers: tuple[int, ...] | None = None
+    degree: Count | None = None
+    pipe_degree: Count = 1
+    window: Count = 3
+    sink: Annotated[int, Whole(0)] = 1
+    layers: Layers | None = None
 
     def wanted(self) -> dict[str, int | None]:
         """Ranks along the steps, and those that share each step's layers."""
         return {"stage": self.degree, "pipe": self.pipe_degree}
 
     def validate(self) -> None:
-        """Refuses counts below zero or one, and a number of stages other than the degree."""
+        """Refuses a number of stages other than the degree."""
         super(TimestepPipeline, self).validate()
-        for name, value, least in (("window", self.window, 1), ("sink", self.sink, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ArgumentError(f"TimestepPipeline: {name}={value!r}; use {least} or more")
         if self.layers is not None and len(self.layers) != self.pipe_degree:
             raise ArgumentError(
                 f"TimestepPipeline: layers={self.layers} names {len(self.layers)} stages, not "

@@ -23,8 +23,6 @@ from partsong.zoo.motion.model import (
     token_ids,
 )
 from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, MovingScene, layout
-from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.shapes_unet.stage import adam
 
 _CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
 
@@ -128,16 +126,6 @@ def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
 def inside_matrices(transformer: nn.Module) -> list[nn.Parameter]:
     """The products inside the blocks, for orthogonalised momentum."""
     return [p for n, p in transformer.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
-
-
-def muon_and_adam(
-    module: nn.Module, inside: list[nn.Parameter], rates: tuple[float, float], decay: float
-) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Orthogonalised momentum for the products inside the blocks, Adam for the rest that is trained."""
-    chosen = {id(p) for p in inside}
-    others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
-    muon = KernelMuon(inside, lr=rates[0], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return [(muon, rates[0]), adam(others, rates[1])]
 
 
 # --- what they see ----------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ async def roll_out(
             answer = await fork_join(run, problem.question, **threads, **options)
         parts = layout.encoded(drawn_parts(run, answer, form, speech.end), speech.encode)
         return Rollout(
-            tokens=(layout.Run(tuple(speech.prompt(problem.question))), *parts),
+            tokens=(layout.TokenRun(tuple(speech.prompt(problem.question))), *parts),
             right=answer.answer is not None and check(problem.question, answer.answer),
             forked=forked(answer),
             total=max(1, answer.summary["tokens_total"]),

@@ -7,15 +7,35 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from torch import Tensor, nn
+
 from partsong.reasoning.calls.call import Message
 from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.layout import TokenRun, Tokens, encoded, replayed
+from partsong.reasoning.training.thread_training import train_step
 from partsong.zoo.products.problems import SIZES, Family, ProductProblem, draw
 from partsong.zoo.products.solutions import in_sequence, in_threads, work_out
+from partsong.zoo.training import Optimizers, World
 
-__all__ = ["Speech", "as_json", "draw_problems", "solution_parts", "speech_of", "text_of"]
+__all__ = ["AcceleratorWorld", "Speech", "as_json", "draw_problems", "solution_parts", "speech_of", "text_of"]
+
+
+class AcceleratorWorld(World):
+    """Knows this process among those of accelerate, which averages gradients and scales losses itself.
+
+    Args:
+        accelerator: of accelerate.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.size, self.rank = accelerator.num_processes, accelerator.process_index
+
+    def descend(self, loss: Tensor, parameters: list[nn.Parameter], optimizers: Optimizers, scale: float) -> None:
+        """Makes one step of every optimizer, at `scale` times its peak learning rate."""
+        train_step(self.accelerator, loss, parameters, optimizers, scale=scale)
 
 
 @dataclass(frozen=True, slots=True)
