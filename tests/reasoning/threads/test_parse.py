@@ -14,7 +14,7 @@ from partsong.errors import ArgumentError
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import MAX_DEPTH, MAX_NOTES, parse
-from partsong.reasoning.threads.plans import ThreadPlan, announced, read_plan, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, read_announcement, read_plan, stop_of
 from partsong.reasoning.threads.render import fork_text, render
 
 TAG = re.compile(r"</?\w+(?:\{number\})?>")
@@ -206,7 +206,7 @@ def test_tag_soup_is_read_and_nothing_is_lost(form: Format, data: Any) -> None:
     for part in walk(found.parts):
         assert not isinstance(part, Piece) or part.text
         assert not isinstance(part, Fork) or part.threads
-    announced(text, form)
+    read_announcement(text, form)
 
 
 def walk(parts: Any) -> Any:
@@ -353,15 +353,15 @@ def test_a_text_tells_whether_it_announced_threads(form: Format) -> None:
     stop = stop_of(form)
     said = text[: text.index(stop)]
     goals = ("add", "double") if form.plan else ()
-    assert announced(said, form) == ThreadPlan(goals)
-    assert announced("It is 4.", form) is None
-    assert announced(f"{text} So it is 4.", form) is None
+    assert read_announcement(said, form) == ThreadPlan(goals)
+    assert read_announcement("It is 4.", form) is None
+    assert read_announcement(f"{text} So it is 4.", form) is None
     again = f"{text} And {said}"
-    assert announced(again, form) == ThreadPlan(goals)
+    assert read_announcement(again, form) == ThreadPlan(goals)
 
 
 def test_a_tag_that_closes_nothing_announces_nothing() -> None:
-    found = announced("so </", FORMATS["parallel-r1"])
+    found = read_announcement("so </", FORMATS["parallel-r1"])
     assert found is not None and found.fault == "</Parallel> closes nothing"
 
 
