@@ -1,4 +1,4 @@
-"""The zoo's models as data rows. Importing this module loads neither torch nor diffusers."""
+"""Lists the zoo's models as data rows. Importing this module loads neither torch nor diffusers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TextPair(NamedTuple):
-    """A text model of the zoo.
+    """Holds a text model of the zoo.
 
     Attributes:
         model: What `AutoModelForCausalLM` makes of the folder, in evaluation mode.
@@ -31,7 +31,7 @@ class TextPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZooModel:
-    """A small model that ships with the package.
+    """Describes a small model that ships with the package.
 
     Attributes:
         name: The name `load` and the command line know it by.
@@ -39,8 +39,8 @@ class ZooModel:
         folder: A stock diffusers pipeline folder, for text a stock transformers folder.
         description: One sentence for listings.
         license: Licence of weights and training data.
-        defaults: Keyword arguments to call the pipeline with; measured results use these. For text `canvas`, the most
-            tokens an answer and its end may take.
+        defaults: Keyword arguments for calls of the pipeline; measured results use these. For text only `canvas`, the
+            number of tokens that an answer and its end may take.
         task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
             `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`; for text
             `examples`, `parse`, `check`, `support`).

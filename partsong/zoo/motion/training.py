@@ -123,11 +123,6 @@ def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(np.where(rng.random(len(ids)) < 0.75, natural, many)).to(ids.device)
 
 
-def inside_matrices(transformer: nn.Module) -> list[nn.Parameter]:
-    """The products inside the blocks, for orthogonalised momentum."""
-    return [p for n, p in transformer.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
-
-
 # --- what they see ----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from partsong.reasoning.strategies.single import single
 from partsong.reasoning.threads import layout
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.training.rewards import accelerated_reward, alternating_reward, group_advantages
-from partsong.reasoning.training.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rollouts import drawn_parts, has_forked
 from partsong.seeds import derive
 from partsong.zoo.products.problems import ProductProblem, answer_of, check
 from partsong.zoo.products.training import Speech
@@ -81,7 +81,7 @@ async def roll_out(
         return Rollout(
             tokens=(layout.TokenRun(tuple(speech.prompt(problem.question))), *parts),
             right=answer.answer is not None and check(problem.question, answer.answer),
-            forked=forked(answer),
+            forked=has_forked(answer),
             total=max(1, answer.summary["tokens_total"]),
             critical=max(1, answer.summary["tokens_critical"]),
         )

@@ -234,8 +234,3 @@ def loss_of(model: LlamaForCausalLM, batch: SumsBatch) -> Tensor:
     wanted = batch.learned[:, 1:]
     logits = model.lm_head(hidden[:, :-1][wanted]).float()
     return F.cross_entropy(logits, batch.ids[:, 1:][wanted])
-
-
-def inside_matrices(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:
-    """The products inside the layers, for orthogonalised momentum."""
-    return [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
