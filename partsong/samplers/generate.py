@@ -1,4 +1,4 @@
-"""Runs a plan: the one call that works for every strategy."""
+"""Runs a plan by the one call that works for every strategy."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
         ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
+        UnsupportedError: a journal is asked of a strategy that keeps none.
 
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
@@ -100,7 +101,7 @@ def _streaming() -> str:
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:
-    """Latents keep the model's order of dims; pictures come frame by frame."""
+    """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
     return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
 
 
@@ -129,8 +130,8 @@ def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         default = known[name].default
         if isinstance(default, int | float) and isinstance(value, str):
-            wanted = "true or false" if isinstance(default, bool) else f"a number such as {default}"
-            raise ArgumentError(f"{pipeline.__name__} takes {wanted} for {name}, not {value!r}")
+            legal = "true or false" if isinstance(default, bool) else f"a number such as {default}"
+            raise ArgumentError(f"{pipeline.__name__} takes {legal} for {name}, not {value!r}")
 
 
 def check_prompt(prompt: Any) -> None:

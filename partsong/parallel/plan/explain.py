@@ -1,4 +1,4 @@
-"""What a plan splits and moves, predicted from shapes alone; the ledger counts the same bytes when they are sent."""
+"""Predicts what a plan splits and moves from shapes alone; the ledger counts the same bytes when they are sent."""
 
 from __future__ import annotations
 
@@ -89,13 +89,12 @@ class _Account:
 
     def place(self, rank: int, *axes: str) -> int:
         """Returns the index of a rank along flattened axes; ranks count through the mesh with the last axis fastest."""
-        coordinates, rest = {}, rank
+        stride, index, scale = 1, 0, 1
         for axis in reversed(AXES):
-            rest, coordinates[axis] = divmod(rest, self.degrees[axis])
-        index = 0
-        for axis in AXES:
             if axis in axes:
-                index = index * self.degrees[axis] + coordinates[axis]
+                index += rank // stride % self.degrees[axis] * scale
+                scale *= self.degrees[axis]
+            stride *= self.degrees[axis]
         return index
 
     def step_bytes(self, step: int, rank: int) -> int:

@@ -37,17 +37,7 @@ __all__ = ["dual_parallel"]
 def dual_parallel(
     plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `DualParallel` on a video pipeline.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `DualParallel`; see `StrategyRow.stream`.
 
     Raises:
         ArgumentError: the autoencoder cannot make this number of frames, or the journal is of another video.

@@ -43,17 +43,7 @@ _NO_CALLBACK = (
 def timestep_pipeline(
     plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `TimestepPipeline`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `TimestepPipeline` on a pipeline with a causal model.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `TimestepPipeline`; see `StrategyRow.stream`.
 
     Raises:
         ArgumentError: the number of frames is not made of whole blocks, or there are more ranks than steps.
