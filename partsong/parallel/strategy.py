@@ -303,11 +303,9 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
 
 def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:
     if len(open_ones) > 1:
-        guidance = [strategy for strategy in open_ones if strategy.axes == ("cfg",)]
-        for strategy in guidance:
-            if world_size % 2 == 0:
-                degrees["cfg"] = 2
-            open_ones = [other for other in open_ones if other is not strategy]
+        if world_size % 2 == 0 and any(strategy.axes == ("cfg",) for strategy in open_ones):
+            degrees["cfg"] = 2
+        open_ones = [strategy for strategy in open_ones if strategy.axes != ("cfg",)]
     if len(open_ones) > 1:
         names = " and ".join(type(strategy).__name__ for strategy in open_ones)
         raise ArgumentError(f"{names} leave their degree open; give a degree to all but one of them")
@@ -318,8 +316,8 @@ def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -
 
 def combined_kind(strategies: Sequence[Strategy]) -> Kind:
     """Returns the class of a composition: as weak as its weakest part."""
-    kinds: list[Kind] = ["exact", "bounded", "approximate"]
-    return max((strategy.kind for strategy in strategies), key=kinds.index, default="exact")
+    kinds = {strategy.kind for strategy in strategies}
+    return "approximate" if "approximate" in kinds else "bounded" if "bounded" in kinds else "exact"
 
 
 def own_loop(

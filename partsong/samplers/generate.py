@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -52,7 +51,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         assert row.loop is not None, "the registry names a loop for every strategy that has one"
         return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
-    parts = row.stream(plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
     return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
@@ -87,7 +86,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
     if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
-    parts = row.stream(plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
     return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
@@ -103,10 +102,6 @@ def _streaming() -> str:
 def _frames_dim(arguments: Mapping[str, Any]) -> int:
     """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
     return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
-
-
-def _path(journal: str | os.PathLike[str] | None) -> Path | None:
-    return None if journal is None else Path(journal)
 
 
 def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:

@@ -136,21 +136,17 @@ class GuidancePair:
         samples = {b: sample_of(out).contiguous() for b, out in outputs.items() if b in mine}
         for b in range(len(branches)):
             samples.setdefault(b, torch.empty_like(sample_of(template), memory_format=torch.contiguous_format))
-        self._swap(samples, mine)
+        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
+        for b in sorted(samples):
+            sends = dict.fromkeys(peers, samples[b]) if b in mine else {}
+            recvs = {} if b in mine else {b % self.axis.size: samples[b]}
+            exchange(self.axis, sends, recvs, name="exchange of guidance branches").wait()
         self._ready = {b: (branches[b], map_sample(template, lambda _, b=b: samples[b])) for b in samples}
 
     def _expect(self, last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
         """Guesses a branch's arguments: those it shared with the first branch last time move on, the others stay."""
         before = self._last[0]
         return {name: first.get(name) if _equal(value, before.get(name)) else value for name, value in last.items()}
-
-    def _swap(self, samples: dict[int, Tensor], mine: list[int]) -> None:
-        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
-        for b in sorted(samples):
-            owner = b % self.axis.size
-            sends = dict.fromkeys(peers, samples[b]) if b in mine else {}
-            recvs = {} if b in mine else {owner: samples[b]}
-            exchange(self.axis, sends, recvs, name="exchange of guidance branches").wait()
 
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in a step after the first."""

@@ -166,9 +166,8 @@ class RowSplit:
             elif level_change(child):
                 hooks.add(child, OutputHook(self._changed(level_change(child))), "rows")
             elif hasattr(child, "apply_linear_attention"):
-                hooks.add(
-                    child, InputHook(self._check_sums(name, child), inspect.signature(child.forward)), "rows-input"
-                )
+                check = InputHook(self._check_sums(name, child), inspect.signature(child.forward))
+                hooks.add(child, check, "rows-input")
                 hooks.add(child, TokenSumHook(self._summed, name), "rows")
             elif self.is_attention(name):
                 attend = self._attention(self._number(), name)
@@ -227,7 +226,8 @@ class RowSplit:
         """Returns the rows around this rank's; where all columns stand `every` times, one copy is sent."""
         width = next(rows for rows in (first, last) if rows is not None).shape[-1]
         thin = [None if rows is None else rows[..., ::every] for rows in (first, last)]
-        self._note(*thin)
+        before, after = (0 if rows is None else self._per_sample(rows) for rows in thin)
+        self.moves.append(_Move(before, after))
         ghosts = self.borders.ghosts(layer, *thin)
         return [None if rows is None else _repeated(rows, every, width) for rows in ghosts]
 
@@ -239,7 +239,7 @@ class RowSplit:
         return group_norm_apply(x, mean, var, norm.weight, norm.bias, norm.eps)
 
     def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
-        """Refuses, on all ranks alike, linear attention over few positions, which is computed another way."""
+        """Refuses linear attention over few positions, which is computed another way; on all ranks alike."""
 
         def check(named: dict[str, Any]) -> None:
             fewest, least = min(self.levels.sizes(self.level)), attention.attention_head_dim + 1
@@ -255,10 +255,6 @@ class RowSplit:
     def _summed(self, part: Tensor) -> Tensor:
         self.moves.append(_Move(everyone=self._per_sample(part)))
         return sum_over_ranks(self.axis, part)
-
-    def _note(self, first: Tensor | None, last: Tensor | None) -> None:
-        before, after = (0 if rows is None else self._per_sample(rows) for rows in (first, last))
-        self.moves.append(_Move(before=before, after=after))
 
     def _per_sample(self, tensor: Tensor) -> int:
         # Frames may be folded into the first dimension, so its length is no number of samples.

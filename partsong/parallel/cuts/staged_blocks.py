@@ -173,8 +173,8 @@ class StagedBlocks(SequenceParallel):
         positions = tuple((owners == part).nonzero().flatten() for part in range(self.num_patches))
         if sum(map(len, positions)) != len(owners):
             raise UnsupportedError(
-                f"{self.adapter.model}: its output is not its last tokens in another order, so no patch of it can be "
-                "told from another; use Ulysses or DisplacedPatch"
+                f"{self.adapter.model}: its output is not its last tokens in another order, so its patches cannot be "
+                "located in it; use Ulysses or DisplacedPatch"
             )
         return PartLayout(output, positions, inputs)
 

@@ -158,11 +158,10 @@ class _Account:
         cut = self.denoisers[0].cut if self.denoisers else None
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
-                is_cut = cut is not None and axis in (*TOKEN_AXES, "pipe", "clip")
-                calls = f"{seen.batch} samples, {seen.branches} calls per step"
-                lines.append(
-                    f"{cut.describe(seen.tokens) if is_cut else calls} over {self.degrees[axis]} ranks ({axis})"
-                )
+                pieces = f"{seen.batch} samples, {seen.branches} calls per step"
+                if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
+                    pieces = cut.describe(seen.tokens)
+                lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
         return lines or ["nothing: one rank"]
 
     def stale_lines(self) -> list[str]:

@@ -36,13 +36,12 @@ class FrameContext(Protocol):
 
 
 class FrameLoop(Protocol):
-    """Describes the sampling loop that a rank's blocks are part of.
+    """Describes the sampling loop that a rank's blocks are part of."""
 
-    Attributes:
-        keys: what the frames at work see of others.
-    """
-
-    keys: FrameContext
+    @property
+    def keys(self) -> FrameContext:
+        """Returns what the frames at work see of others."""
+        ...
 
     def sends(self, step: int, index: int) -> int:
         """Returns the bytes the rank at `index` of the pipeline sends in a step, as the loop counts steps."""
