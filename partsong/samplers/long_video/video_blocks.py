@@ -45,9 +45,7 @@ class VideoBlocks:
         everywhere: makes pictures of the latents on every rank, not on the first alone.
 
     Attributes:
-        plan: the strategies.
         stage: the model's blocks on this rank.
-        arguments: the pipeline's own, without latents.
         dim: of the frames in the pipeline's latents.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
@@ -61,23 +59,21 @@ class VideoBlocks:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        arguments: Mapping[str, Any],
-        *,
-        frames: int,
-        context: int,
-        noise: str,
-        everywhere: bool,
+        self, plan: Plan, arguments: Mapping[str, Any], *, frames: int, context: int, noise: str, everywhere: bool
     ) -> None:
         denoiser = plan.denoisers[0]
         assert isinstance(denoiser.cut, StagedFrames)
         self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
         self.pipe, self.dim = plan.target, self.stage.rotary.frames_dim
         self.factor = _factor(self.pipe)
-        self.sizes = _cut(_latent_frames(self.pipe, self.arguments, self.factor), frames)
+        total = _latent_frames(self.pipe, self.arguments, self.factor)
+        self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
         self._given = self.arguments.pop("latents", None)
-        self._check_given()
+        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
+            raise ArgumentError(
+                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
+                f"the video has {sum(self.sizes)} latent frames"
+            )
         self.drawn = draw_seeds(self.arguments.get("generator"))
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
         self._text = SharedText()
@@ -86,13 +82,6 @@ class VideoBlocks:
         self.decodes = everywhere or plan.mesh.is_main
         self._decoder = StreamingDecoder(self.pipe.vae) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
-
-    def _check_given(self) -> None:
-        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
-            raise ArgumentError(
-                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
-                f"the video has {sum(self.sizes)} latent frames"
-            )
 
     def close(self, tracks: MutableMapping[int, Any]) -> None:
         """Ends the calls that are open, and forgets what was kept for the video."""
@@ -239,8 +228,3 @@ def _latent_frames(pipe: Any, arguments: Mapping[str, Any], factor: int) -> int:
             f"use {low} or {low + factor}"
         )
     return whole + 1
-
-
-def _cut(total: int, frames: int) -> tuple[int, ...]:
-    whole, rest = divmod(total, frames)
-    return (*[frames] * whole, *([rest] if rest else []))
