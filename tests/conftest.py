@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+#: Files that take longest, longest first.
+LONGEST: tuple[str, ...] = ()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases, and tests marked full")
 
@@ -27,10 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests marked full to ``pytest --full``."""
-    left = [item for item in items if item.get_closest_marker("full") and not config.getoption("full")]
+    """Leaves tests marked full to ``pytest --full``, and lets long files begin first: no core idles at the end."""
+    left = {item for item in items if item.get_closest_marker("full") and not covering.FULL}
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    places = {name: place for place, name in enumerate(LONGEST)}
+    kept = (item for item in items if item not in left)
+    items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,8 +45,9 @@ def fork_server(request: pytest.FixtureRequest) -> None:
     """Lets ranks be forked from a process that has imported what most of them need: once, not once per rank."""
     ranked = any("parallel" in item.path.parts for item in request.session.items)
     if ranked and not torch.cuda.is_available():
+        workers = sorted(path.stem for path in (Path(__file__).parent / "parallel").glob("*_worker.py"))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["partsong.parallel", "tests.parallel.pipelines"])
+        context.set_forkserver_preload(["partsong.parallel", *(f"tests.parallel.{worker}" for worker in workers)])
         forkserver.ensure_running()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.samplers.long_video.frame_progress import watched
+from partsong.samplers.long_video.frame_progress import with_progress
 from partsong.samplers.long_video.host_memory import trimmed
 from partsong.samplers.long_video.video_blocks import joined
 from partsong.samplers.registry import ROWS, row_of
@@ -52,7 +52,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
     parts = row.stream(plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
-    return joined(list(watched(parts, pipe, arguments.get("num_frames"), dim)), dim)
+    return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
 def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
@@ -87,7 +87,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
     parts = row.stream(plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
-    return watched(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
+    return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
 def can_stream(strategy: Strategy | None) -> bool:

@@ -10,7 +10,7 @@ __all__ = ["support_rows", "support_table"]
 
 _HEAD = """# Support
 
-Written from the code by `python -m tests.parallel.test_support`; `partsong list support` prints the same. A plan
+Written from the code by `python -m tests.tables`; `partsong list support` prints the same. A plan
 asks the same question before any work and raises the reason.
 
 *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes

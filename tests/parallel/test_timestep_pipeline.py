@@ -16,7 +16,7 @@ from diffusers import (
 from partsong import TimestepPipeline
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.ranks.launch import launch
-from partsong.samplers.pipeline.memoryless import check_memoryless
+from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from tests.parallel import timestep_worker
 
 

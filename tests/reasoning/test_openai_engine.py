@@ -231,15 +231,15 @@ def test_log_probabilities_that_do_not_come_are_an_error() -> None:
         ({"base_url": "localhost:8000"}, "use an address such as"),
         ({"base_url": "ftp://localhost/v1"}, "use an address such as"),
         ({"base_url": "https://name:word@example.org/v1"}, "give it as api_key= instead"),
-        ({"base_url": "https://example.org/v1?key=1"}, "goes on behind its path"),
+        ({"base_url": "https://example.org/v1?key=1"}, "has a query or fragment; leave out"),
         ({"base_url": "http://10.0.0.7/v1"}, "would carry the key unencrypted"),
         ({"endpoint": "chats"}, "use chat or completions"),
         ({"extra": {"seed": 1, "top_k": 5}}, r"extra=\['seed'\] is written from each request"),
         ({"extra": {"n": 4}}, r"extra=\['n'\]"),
         ({"think_tags": ("a", "a")}, "two different texts"),
         ({"connections": 0}, "connections=0"),
-        ({"patience": Patience(stall=0.0)}, "patience stall=0.0"),
-        ({"patience": Patience(retries=-1)}, "patience retries=-1"),
+        ({"patience": Patience(stall=0.0)}, "Patience: stall=0.0; use a number above 0"),
+        ({"patience": Patience(retries=-1)}, "Patience: retries=-1; use an integer of 0 or more"),
     ],
 )
 def test_refused(options: dict[str, Any], words: str) -> None:

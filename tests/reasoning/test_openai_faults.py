@@ -160,8 +160,8 @@ def test_slow_is_not_stalled() -> None:
         (unfinished, DroppedError, "broke off after 2 tokens"),
         (answering(500, {"error": {"message": "out of memory"}}), ServerFailedError, "500.*out of memory.*of 4 att"),
         (answering(429, {"error": {"message": "slow down"}}), RateLimitError, "429.*slow down.*last of 4 attempts"),
-        (sending("data: {no json\n\n"), GarbledError, "sent what is no JSON"),
-        (answering(200, "{not json"), GarbledError, "sent what is no JSON"),
+        (sending("data: {no json\n\n"), GarbledError, "did not send JSON"),
+        (answering(200, "{not json"), GarbledError, "did not send JSON"),
     ],
 )
 def test_a_fault_that_stays_has_a_name(fault: Behaviour, kind: type[RemoteError], words: str) -> None:
@@ -178,7 +178,7 @@ def test_a_fault_that_stays_has_a_name(fault: Behaviour, kind: type[RemoteError]
         (answering(501, {"error": "no"}), RequestRefusedError, "501"),
         (answering(429, {"error": {"code": "insufficient_quota"}}), RateLimitError, "insufficient_quota"),
         (sending('data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}\n\n'), GarbledError,
-         "finish_reason='tool_calls', which is none of text"),
+         "finish_reason='tool_calls', which does not end a text"),
         (sending('data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}\n\n'),
          WithheldError, "ask in other words"),
         (sending('data: {"choices": [{"index": 1, "delta": {"content": "5"}}]}\n\n'), GarbledError,
@@ -241,7 +241,7 @@ def test_the_pause_a_server_asks_for_is_kept() -> None:
     completion, engine, _ = asyncio.run(told(answering(429, {}, retry_after_ms="300"), well))
     assert (completion.text, engine.traffic.retries) == ("the sum is 4", 1)
     assert time.monotonic() - started >= 0.3
-    failed(RateLimitError, "the next attempt would be 60 s later, past patience total=20",
+    failed(RateLimitError, r"the next attempt would be 60 s later, past Patience\(total=20\)",
            answering(429, {}, retry_after="60"), well)  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def test_a_call_ends_when_its_time_is_over() -> None:
     patience = Patience(total=0.2, retries=100, backoff=0.01)
     error = failed(
         StalledError,
-        r"did not end its answer within patience total=0.2 s.*2 tokens of failed",
+        r"did not end its answer within 0.2 s; raise Patience\(total=...\).*2 tokens of failed",
         stalling,
         patience=patience,
     )

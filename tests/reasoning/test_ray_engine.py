@@ -27,7 +27,7 @@ from partsong.reasoning import Completion, EngineError, Line, Message, Parameter
 from partsong.reasoning.calls.running_call import Partial
 from partsong.reasoning.cluster import RayEngine
 from partsong.reasoning.cluster.engine import _check_room
-from partsong.reasoning.cluster.placement import LEAN, Placement, gpu_share
+from partsong.reasoning.cluster.placement import MAX_LEAD, Placement, gpu_share
 from partsong.reasoning.strategies import parse_thinking
 
 #: Words of an answer that takes a second.
@@ -106,9 +106,9 @@ def busy(engine: RayEngine) -> int:
 def test_calls_go_to_the_least_busy_and_equal_prompts_together() -> None:
     placement = Placement()
     assert [placement.choose({0: 2, 1: 1, 2: 1}, request(str(k))) for k in range(2)] == [1, 1]
-    assert placement.choose({0: 1 + LEAN, 1: 1, 2: 1}, request("a")) == 1
-    assert placement.choose({0: 0, 1: LEAN, 2: 1}, request("a", seed=9)) == 1  # at home, though not the least busy
-    assert placement.choose({0: 0, 1: LEAN + 1, 2: 1}, request("a")) == 0  # too much is waiting there
+    assert placement.choose({0: 1 + MAX_LEAD, 1: 1, 2: 1}, request("a")) == 1
+    assert placement.choose({0: 0, 1: MAX_LEAD, 2: 1}, request("a", seed=9)) == 1  # at home, though not the least busy
+    assert placement.choose({0: 0, 1: MAX_LEAD + 1, 2: 1}, request("a")) == 0  # too much is waiting there
     assert placement.choose({0: 0, 1: 1}, request("a")) == 1  # and it is still at home
     assert placement.choose({0: 0, 2: 0}, request("a")) == 0 == placement.choose({0: 1, 1: 0}, request("a"))
 

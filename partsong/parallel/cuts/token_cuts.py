@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.cuts.unpadded_tokens import PresentTokens
+from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
@@ -40,7 +40,7 @@ class TokenCuts(Cut):
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis) -> None:
         self.module, self.adapter, self.axis = module, adapter, axis
         self.sizes: dict[str, tuple[int, ...]] = {}
-        self.batch, self.present = 1, PresentTokens()
+        self.batch, self.present = 1, UnpaddedTokens()
         self._unit = 1
 
     def attach_cuts(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = ["PresentTokens"]
+__all__ = ["UnpaddedTokens"]
 
 
-class PresentTokens:
+class UnpaddedTokens:
     """Counts the tokens that each sample has on each rank, and the samples that each attention has served.
 
     Such a model calls attention once per sample, so that the padding of a shorter text is neither asked nor seen. A

@@ -23,7 +23,6 @@ from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, check_alike
 from partsong.parallel.ranks.mesh import AXES
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.strategy import Cut, refuse
 
 __all__ = ["Denoiser"]
@@ -89,7 +88,7 @@ class Denoiser:
         clock = self.plan.clock
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
-            self.plan.seen.state_bytes = share_random_state(self.everyone, self.plan.mesh.device)
+            self.plan.share_random_state()
         self._note_step(named, clock.step)
         shared = functools.partial(self._share, functools.partial(self._compute, forward))
         if self.verified:

@@ -1,4 +1,4 @@
-"""Small tensors of many layers in flat buffers: written one by one, sent together, read one step later."""
+"""Keeps small tensors of many layers in flat buffers: written one by one, sent together, read one step later."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Shapes = Mapping[int, torch.Size]
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Shapes of what one layer sends to each peer and receives from each."""
+    """Holds the shapes that one layer sends to each peer and receives from it."""
 
     sends: Shapes
     recvs: Shapes
 
 
 class _Flat:
-    """One flat buffer per peer, with the place of every layer's tensor in it."""
+    """Holds one flat buffer per peer, and a view of every layer's tensor in it."""
 
     def __init__(self, shapes: Mapping[int, Mapping[int, torch.Size]], like: Tensor) -> None:
         self.buffers: dict[int, Tensor] = {}
@@ -55,11 +55,11 @@ def _by_peer(letters: Mapping[int, Shapes]) -> dict[int, dict[int, torch.Size]]:
 
 
 class Mailbox:
-    """The letters of a run of layers, which every rank visits once per step and in the same order.
+    """Carries the letters of a run of layers, which every rank visits once per step and in the same order.
 
-    A step opens the box (waits for what the peers sent in the step before, and looks ahead where there are two older
-    steps), reads and writes each layer's tensors, and the last one written posts the whole. No memory is taken after
-    construction.
+    A step first opens the box. That waits for what the peers sent in the step before and, where two older steps are
+    held, extrapolates. Then each layer reads and writes its tensors, and the last layer's write posts all of them. No
+    memory is allocated after construction.
 
     Args:
         axis: the ranks.
@@ -117,7 +117,7 @@ class Mailbox:
             self._free.append(older)
 
     def read(self, layer: int) -> dict[int, Tensor]:
-        """What each peer sent for a layer, as views into the box."""
+        """Returns what each peer sent for a layer, as views into the box."""
         return self._now.read(layer)
 
     def write(self, layer: int, tensors: Mapping[int, Tensor], *, post: bool) -> None:
