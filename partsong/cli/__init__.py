@@ -1,4 +1,4 @@
-"""The ``partsong`` command: parses, calls, prints.
+"""Runs the ``partsong`` command: parses, calls, prints.
 
 Exit codes: 0 done, 1 a rank or the program failed, 2 the request cannot be carried out as asked (one line on standard
 error says why), 130 interrupted.
@@ -77,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             message += f"; completed calls are in {options.journal}; run the same command to continue"
         _fail(message, 130)
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # anything still to be flushed goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
     sys.exit(0)
 

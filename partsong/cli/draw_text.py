@@ -51,7 +51,7 @@ def viewer(loaded: LoadedText, *, show: bool, stream: TextIO | None = None) -> V
     if show:
         return Drawing(loaded, target, live=live, colour=live and not os.environ.get("NO_COLOR"))
     # The text of a prompt with gaps begins before the first gap, and a growing text would leave that part out.
-    return Growing(loaded, target) if live and not loaded.kept else WholeText(target)
+    return Growing(loaded, target) if live and not loaded.before_gap else WholeText(target)
 
 
 class WholeText:
@@ -135,7 +135,7 @@ class Drawing:
         self.offset = len(prompt)
         before = prompt[-1] if prompt else None
         self.pieces = Pieces(loaded.tokenizer, before, loaded.request.model.mask_token_id, block(stream))
-        self.beginning = loaded.spell(loaded.kept)
+        self.beginning = loaded.spell(loaded.before_gap)
         #: For each place of the answer, the step that decided it and whether that was a revision.
         self.decided: dict[int, tuple[int, bool]] = {}
         self.screen, self.is_cut = Screen(stream, colour=colour), False

@@ -8,7 +8,7 @@ from typing import Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
+from partsong.cli.sampling import call_arguments, check_sampling, comparison_lines, make_result, place
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import class_number, find_pipeline
 
@@ -44,14 +44,14 @@ def image(options: Image) -> dict[str, Any]:
         ledger=None if options.ledger is None else Path(options.ledger),
     )
     measured = run_on_ranks(run_image, nproc, job)
-    return reported("image", options, nproc, measured)
+    return make_result("image", options, nproc, measured)
 
 
 def summary(result: dict[str, Any]) -> str:
     """Describes the result in two or three lines."""
     ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
     lines = [f"{result['out']}: {result['strategy']} on {ranks}, {result['class']}, {result['seconds']:.2f} s"]
-    lines += compared(result, "images")
+    lines += comparison_lines(result, "images")
     if result["facts_read"] is not None:
         lines.append(f"facts of the caption read back from the image: {result['facts_read']:.0%}")
     return "\n".join(lines)

@@ -94,7 +94,7 @@ class Image(Sampling):
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
     """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
     num_images: Positive = 1
-    """How many images of the prompt; image i looks the same whatever the number of images and ranks."""
+    """How many images of the prompt; image i does not depend on the number of images or ranks."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
     """PNG file to write; several images are numbered."""
 

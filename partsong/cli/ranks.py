@@ -12,12 +12,12 @@ __all__ = ["is_main", "num_ranks", "run_on_ranks", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started the ranks, each of which runs this program."""
+    """Says whether torchrun has started the ranks, each of which runs this program."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_main() -> bool:
-    """Whether this process prints and writes files."""
+    """Says whether this process prints and writes files."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 

@@ -14,7 +14,7 @@ from partsong.seeds import check_seed
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
-__all__ = ["call_arguments", "check_sampling", "compared", "place", "reported"]
+__all__ = ["call_arguments", "check_sampling", "comparison_lines", "make_result", "place"]
 
 
 def check_sampling(options: Image | Video) -> None:
@@ -67,7 +67,7 @@ def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, 
     return {**source.defaults, **named, **read_arguments(options.set)}
 
 
-def reported(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+def make_result(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
     """Returns the result by JSON key, or an empty dictionary on ranks that measured nothing."""
     if not measured:
         return {}
@@ -83,7 +83,7 @@ def reported(command: str, options: Image | Video, nproc: int, measured: dict[st
     }
 
 
-def compared(result: dict[str, Any], what: str) -> list[str]:
+def comparison_lines(result: dict[str, Any], what: str) -> list[str]:
     """Returns lines about the serial twin, if there was one, and about what the ranks sent.
 
     Args:

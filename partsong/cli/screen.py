@@ -18,7 +18,7 @@ Piece = tuple[str, str]
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether text that was written can be overwritten."""
+    """Says whether text that was written can be overwritten."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -50,10 +50,10 @@ def text(options: Text) -> dict[str, Any]:
     shown = viewer(loaded, show=options.show)
     measured = run_text(loaded, shown.step if shown.watches else None)
     shown.end(measured["text"])
-    return _reported(options, measured)
+    return _make_result(options, measured)
 
 
-def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
+def _make_result(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
     if options.out is not None:
         write_text(options.out, measured["text"] + "\n")
     return {

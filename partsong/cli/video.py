@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
+from partsong.cli.sampling import call_arguments, check_sampling, comparison_lines, make_result, place
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
 from partsong.outputs import write_json
@@ -41,7 +41,7 @@ def video(options: Video) -> dict[str, Any]:
     from partsong.jobs.videos import run_video
 
     measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
-    return reported("video", options, nproc, measured)
+    return make_result("video", options, nproc, measured)
 
 
 def _job(
@@ -81,7 +81,7 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['seconds']:.2f} s ({result['frames_per_second']:.1f} frames/s, the first after "
         f"{result['first_frame_seconds']:.2f} s)"
     ]
-    lines += compared(result, "frames")
+    lines += comparison_lines(result, "frames")
     if result["facts_read"] is not None:
         lines.append(
             f"facts of the caption read back from the video: {result['facts_read']:.0%}; identity kept in "
@@ -119,7 +119,7 @@ def _resumed(options: Video) -> Video:
     """Returns the options of the run that a journal belongs to, with those of this call that may differ."""
     journal = Path(str(options.resume))
     try:
-        kept = json.loads((journal / _CALL).read_text(encoding="utf-8"))
+        saved = json.loads((journal / _CALL).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"--resume {journal}: no run can be read there ({error}); give the folder of --journal"
@@ -130,6 +130,6 @@ def _resumed(options: Video) -> Video:
         raise ArgumentError(
             f"--resume keeps the options of the run; leave out {', '.join(sorted(given))}, or start a new run"
         )
-    kept["strategy"], kept["set"] = tuple(kept["strategy"]), tuple(kept["set"])
+    saved["strategy"], saved["set"] = tuple(saved["strategy"]), tuple(saved["set"])
     anew = {name: getattr(options, name) for name in _ANEW if getattr(options, name) != default[name]}
-    return Video(**{**kept, **anew, "journal": str(journal), "resume": None})
+    return Video(**{**saved, **anew, "journal": str(journal), "resume": None})

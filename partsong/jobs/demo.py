@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from partsong import zoo
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.pipeline_source import read_index
 from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, quiet_libraries
+from partsong.model_folders import read_settings
 from partsong.parallel import Mesh, Plan, mesh_for
 from partsong.samplers import generate
 from partsong.samplers.registry import parse_strategy
@@ -114,7 +114,7 @@ def run_demo(job: DemoJob) -> list[Method]:
             open_meshes.enter_context(mesh)
         first = next(iter(meshes.values()))
         folder = zoo.MODELS[job.model].folder
-        pipe = load_pipeline(folder, read_index(folder)["_class_name"]).to(first.device)
+        pipe = load_pipeline(folder, read_settings(folder, "model_index.json")["_class_name"]).to(first.device)
         pipe.set_progress_bar_config(disable=True)
         runs: dict[str, list[ComparedRun]] = {name: [] for name in ("serial", *meshes)}
 

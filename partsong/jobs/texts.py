@@ -95,7 +95,7 @@ class LoadedText:
     options: dict[str, Any]
 
     @property
-    def kept(self) -> list[int]:
+    def before_gap(self) -> list[int]:
         """Returns the tokens before the first gap of the prompt, which belong to the text; empty if it has no gap."""
         prompt = self.request.prompts[0]
         return prompt if len(prompt) < len(self.ids) else []
@@ -196,7 +196,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
     written = sum(given is None for given in request.answers[0][: len(tokens)])
     values: dict[str, Any] = {
         **cost,
-        "text": loaded.spell([*loaded.kept, *tokens]),
+        "text": loaded.spell([*loaded.before_gap, *tokens]),
         "token_ids": tokens,
         "answer_tokens": written,
         "answer_tokens_per_forward": written / sum(cost["forwards"].values()),
@@ -243,7 +243,7 @@ def _timed(
 def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any], watched: bool) -> dict[str, Any]:
     decoded, seconds = _timed(loaded, serial, watched)
     tokens = decoded.tokens[0]
-    text = loaded.spell([*loaded.kept, *tokens])
+    text = loaded.spell([*loaded.before_gap, *tokens])
     return {
         "seconds_serial": seconds,
         "speedup": seconds / values["seconds"],
@@ -258,7 +258,7 @@ def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any]
 
 
 def _valid(job: TextJob, text: str) -> bool | None:
-    """Whether the answer of a zoo model is right; None for other models and for prompts its reader cannot parse."""
+    """Says whether the answer of a zoo model is right; None for other models and for prompts that it cannot parse."""
     if job.zoo_name is None:
         return None
     try:

@@ -96,7 +96,7 @@ class StrategyModel:
 
     @property
     def draws_once(self) -> bool:
-        """Whether the strategy makes only one draw, so that a temperature of 0 does no harm."""
+        """Says whether the strategy makes only one draw, so that a temperature of 0 does no harm."""
         return self.strategy in _ONE_DRAW
 
     async def answer(self, chat: Sequence[Message], parameters: Parameters, *labels: str | int) -> Answer:

@@ -131,7 +131,7 @@ def ask(
 
 
 def reads_lists(tokenizer: Any) -> bool:
-    """Whether a tokenizer belongs to the zoo's `lists` models, so that it knows their words and few others."""
+    """Says whether a tokenizer belongs to the zoo's `lists` models, so that it knows their words and few others."""
     known = tokenizer.get_vocab()
     return len(known) < 2 * len(WORDS) and all(word in known for word in WORDS)
 

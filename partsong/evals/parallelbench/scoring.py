@@ -51,7 +51,7 @@ def read_list(text: str) -> list[str]:
 
 
 def read_list_strictly(text: str, kind: type) -> list[str] | None:
-    """Reads a JSON list of `kind`; None if the text is anything else."""
+    """Reads a JSON list of `kind`; None if the text is something else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -69,7 +69,7 @@ def nearest(words: Sequence[str], valid: Iterable[Sequence[str]]) -> float:
     return max(fractions, default=0.0)
 
 
-def kept(words: Sequence[str], items: Sequence[str]) -> float:
+def share_kept(words: Sequence[str], items: Sequence[str]) -> float:
     """Returns the fraction of items that are there, each as often as it should be."""
     return sum((Counter(words) & Counter(items)).values()) / max(len(words), len(items), 1)
 
@@ -83,7 +83,7 @@ def _judge_line(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
         def is_valid(words: list[str] | None) -> bool:
             return words is not None and sorted(words) == sorted(items) and words != items
 
-        return is_valid(loose), is_valid(strict), kept(loose, items)
+        return is_valid(loose), is_valid(strict), share_kept(loose, items)
     valid = valid_lines(verb, facts)
     return tuple(loose) in valid, strict is not None and tuple(strict) in valid, nearest(loose, valid)
 
@@ -175,7 +175,7 @@ def _judge_words(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     request, words = lists.parse(problem.question), text.split()
     valid = lists.check(problem.question, text)
     if request.family == "shuffle":
-        return valid, valid, kept(words, request.items)
+        return valid, valid, share_kept(words, request.items)
     if request.family == "latin":
         size = len(request.items)
         rows = [words[low : low + size] for low in range(0, len(words), size)]

@@ -112,7 +112,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Says whether the interval leaves out zero."""
         return self.low > 0 or self.high < 0
 
 

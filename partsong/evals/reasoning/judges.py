@@ -12,7 +12,7 @@ __all__ = ["ends_well", "is_list", "is_math", "is_number", "is_text"]
 
 
 def is_number(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer is the gold number, exactly.
+    """Says whether an answer is the gold number, exactly.
 
     >>> is_number("0.5", gold="1/2"), is_number(None, gold="1")
     (True, False)
@@ -21,17 +21,17 @@ def is_number(answer: str | None, *, gold: str) -> bool:
 
 
 def is_text(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer is the gold text, apart from blanks at its ends."""
+    """Says whether an answer is the gold text, apart from blanks at its ends."""
     return answer is not None and answer.strip() == gold.strip()
 
 
 def is_list(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer has the items of the gold list; both are spelled as by `final_list`."""
+    """Says whether an answer has the items of the gold list; both are spelled as by `final_list`."""
     return answer is not None and items_of(answer) == items_of(gold)
 
 
 def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None) -> bool:
-    """Whether a formula equals the gold one; see `partsong.reasoning.answers.checking`. An undecided one is wrong.
+    """Says whether a formula equals the gold one; see `partsong.reasoning.answers.checking`. An undecided one is wrong.
 
     Args:
         answer: LaTeX.
@@ -45,7 +45,7 @@ def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None
 
 
 def ends_well(code: str | None, *, before: str, after: str, runner: Runner) -> bool:
-    """Whether a program ends by itself and without an error, between two pieces of code that are given.
+    """Says whether a program ends by itself and without an error, between two pieces of code that are given.
 
     Args:
         code: what the model wrote.

@@ -1,4 +1,4 @@
-"""Keeps a file of JSON lines that only grows; every line is on the disk before the program goes on."""
+"""Keeps a file of JSON lines that only grows; every line is on the disk before the program continues."""
 
 from __future__ import annotations
 

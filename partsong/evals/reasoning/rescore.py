@@ -196,7 +196,7 @@ class _Counts:
         self.first[rows, answers] = np.minimum(self.first[rows, answers], numbers)
 
     def decided(self) -> NDArray[np.bool_]:
-        """Whether no missing vote can change the leader, for each problem; see `votes.Ballot.decided`."""
+        """Says whether no missing vote can change the leader, for each problem; see `votes.Ballot.decided`."""
         rows, left = np.arange(len(self.counts)), self.missing.sum(1)
         lowest = np.where(left > 0, self.missing.argmax(1), self.num)
         leader = (self.counts * (self.num + 1) - self.first).argmax(1)

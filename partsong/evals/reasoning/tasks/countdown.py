@@ -85,7 +85,7 @@ def _combined(parts: list[tuple[str, Fraction]], rng: random.Random) -> tuple[st
 
 
 def reaches(answer: str | None, *, numbers: tuple[int, ...], target: int, use_all: bool = True) -> bool:
-    """Whether an expression equals the target and uses the numbers as it may.
+    """Says whether an expression equals the target and uses the numbers as it may.
 
     Args:
         answer: the expression.

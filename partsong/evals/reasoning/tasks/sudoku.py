@@ -83,7 +83,7 @@ def _written(cells: Sequence[int], size: int) -> str:
 
 
 def is_solved(answer: str | None, *, clues: tuple[int, ...], size: int) -> bool:
-    r"""Whether a square follows the rules and keeps the clues.
+    r"""Says whether a square follows the rules and keeps the clues.
 
     Args:
         answer: the lines of the square, digits only.
