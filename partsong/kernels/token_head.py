@@ -8,7 +8,6 @@ the vocabulary, and what leaves it is a few numbers per row.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
+from partsong.kernels.call import has_triton
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
 from partsong.knobs import Whole, check_value
@@ -284,15 +284,10 @@ def _triton_fits(rows: Tensor) -> tuple[bool, str]:
         return False, f"the tensors are on {rows.device.type}, the kernel is for CUDA"
     if rows.dtype is torch.float64:
         return False, "the kernel has no float64"
-    if not _has_triton():
+    if not has_triton():
         return False, "triton is not installed"
     major, minor = torch.cuda.get_device_capability(rows.device)
     return major >= 8, f"compute capability {major}.{minor}, the kernel wants 8.0"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache
