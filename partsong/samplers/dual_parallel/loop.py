@@ -129,7 +129,7 @@ class _Queue:
         if cut is None or self.journal is None:
             return
         self.finished = self._ends(cut) + 1
-        yield from self.blocks.finished(self.journal, self.finished)
+        yield from self.blocks.finished(map(self.journal.block, range(self.finished)))
         if (first := self.tracks.pop(0, None)) is not None:
             first.call.close()
         self.keys.load(self.journal.keys(cut), [*self.stage.own_layers, INPUT])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
-from partsong.samplers.long_video.journal import VideoJournal
 from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_decode import StreamingDecoder
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -129,13 +128,12 @@ class VideoBlocks:
         restore(call.pipe.scheduler, held, plain)
         call.send(latents.to(event.latents.device))
 
-    def finished(self, journal: VideoJournal, count: int) -> Iterator[Any]:
+    def finished(self, latents_of_blocks: Iterable[Tensor]) -> Iterator[Any]:
         """Yields what the pipeline returns for the first blocks, whose latents a journal holds.
 
         Ranks that decode nothing yield None for each.
         """
-        for block in range(count):
-            latents = journal.block(block)
+        for block, latents in enumerate(latents_of_blocks):
             with self.plan.looping():
                 yield self._finish(block, latents) if self.decodes else None
 

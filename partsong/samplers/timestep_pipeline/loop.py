@@ -141,7 +141,7 @@ class _Chain:
         """Yields the blocks that a journal says are done, and takes over the keys that they have left."""
         if self.journal is None or self.cut is None:
             return
-        yield from self.blocks.finished(self.journal, self.first)
+        yield from self.blocks.finished(map(self.journal.block, range(self.first)))
         self.keys.load(self.journal.keys(self.cut), self.stage.own_layers, self.own)
 
     def run(self) -> Iterator[Any]:
