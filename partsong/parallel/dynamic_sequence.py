@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
@@ -116,14 +115,17 @@ class SwitchedBlocks(SequenceParallel):
             self._lay_out(*whole.shape[:2])
             own = self._rows(whole, FRAMES)
         named["hidden_states"] = own
-        named |= {name: self._rows(named[name], FRAMES) for name in self.factored.per_frame if _is_given(named, name)}
+        self._cut_named(named, self.factored.per_frame, FRAMES)
         # A rank without a frame has nothing to compute; what it holds has the right shape already.
         return self._to_tokens(forward(**named) if len(own) else own)
 
     def _run_temporal(self, forward: Callable[..., Tensor], named: dict[str, Any]) -> Tensor:
         self.shard_sizes((FRAMES, IMAGE))
-        named |= {name: self._rows(named[name], IMAGE) for name in self.factored.per_token if _is_given(named, name)}
+        self._cut_named(named, self.factored.per_token, IMAGE)
         return forward(**named)
+
+    def _cut_named(self, named: dict[str, Any], names: tuple[str, ...], stream: str) -> None:
+        named |= {name: self._rows(named[name], stream) for name in names if isinstance(named.get(name), Tensor)}
 
     def _lay_out(self, rows: int, tokens: int) -> None:
         parts, name = self.axis.size, self.adapter.model
@@ -183,7 +185,3 @@ class SwitchedBlocks(SequenceParallel):
         leaving = {IMAGE: own_frames * (length - own_length), FRAMES: own_length * (frames - own_frames)}
         moved = sum(batch * leaving[cut] * unit for cut, unit in self._moves)
         return moved + self.predict_gather(batch, {IMAGE: sizes[IMAGE]}, index)
-
-
-def _is_given(named: dict[str, Any], name: str) -> bool:
-    return isinstance(named.get(name), torch.Tensor)

@@ -130,8 +130,12 @@ class CachedBlocks:
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on, before those that cut, which must be outside of them."""
         for number, block in enumerate(self.blocks):
-            hooks.add(block.module, AroundHook(self._around(number, block), _signature(block.module)), "cache")
-        hooks.add(self.denoiser.module, InputHook(self._begin, _signature(self.denoiser.module)), "cache-begin")
+            hooks.add(
+                block.module, AroundHook(self._around(number, block), inspect.signature(block.module.forward)), "cache"
+            )
+        hooks.add(
+            self.denoiser.module, InputHook(self._begin, inspect.signature(self.denoiser.module.forward)), "cache-begin"
+        )
         hooks.add(self.denoiser.module, OutputHook(self._end), "cache-end")
 
     def _begin(self, named: dict[str, Any]) -> None:
@@ -212,8 +216,4 @@ class CachedBlocks:
 
 def _returned(values: _Values) -> Any:
     """Returns values as a block does: one value alone, several as a tuple."""
-    return values if len(values) > 1 else values[0]
-
-
-def _signature(module: Any) -> inspect.Signature:
-    return inspect.signature(module.forward)
+    return values if len(values) > 1 else next(iter(values))

@@ -218,4 +218,5 @@ def _attention(
         return attention(q, segments=every, scale=scale)
     keeps = mask.dtype == torch.bool
     padded = F.pad(mask, (sum(segment.length for segment in segments), 0), value=keeps)
-    return attention(q, segments=every, scale=scale, **{"mask" if keeps else "bias": padded})
+    keep, bias = (padded, None) if keeps else (None, padded)
+    return attention(q, segments=every, mask=keep, bias=bias, scale=scale)

@@ -45,10 +45,6 @@ class KeySet:
     window: int | None
     stride: int | None
 
-    def is_near(self, query: int, frame: int) -> bool:
-        """Says whether a frame is seen by itself."""
-        return self.window is None or abs(frame - query) <= self.window
-
     def sample_of(self, frame: int) -> int:
         """Returns the frame that stands for a frame that is not near."""
         assert self.stride is not None
@@ -57,7 +53,7 @@ class KeySet:
 
     def counts(self, query: int) -> tuple[tuple[int, int, int], ...]:
         """Lists the frames a frame sees: (frame, 1 if it is seen by itself else 0, number of others it stands for)."""
-        near = [self.is_near(query, frame) for frame in range(self.frames)]
+        near = [self.window is None or abs(frame - query) <= self.window for frame in range(self.frames)]
         others = [0] * self.frames
         if self.stride is not None:
             for frame in range(self.frames):

@@ -73,7 +73,8 @@ class TileHalf:
         counts = split_sizes(len(cut), self.axis.size)
         runs = [cut[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
         bounds = [(run[0][0] * self.given, run[-1][1] * self.given) if run else (0, 0) for run in runs]
-        mine = self._blended(forward, named, first, runs[self.axis.index] or cut[:1], cut)
+        compute = lambda tile: forward(**{**named, first: tile})  # noqa: E731
+        mine = self._blended(compute, image, runs[self.axis.index] or cut[:1], cut[-1][1])
         sizes = tuple(end - start for start, end in bounds)
         own = sizes[self.axis.index]
         row = mine[..., 0, :].numel() * mine.element_size()
@@ -86,22 +87,16 @@ class TileHalf:
         return whole
 
     def _blended(
-        self,
-        forward: Callable[..., Any],
-        named: dict[str, Any],
-        first: str,
-        run: list[tuple[int, int]],
-        cut: list[tuple[int, int]],
+        self, compute: Callable[[Tensor], Tensor], image: Tensor, run: list[tuple[int, int]], last: int
     ) -> Tensor:
         """Adds up a run of weighted tiles, from the first row of the first to the end of the last."""
         total: Tensor | None = None
         size = (run[-1][1] - run[0][0]) * self.given
         for start, end in run:
-            tile = named[first][..., start * self.taken : end * self.taken, :].contiguous()
-            rows: Tensor = forward(**{**named, first: tile})
+            rows = compute(image[..., start * self.taken : end * self.taken, :].contiguous())
             self._check_rows(rows, end - start)
             shared = self.overlap * self.given
-            weights = blend_weights(rows.shape[-2], shared if start > 0 else 0, shared if end < cut[-1][1] else 0)
+            weights = blend_weights(rows.shape[-2], shared if start > 0 else 0, shared if end < last else 0)
             total = rows.new_zeros((*rows.shape[:-2], size, rows.shape[-1])) if total is None else total
             place = slice((start - run[0][0]) * self.given, (end - run[0][0]) * self.given)
             total[..., place, :] += rows * weights[:, None].to(rows)
