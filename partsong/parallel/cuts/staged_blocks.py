@@ -272,14 +272,14 @@ class StagedBlocks(SequenceParallel):
         return sum(tensor.nbytes for tensor in self.last_layout.inputs[None][index + 1])
 
 
-def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | None) -> None:
-    """Refuses another number of stages than of ranks, where both are given.
+def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | None, knob: str = "degree") -> None:
+    """Refuses another number of stages than of ranks, which a knob gives; None is any number.
 
     Raises:
         ArgumentError: names the strategy and both numbers.
     """
     if layers is not None and ranks is not None and len(layers) != ranks:
-        raise ArgumentError(f"{strategy}: layers={layers} names {len(layers)} stages, not {ranks}")
+        raise ArgumentError(f"{strategy}: layers={layers} names {len(layers)} stages, not {knob}={ranks}")
 
 
 def _shape_of(value: Any) -> Any:

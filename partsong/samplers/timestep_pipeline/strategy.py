@@ -69,7 +69,7 @@ class TimestepPipeline(Strategy):
     def validate(self) -> None:
         """Refuses a number of stages other than `pipe_degree`."""
         super(TimestepPipeline, self).validate()
-        check_layers("TimestepPipeline", self.layers, self.pipe_degree)
+        check_layers("TimestepPipeline", self.layers, self.pipe_degree, "pipe_degree")
 
     def stale(self) -> str:
         """Says what is seen of the past."""
