@@ -89,7 +89,7 @@ async def _think(
 
 def extract_of(options: Think) -> Callable[[str], str | None]:
     """Returns the function that finds an answer in a text."""
-    from partsong.evals.harness.strategy_engine import extractor
+    from partsong.jobs.engines import extractor
 
     return extractor(options.extract, zoo_task(options))[1]
 

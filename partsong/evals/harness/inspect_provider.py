@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.harness.strategy_engine import EngineArguments
 from partsong.evals.harness.strategy_model import StrategyModel
 from partsong.evals.harness.texts import cut
+from partsong.jobs.engines import EngineArguments
 from partsong.knobs import Count, check_value
 from partsong.reasoning.calls.answer import Answer
 from partsong.reasoning.calls.call import Message, Parameters

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.evals.harness.strategy_engine import EngineArguments
 from partsong.evals.harness.strategy_model import StrategyModel
 from partsong.evals.harness.texts import check_options, cut, room_of, stops_of
 from partsong.evals.reasoning.pool import run_all
+from partsong.jobs.engines import EngineArguments
 from partsong.knobs import Count, Number, check_knobs, type_hints
 from partsong.progress import progress
 from partsong.reasoning.calls.call import Message, Parameters

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.evals.harness.strategy_engine import EngineArguments, extractor, open_engine
 from partsong.evals.reasoning.suite import read_strategies
+from partsong.jobs.engines import EngineArguments, extractor, open_engine
 from partsong.reasoning.calls.answer import Answer
 from partsong.reasoning.calls.budget import Budget
 from partsong.reasoning.calls.call import Message, Parameters
