@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Fields", "WeightPlace", "Rekeying", "same_names", "stock_layer"]
+__all__ = ["Fields", "Loader", "WeightPlace", "Rekeying", "experts", "same_names", "shared_settings", "stock_layer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +134,23 @@ class Fields:
         return {"rope_type": "default", "rope_theta": float(theta)}
 
 
+def shared_settings(fields: Fields) -> dict[str, Any]:
+    """Reads what most configurations name as transformers does."""
+    heads = fields.need("num_attention_heads")
+    return {
+        "vocab_size": fields.need("vocab_size"),
+        "hidden_size": fields.need("hidden_size"),
+        "num_hidden_layers": fields.need("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("num_key_value_heads") or heads,
+        "hidden_act": fields.get("hidden_act", "silu"),
+        "rms_norm_eps": fields.need("rms_norm_eps"),
+        "rope_parameters": fields.rotary(),
+        "tie_word_embeddings": bool(fields.get("tie_word_embeddings", False)),
+        "eos_token_id": fields.get("eos_token_id"),
+    }
+
+
 def same_names(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
     """Maps tensors that keep their names."""
     return {name: (WeightPlace(target=name),) for name in names}
@@ -173,5 +190,20 @@ def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple
     return places
 
 
-#: A family's loader: from the configuration's fields to the way into a stock module.
+def expert_layers(layers: int, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps the layers of a Qwen3-MoE under its own names; `count` experts of `width` rows each."""
+    places = {}
+    for prefix in (f"model.layers.{layer}." for layer in range(layers)):
+        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
+        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, width)
+    return places
+
+
+def outer_weights(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps what is not in a layer; an output embedding that is `tied` to the input is not in the file."""
+    return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+
+
+#: A family's loader: from the fields of ``config.json`` to the way into a stock module. It raises UnsupportedError for
+#: a field that is unknown or has a value the stock module does not compute, and ArgumentError for one that is missing.
 Loader = Callable[[Mapping[str, Any]], Rekeying]

@@ -13,21 +13,13 @@ from typing import Any
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, shared_settings
 
 __all__ = ["llada2"]
 
 
 def llada2(config: Mapping[str, Any]) -> Rekeying:
-    """Maps LLaDA 2.x onto GLM-4 MoE.
-
-    Args:
-        config: the fields of ``config.json``.
-
-    Raises:
-        UnsupportedError: a field with a value that GLM-4 MoE does not compute, or an unknown one.
-        ArgumentError: a field is missing, or fields contradict each other.
-    """
+    """Maps LLaDA 2.x onto GLM-4 MoE; errors as in `Loader`, and an ArgumentError for fields at odds."""
     fields = Fields(config, "LLaDA2")
     stock = _stock(fields)
     bias = fields.get("moe_router_enable_expert_bias", True)
@@ -75,20 +67,12 @@ def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace
 
 
 def _stock(fields: Fields) -> Glm4MoeConfig:
-    heads, width, chosen = (fields.need(f) for f in ("num_attention_heads", "hidden_size", "num_experts_per_tok"))
-    head_dim = fields.get("head_dim", width // heads)
+    shared, chosen = shared_settings(fields), fields.need("num_experts_per_tok")
+    head_dim = fields.get("head_dim", shared["hidden_size"] // shared["num_attention_heads"])
+    shared["rope_parameters"]["partial_rotary_factor"] = _rotary_share(fields, head_dim)
     stock = Glm4MoeConfig(
-        vocab_size=fields.need("vocab_size"),
-        hidden_size=width,
         intermediate_size=fields.need("intermediate_size"),
-        num_hidden_layers=fields.need("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.get("num_key_value_heads") or heads,
-        hidden_act=fields.get("hidden_act", "silu"),
         max_position_embeddings=fields.get("max_position_embeddings", 16384),
-        rms_norm_eps=fields.need("rms_norm_eps"),
-        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-        rope_parameters=fields.rotary() | {"partial_rotary_factor": _rotary_share(fields, head_dim)},
         attention_bias=bool(fields.get("use_qkv_bias", False)),
         moe_intermediate_size=fields.need("moe_intermediate_size"),
         num_experts_per_tok=chosen,
@@ -102,7 +86,7 @@ def _stock(fields: Fields) -> Glm4MoeConfig:
         norm_topk_prob=chosen > 1,
         use_qk_norm=True,
         num_mtp_layers=0,
-        eos_token_id=fields.get("eos_token_id"),
+        **shared,
     )
     stock.head_dim = head_dim
     return stock
