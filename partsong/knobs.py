@@ -311,7 +311,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
     if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
         return tuple(map(int, re.split(r"[+-]", text)))
     if words:
-        wanted = _listed([*words, *(said for kind, said in _WORDS.items() if kind in accepted)])
+        wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
         raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
-    wanted = " or ".join(said for kind, said in _WORDS.items() if kind in accepted)
+    wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")
