@@ -91,12 +91,12 @@ def accuracy(
     Returns:
         Fractions by task.
     """
-    found: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for family in families:
         prompts = [example.prompt for example in examples(num, seed, [family])]
         texts = answers(model, prompts, canvas=canvas, seed=seed if sampled else None)
-        found[family] = sum(map(check, prompts, texts)) / num
-    return found
+        fractions[family] = sum(map(check, prompts, texts)) / num
+    return fractions
 
 
 def total_variation(model: LlamaForCausalLM, prompt: str, num: int = 1000, *, canvas: int = 12, seed: int = 0) -> float:

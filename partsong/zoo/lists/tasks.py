@@ -148,7 +148,7 @@ def _answer(request: ListRequest, rng: random.Random) -> str:
         case "latin":
             words = [items[index] for index in rng.choice(squares(len(items)))]
         case "insert_random" | "remove_random" | "replace_random":
-            words = _edited(request, rng.choice(_places(request)))
+            words = _edit(request, rng.choice(_places(request)))
         case _:
             words = _only_answer(request)
     return " ".join(words)
@@ -178,14 +178,14 @@ def support(prompt: str) -> list[str]:
     items = request.items
     match request.family:
         case "shuffle":
-            found: list[list[str]] = [list(order) for order in itertools.permutations(items)]
+            answers: list[list[str]] = [list(order) for order in itertools.permutations(items)]
         case "latin":
-            found = [[items[index] for index in square] for square in squares(len(items))]
+            answers = [[items[index] for index in square] for square in squares(len(items))]
         case "insert_random" | "remove_random" | "replace_random":
-            found = [_edited(request, place) for place in _places(request)]
+            answers = [_edit(request, place) for place in _places(request)]
         case _:
-            found = [_only_answer(request)]
-    return [" ".join(words) for words in found]
+            answers = [_only_answer(request)]
+    return [" ".join(words) for words in answers]
 
 
 def check(prompt: str, answer: str) -> bool:
@@ -210,11 +210,11 @@ def _places(request: ListRequest) -> range:
     return range(len(request.items) + (request.family == "insert_random"))
 
 
-def _edited(request: ListRequest, place: int) -> list[str]:
+def _edit(request: ListRequest, place: int) -> list[str]:
     """Returns the list after the request's edit at `place`, counted from 0."""
     items, verb = list(request.items), request.family.partition("_")[0]
-    kept = place if verb == "insert" else place + 1
-    return items[:place] + ([] if request.item is None else [request.item]) + items[kept:]
+    rest = place if verb == "insert" else place + 1
+    return items[:place] + ([] if request.item is None else [request.item]) + items[rest:]
 
 
 def _only_answer(request: ListRequest) -> list[str]:
@@ -232,7 +232,7 @@ def _only_answer(request: ListRequest) -> list[str]:
             return " , ".join(" ".join(str(total)) for total in totals).split()
         case _:
             assert request.place is not None, request.family
-            return _edited(request, request.place - 1)
+            return _edit(request, request.place - 1)
 
 
 def _is_shuffle(request: ListRequest, words: list[str]) -> bool:
