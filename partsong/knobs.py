@@ -245,14 +245,7 @@ def read_knobs(
 ) -> tuple[str, dict[str, Any]]:
     """Reads ``NAME[:key=value,...]`` into the name and the values that the text gives.
 
-    Args:
-        text: what was asked for.
-        known: for each name the types of its knobs.
-        noun: see `parse_knobs`.
-        plural: see `parse_knobs`.
-
-    Raises:
-        ArgumentError: see `parse_knobs`.
+    `known` holds for each name the types of its knobs; the rest, and errors, are as in `parse_knobs`.
 
     Example:
         >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")

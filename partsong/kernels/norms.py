@@ -295,7 +295,8 @@ def _implementation(fused: str, *tensors: Tensor | None, row: int = 1) -> Module
     _log_once(fused, ok, reason)
     if ok:
         return import_module(f"partsong.kernels.{fused}")
-    return norms_cpu if norms_cpu.supports(*given) else norms_naive
+    # On a CPU the token norms gain nothing from torch's own passes.
+    return norms_cpu if fused == "norms_triton" and norms_cpu.supports(*given) else norms_naive
 
 
 @cache

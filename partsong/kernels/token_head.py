@@ -132,23 +132,12 @@ def token_state(
 ) -> TokenState:
     """Computes what `token_stats` needs before its last step; states of other shards of the head merge with it.
 
-    Args:
-        hidden: as in `token_stats`, equal on all shards, like all arguments but `weight`, `bias` and `first_token`.
-        weight: this shard's rows of the head, `[V of the shard, C]`.
-        positions: as in `token_stats`.
-        bias: this shard's `[V of the shard]`.
-        softcap: as in `token_stats`.
-        logit_scale: as in `token_stats`.
-        temperature: as in `token_stats`.
-        noise: as in `token_stats`.
-        first_token: id of the token of weight's first row.
+    Arguments and errors are those of `token_stats`, and all shards are given the same but for three: `weight`
+    `[V of the shard, C]` and `bias` `[V of the shard]` are this shard's rows of the head, and `first_token` is the id
+    of the first of them.
 
     Returns:
         A state; ``merge_token_states(states).stats()`` are the statistics over all shards.
-
-    Raises:
-        ArgumentError: as in `token_stats`.
-        ArgumentTypeError: as in `token_stats`.
     """
     _check_head(hidden, weight, bias)
     softcap = None if softcap is None else _positive("softcap", softcap)

@@ -110,12 +110,11 @@ class Fields:
     def refuse_unread(self) -> None:
         """Refuses fields that nobody has read: what they would change is unknown."""
         idle = self._seen | _IDLE
+        if self.config.get("quantization_config") is not None:
+            raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
         stated = [n for n, value in self.config.items() if value is not None and n not in idle]
         left = [n for n in stated if not n.startswith(("_", "init_", "unsloth"))]
         left = [n for n in left if not n.endswith(("_token_id", "_token_ids"))]
-        if self.config.get("quantization_config") is not None:
-            raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
-        left = [n for n in left if n != "quantization_config"]
         if left:
             raise UnsupportedError(
                 f"this {self.family} configuration has fields that are not known here and may change the model: "
@@ -151,9 +150,14 @@ def shared_settings(fields: Fields) -> dict[str, Any]:
     }
 
 
+def new_names(names: Mapping[str, str]) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps whole tensors, by the checkpoint's names to the module's."""
+    return {name: (WeightPlace(target=target),) for name, target in names.items()}
+
+
 def same_names(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
     """Maps tensors that keep their names."""
-    return {name: (WeightPlace(target=name),) for name in names}
+    return new_names({name: name for name in names})
 
 
 def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool = True) -> list[str]:
@@ -173,20 +177,19 @@ def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool
     return [prefix + name for name in names]
 
 
-def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
+def experts(prefix: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
     """Stacks single experts' tensors: transformers keeps gate and up of all experts in one, and down in another.
 
     Args:
-        source: prefix in the checkpoint, such as "model.layers.1.mlp.experts.".
-        target: prefix in the module.
+        prefix: that of the names, in the checkpoint as in the module, such as "model.layers.1.mlp.experts.".
         count: experts.
         width: rows of gate_proj and of up_proj.
     """
     places = {}
     for e in range(count):
         for name, index in (("gate", (e, slice(0, width))), ("up", (e, slice(width, 2 * width)))):
-            places[f"{source}{e}.{name}_proj.weight"] = (WeightPlace(target=f"{target}gate_up_proj", index=index),)
-        places[f"{source}{e}.down_proj.weight"] = (WeightPlace(target=f"{target}down_proj", index=(e,)),)
+            places[f"{prefix}{e}.{name}_proj.weight"] = (WeightPlace(target=f"{prefix}gate_up_proj", index=index),)
+        places[f"{prefix}{e}.down_proj.weight"] = (WeightPlace(target=f"{prefix}down_proj", index=(e,)),)
     return places
 
 
@@ -195,7 +198,7 @@ def expert_layers(layers: int, count: int, width: int) -> dict[str, tuple[Weight
     places = {}
     for prefix in (f"model.layers.{layer}." for layer in range(layers)):
         places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
-        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, width)
+        places |= experts(f"{prefix}mlp.experts.", count, width)
     return places
 
 

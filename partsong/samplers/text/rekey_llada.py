@@ -13,7 +13,7 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from partsong.errors import UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, expert_layers, outer_weights, shared_settings
+from partsong.samplers.text.rekey import Fields, Rekeying, expert_layers, new_names, outer_weights, shared_settings
 
 __all__ = ["llada", "llada_moe"]
 
@@ -57,16 +57,10 @@ def llada(config: Mapping[str, Any]) -> Rekeying:
     if fields.get("scale_logits", False):
         stock.logit_scale = width**-0.5
     _check_llada(fields)
-    places = {
-        "model.transformer.wte.weight": (WeightPlace(target="model.embed_tokens.weight"),),
-        "model.transformer.ln_f.weight": (WeightPlace(target="model.norm.weight"),),
-    }
-    if not tied:
-        places["model.transformer.ff_out.weight"] = (WeightPlace(target="lm_head.weight"),)
+    names = {"wte": "model.embed_tokens", "ln_f": "model.norm"} | ({} if tied else {"ff_out": "lm_head"})
     for layer in range(layers):
-        for name, target in _BLOCK.items():
-            target = f"model.layers.{layer}.{target}.weight"
-            places[f"model.transformer.blocks.{layer}.{name}.weight"] = (WeightPlace(target=target),)
+        names |= {f"blocks.{layer}.{name}": f"model.layers.{layer}.{target}" for name, target in _BLOCK.items()}
+    places = new_names({f"model.transformer.{name}.weight": f"{target}.weight" for name, target in names.items()})
     return Rekeying(model_class=LlamaForCausalLM, config=stock, places=places)
 
 

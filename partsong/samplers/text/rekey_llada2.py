@@ -13,7 +13,7 @@ from typing import Any
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, shared_settings
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, new_names, same_names, shared_settings
 
 __all__ = ["llada2"]
 
@@ -25,7 +25,7 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
     bias = fields.get("moe_router_enable_expert_bias", True)
     _check(fields)
     tied = stock.tie_word_embeddings
-    places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _place("model.embed_tokens.weight")}
+    places = new_names({"model.word_embeddings.weight": "model.embed_tokens.weight"})
     places |= same_names(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
     zero = []
     for layer in range(stock.num_hidden_layers):
@@ -37,17 +37,13 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
         places |= same_names([f"{prefix}mlp.gate.weight"])
         places |= same_names(f"{prefix}mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up", "down"))
         inner = stock.moe_intermediate_size
-        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
+        places |= experts(f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
         correction = f"{prefix}mlp.gate.e_score_correction_bias"
         if bias:
-            places[f"{prefix}mlp.gate.expert_bias"] = _place(correction)
+            places |= new_names({f"{prefix}mlp.gate.expert_bias": correction})
         else:
             zero.append(correction)
     return Rekeying(model_class=Glm4MoeForCausalLM, config=stock, places=places, zero=tuple(zero))
-
-
-def _place(target: str) -> tuple[WeightPlace, ...]:
-    return (WeightPlace(target=target),)
 
 
 def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace, ...]]:
@@ -60,10 +56,8 @@ def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace
             WeightPlace(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
             for i, p in enumerate("qkv")
         )
-    places[f"{prefix}attention.dense.weight"] = _place(f"{prefix}self_attn.o_proj.weight")
-    places[f"{prefix}attention.query_layernorm.weight"] = _place(f"{prefix}self_attn.q_norm.weight")
-    places[f"{prefix}attention.key_layernorm.weight"] = _place(f"{prefix}self_attn.k_norm.weight")
-    return places
+    names = {"dense": "o_proj", "query_layernorm": "q_norm", "key_layernorm": "k_norm"}.items()
+    return places | new_names({f"{prefix}attention.{a}.weight": f"{prefix}self_attn.{b}.weight" for a, b in names})
 
 
 def _stock(fields: Fields) -> Glm4MoeConfig:
