@@ -23,10 +23,6 @@ class CfgParallel(Strategy):
         degree: number of ranks; None takes the ranks that other strategies leave, or 2 if another one is open too.
 
     Source: Classifier-Free Diffusion Guidance, arXiv 2207.12598.
-
-    Example:
-        >>> CfgParallel(degree=2).axes
-        ('cfg',)
     """
 
     axes: ClassVar[tuple[str, ...]] = ("cfg",)

@@ -19,10 +19,6 @@ class DataParallel(Strategy):
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-
-    Example:
-        >>> DataParallel(degree=2).axes
-        ('data',)
     """
 
     axes: ClassVar[tuple[str, ...]] = ("data",)

@@ -38,10 +38,6 @@ class DynamicSequence(Strategy):
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: DSP, arXiv 2403.10266.
-
-    Example:
-        >>> DynamicSequence(degree=2).kind
-        'exact'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)

@@ -38,10 +38,6 @@ class StepCache(Strategy):
         max_skips: steps in a row that may be left out.
 
     Source: the first-block form of residual caches, ParaAttention's and TeaCache's (arXiv 2411.19108).
-
-    Example:
-        >>> StepCache(threshold=0.05).kind
-        'approximate'
     """
 
     kind: ClassVar[Kind] = "approximate"

@@ -39,17 +39,12 @@ class ClipParallel(Strategy):
         window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.
             Frames are those the model sees: of a video autoencoder's latent, not of the video.
         stride: length of the blocks of other frames, of which only the middle one is attended to; 1 is every frame, and
-            None leaves out all frames outside the window. That is the default because a model with positions along time
-            has seen no distances longer than its training videos.
+            None leaves out all frames outside the window, since a model may not know positions so far away.
         local_emphasis: added to the logits of near frames below the timestep `emphasis_from`; the paper adds 10.
         global_emphasis: added to the logits of the sampled frames from that timestep on; the paper adds 10.
         emphasis_from: that timestep, on the scale the model is called with, usually 0 to 1000.
 
     Source: Video-Infinity, arXiv 2406.16260. Partsong adds the key set, exact norms, and the ends of the video.
-
-    Example:
-        >>> ClipParallel(window=4, stride=2).kind
-        'approximate'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("clip",)

@@ -41,10 +41,6 @@ class DisplacedPatch(Strategy):
             displaces them too, which spoils pictures on four ranks with few rows each.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
-
-    Example:
-        >>> DisplacedPatch(warmup_steps=4).kind
-        'approximate'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)

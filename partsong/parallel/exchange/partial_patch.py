@@ -32,10 +32,9 @@ class PartialPatch(DisplacedPatch):
     to rank. Approximate; with ``warmup_steps`` at or above the number of steps it is exact, and with a portion of at
     least the number of ranks less one it is `DisplacedPatch`.
 
-    ``portion="auto"`` gives every attention layer its own portion. In the last step of the warm-up each rank computes
-    its attention again from each of `CANDIDATES`. The error of a portion is the norm of the difference over that of the
-    full output, and the largest over ranks, guidance branches and waves of heads counts. The layer gets the smallest
-    portion with an error of at most `error_budget`, or else everything. All ranks get the same.
+    ``portion="auto"`` gives every attention layer its own portion, the same on all ranks: the smallest of `CANDIDATES`
+    whose error is at most `error_budget`, or else everything. The error is the norm of the change in the attention's
+    output over that of the full output, in the last step of the warm-up. The worst rank, branch and wave counts.
 
     Args:
         degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order` and `norms`.
@@ -45,10 +44,6 @@ class PartialPatch(DisplacedPatch):
 
     Source: PCPP, arXiv 2412.02962, carried over to transformers. Partsong adds the forecast, a portion for each layer,
     and sends no more than is seen.
-
-    Example:
-        >>> PartialPatch(portion=0.5).kind
-        'approximate'
     """
 
     portion: AboveZero | Literal["auto"] = 0.3

@@ -31,10 +31,6 @@ class Ring(Strategy):
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: Ring Attention, arXiv 2310.01889.
-
-    Example:
-        >>> Ring(degree=3).degree
-        3
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)

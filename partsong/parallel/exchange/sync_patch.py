@@ -31,10 +31,6 @@ class SyncPatch(Strategy):
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: the synchronous form of DistriFusion, arXiv 2402.19481.
-
-    Example:
-        >>> SyncPatch(degree=3).kind
-        'exact'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)

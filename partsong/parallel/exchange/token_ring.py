@@ -35,10 +35,6 @@ class TokenRing(Strategy):
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: TokenRing, arXiv 2412.20501.
-
-    Example:
-        >>> TokenRing(degree=3).degree
-        3
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)

@@ -34,10 +34,6 @@ class Ulysses(Strategy):
         waves: number of exchanges for the heads of a rank; a rank with fewer groups of heads leaves some empty.
 
     Source: DeepSpeed-Ulysses, arXiv 2309.14509; the waves are partsong's.
-
-    Example:
-        >>> Ulysses(degree=2).degree
-        2
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)

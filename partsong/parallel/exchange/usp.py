@@ -26,10 +26,6 @@ class Usp(Strategy):
             number of ranks divides by 4, and else 1.
 
     Source: USP, arXiv 2405.07719.
-
-    Example:
-        >>> Usp(ulysses_degree=2, ring_degree=2).share(4)
-        {}
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")

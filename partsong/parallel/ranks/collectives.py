@@ -147,8 +147,8 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
 
     Args:
         axis: the ranks taking part, in spatial order.
-        rows: tensor whose dim `dim` is ``halo + own + halo``. The own part is set, and `wait` fills the halos. At the
-            outer ends the halo is left as it is; set it to zero for zero padding.
+        rows: tensor whose dim `dim` is ``halo + own + halo``. The own part is set, and `wait` fills the halos, but for
+            those at the outer ends.
         halo: width of the border; 0 < halo <= own.
         dim: the split dimension.
         name: what errors call it.

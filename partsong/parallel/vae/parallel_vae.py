@@ -28,9 +28,9 @@ class ParallelVae(Strategy):
     It has no axis of its own. Ranks that no other strategy takes become ``data`` ranks, which share out the batch of
     the denoiser; with one image they all compute the same there.
 
-    With `tile` the image is cut into overlapping tiles instead. Each is computed on its own, and they are blended
-    linearly. That is approximate, but needs less memory and works for autoencoders that cannot be cut into rows. With a
-    tile of at least the latent's height it is exact.
+    With `tile` the image is cut into overlapping tiles instead, which are computed one by one and blended linearly.
+    That is approximate, but needs less memory, and suits autoencoders whose rows cannot be cut. A tile as high as the
+    latent is exact.
 
     Args:
         tile: latent rows of a tile; None cuts rows exactly.
@@ -57,7 +57,7 @@ class ParallelVae(Strategy):
         """Refuses overlaps of more than half a tile, and an overlap without tiles."""
         super(ParallelVae, self).validate()
         if self.overlap is not None and (self.tile is None or 2 * self.overlap > self.tile):
-            most = "none without a tile" if self.tile is None else f"at most {self.tile // 2}, half a tile"
+            most = "overlap=None without a tile" if self.tile is None else f"at most {self.tile // 2}, half a tile"
             raise ArgumentError(f"ParallelVae: overlap={self.overlap}, tile={self.tile}; use {most}")
 
     def codes(self, target: Any, mesh: Mesh) -> AutoencoderParallel | None:
