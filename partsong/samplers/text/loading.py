@@ -103,9 +103,7 @@ def text_model_of(
 ) -> TextModel:
     """Wraps a model object for the decoding loop; arguments and errors as in `load_text_model`."""
     config = module.config.to_dict()
-    config.setdefault("architectures", None)
-    if not config["architectures"]:
-        config["architectures"] = [type(module).__name__]
+    config["architectures"] = config.get("architectures") or [type(module).__name__]
     row = adapter_of(config, adapter)
     family = _named_family(config, row)
     mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, None)
@@ -149,8 +147,7 @@ def _end_tokens(
         getattr(text, "eos_token_id", None),
         getattr(getattr(module, "generation_config", None), "eos_token_id", None),
     ]
-    path = None if folder is None else folder / "generation_config.json"
-    if path is not None and path.is_file():
+    if folder is not None and (path := folder / "generation_config.json").is_file():
         try:
             stated.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
         except (OSError, ValueError, AttributeError) as error:
