@@ -154,7 +154,7 @@ def uniform(
     """Draws numbers in 0 <= u < 1, unrelated to `noise` of the same seed; arguments and errors as there."""
     import torch
 
-    values = _draw(seed, _UNIFORM, _to_unit, shape, start, full_shape, dtype, device)
+    values = _draw(seed, _UNIFORM, lambda bits: bits.double() * 2.0**-53, shape, start, full_shape, dtype, device)
     # Rounding to a narrow dtype can reach 1.0; the largest number below it is 1 - eps / 2.
     return values.clamp_(max=1.0 - torch.finfo(values.dtype).eps / 2)
 
@@ -252,10 +252,6 @@ def philox(
         b, d = second, first
         low, high = (low + _KEY_STEPS[0]) & _WORD, (high + _KEY_STEPS[1]) & _WORD
     return a, b.bitwise_and_(_WORD), c, d.bitwise_and_(_WORD)
-
-
-def _to_unit(bits: Tensor) -> Tensor:
-    return bits.double() * 2.0**-53
 
 
 def _to_normal(bits: Tensor) -> Tensor:

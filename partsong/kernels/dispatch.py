@@ -112,7 +112,8 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
         form = call if row.native else (plain := plain or call.plain())
         ok, reason = row.supports(form)
         if (row.name, reason) not in _logged:
-            _log(row.name, reason, refused=not ok)
+            _logged.add((row.name, reason))
+            _LOG.debug("attention backend %s %s: %s", row.name, "used" if ok else "not used", reason)
         if ok:
             return row, form
         if forced:
@@ -176,8 +177,3 @@ def _find_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ArgumentError(f"no attention backend is called {name!r}; choose auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]
-
-
-def _log(name: str, reason: str, *, refused: bool) -> None:
-    _logged.add((name, reason))
-    _LOG.debug("attention backend %s %s: %s", name, "not used" if refused else "used", reason)

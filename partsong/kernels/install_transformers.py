@@ -28,10 +28,8 @@ def install_transformers() -> Callable[[], None]:
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedError("install(transformers=True) needs transformers, which is not installed")
     transformers = importlib.import_module("transformers")
-    registries: list[Any] = [
-        getattr(transformers, "AttentionInterface", None),
-        getattr(transformers, "AttentionMaskInterface", None),
-    ]
+    names = ("AttentionInterface", "AttentionMaskInterface")
+    registries: list[Any] = [getattr(transformers, name, None) for name in names]
     tables: list[Any] = [getattr(registry, "_global_mapping", None) for registry in registries]
     if not all(isinstance(table, dict) and "sdpa" in table for table in tables) or not _mask_is_known(tables[1]):
         raise UnsupportedError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree"]
+__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree", "describe"]
 
 #: Stream id of keys that every stream sees: a shared prefix.
 SHARED = -1
@@ -153,6 +153,11 @@ Mask = Causal | BlockCausal | Streams | Tree
 KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree)
 
 
+def describe(x: object) -> str:
+    """Says what was found in place of an argument: a tensor of some dtype, or a type."""
+    return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+
+
 def _queries(offset: int, num_queries: int, like: Tensor) -> Tensor:
     return torch.arange(offset, offset + num_queries, device=like.device)[:, None]
 
@@ -170,7 +175,6 @@ def _whole(kind: str, name: str, value: object, least: int | None = None) -> Non
 
 def _ids(kind: str, name: str, ids: object, batch: int, length: int) -> None:
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
-        found = f"a tensor of {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ArgumentTypeError(f"{kind} needs {name} to be an int32 or int64 tensor, found {found}")
+        raise ArgumentTypeError(f"{kind} needs {name} to be an int32 or int64 tensor, found {describe(ids)}")
     if tuple(ids.shape) not in ((length,), (1, length), (batch, length)):
         raise ArgumentError(f"{kind}: {name} {tuple(ids.shape)} is neither [{length}] nor [{batch}, {length}]")

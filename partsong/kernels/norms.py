@@ -21,6 +21,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import norms_cpu, norms_naive
 from partsong.kernels.call import has_triton
+from partsong.kernels.masks import describe
 
 __all__ = [
     "adaptive_layer_norm",
@@ -306,8 +307,7 @@ def _log_once(fused: str, ok: bool, reason: str) -> None:
 
 def _check(name: str, x: Tensor | None, *, like: Tensor | None = None) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
-        found = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ArgumentTypeError(f"{name} is a tensor of float16, bfloat16, float32 or float64, found {found}")
+        raise ArgumentTypeError(f"{name} is a tensor of float16, bfloat16, float32 or float64, found {describe(x)}")
     if like is not None and x.device != like.device:
         raise ArgumentError(f"{name} is on {x.device}, the first tensor on {like.device}: move them to one device")
     return x

@@ -20,6 +20,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
 from partsong.kernels.call import has_triton
+from partsong.kernels.masks import describe
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
 from partsong.knobs import Whole, check_value
@@ -198,8 +199,7 @@ def _positive(name: str, value: float, least: float = 0.0) -> float:
 def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
     """Returns int64 indices `[M]` into the flattened rows."""
     if not isinstance(positions, Tensor) or positions.dtype not in _POSITIONS:
-        found = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {found}")
+        raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {describe(positions)}")
     if positions.dtype is torch.bool:
         if positions.shape != shape:
             raise ArgumentError(

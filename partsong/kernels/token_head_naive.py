@@ -17,7 +17,7 @@ from partsong.kernels.arguments import compute_dtype
 from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
 from partsong.seeds import philox
 
-__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "gumbel", "scan"]
+__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "gumbel", "scan", "to_logits"]
 
 #: Fourth counter word of Philox; `partsong.seeds` draws normal and uniform numbers with 0 and 1.
 STREAM = 2
@@ -100,7 +100,7 @@ def scan(
             here = slice(low, low + num_tokens)
             part = weight[here].to(dtype)
             for slab, done in zip(slabs, states, strict=True):
-                x = _logits(_products(hidden[slab].to(dtype), part), logits, here)
+                x = to_logits(_products(hidden[slab].to(dtype), part), logits, here)
                 done.append(_tile(x, draw and draw.rows(slab), first_token + low))
         return TokenState.cat([merge_token_states(done) for done in states])
 
@@ -126,8 +126,8 @@ def _products(hidden: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def _logits(x: Tensor, logits: Logits, here: slice) -> Tensor:
-    """Turns the products x of the tokens `here` into logits, in place."""
+def to_logits(x: Tensor, logits: Logits, here: slice | Tensor) -> Tensor:
+    """Turns the products x of hidden states with the tokens `here` into logits, in place."""
     if logits.softcap is not None:
         x.div_(logits.softcap).tanh_().mul_(logits.softcap)
     if logits.bias is not None:

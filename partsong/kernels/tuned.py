@@ -23,6 +23,9 @@ ENV = "PARTSONG_TUNED"
 SHIPPED = Path(__file__).with_name("tuned.json")
 
 
+_gpu = functools.cache(torch.cuda.get_device_name)
+
+
 def shape_class(call: Call) -> str:
     """Names the class a call belongs to: lengths to the next power of two, head size likewise."""
     kind = "full" if call.mask is None else type(call.mask).__name__.lower()
@@ -48,11 +51,6 @@ def tuned(what: str, call: Call) -> Any:
 
 def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
-
-
-@functools.cache
-def _gpu(index: int) -> str:
-    return torch.cuda.get_device_name(index)
 
 
 @functools.cache

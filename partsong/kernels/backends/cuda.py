@@ -133,9 +133,13 @@ def align_rows(x: Tensor) -> Tensor:
     extra = -x.shape[3] % 8
     if extra:
         return pad(x, (0, extra))
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether the last of four dims is contiguous and every row starts at a multiple of 16 bytes."""
     unit = 16 // x.element_size()
-    aligned = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
-    return x if aligned else x.clone(memory_format=torch.contiguous_format)
+    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
 
 
 def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partsong.kernels.backends.cuda import is_aligned
 from partsong.kernels.call import HALF, Call, refusal
 
 __all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
@@ -66,19 +67,11 @@ def supports(call: Call) -> tuple[bool, str]:
         return False, f"its head sizes are 64 and 128, found {q.shape[3]}"
     if reason := refusal(call, HALF, max(WIDTHS), takes_bias=False):
         return False, reason
-    if not all(_is_readable(x) for x in (q, k, v)):
+    if not all(is_aligned(x) and min(x.stride()) > 0 for x in (q, k, v)):
         return False, "the copy engine needs 16-byte aligned rows and a contiguous last dim"
     if q.shape[0] * q.shape[1] > 65535:
         return False, f"batch x heads = {q.shape[0] * q.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's warp-specialised kernel"
-
-
-def _is_readable(x: Tensor) -> bool:
-    return (
-        x.stride(3) == 1
-        and x.data_ptr() % 16 == 0
-        and all(step > 0 and step * x.element_size() % 16 == 0 for step in x.stride()[:3])
-    )
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:

@@ -38,11 +38,8 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
         dtype = compute_dtype(q.dtype)
         k, v = k.to(dtype), v.to(dtype)
-        parts = []
-        for start in range(0, length, rows):
-            here = slice(start, start + rows)
-            local = _rows(call, here)
-            parts.append(_softmax(q[:, :, here].to(dtype), k, v, local, call.scale))
+        slices = [slice(start, start + rows) for start in range(0, length, rows)]
+        parts = [_softmax(q[:, :, here].to(dtype), k, v, _rows(call, here), call.scale) for here in slices]
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(column, dim=2) for column in zip(*parts, strict=True))
         return out.to(q.dtype), lse
 

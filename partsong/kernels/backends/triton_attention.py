@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partsong.kernels.backends.cuda import is_aligned
 from partsong.kernels.call import Call, Segment, has_triton, refusal
 from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
 from partsong.kernels.tuned import tuned
@@ -282,13 +283,8 @@ def _table(segments: list[Segment]) -> Tensor:
 
 def _alignment(segments: Sequence[Segment]) -> int:
     """Counts the elements in 16 bytes if all rows of all segments start at multiples of that, else returns 1."""
-    unit = 16 // segments[0].k.element_size()
-    aligned = all(
-        x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
-        for segment in segments
-        for x in (segment.k, segment.v)
-    )
-    return unit if aligned else 1
+    aligned = all(is_aligned(x) for segment in segments for x in (segment.k, segment.v))
+    return 16 // segments[0].k.element_size() if aligned else 1
 
 
 def _make_readable(segment: Segment) -> Segment:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.kernels.token_head_naive import Logits, to_logits
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import KeyStore, TextAdapter
 from partsong.samplers.text.runner import attention_mask, check_attention, check_call, head_of, weight_flops
@@ -227,9 +228,7 @@ class DiffusionGemmaTextModel:
         return torch.where(known[..., None], average, expected)
 
     def _average(self, hidden: Tensor, heat: Tensor) -> Tensor:
-        logits = (hidden @ self.head.weight.T).float()
-        if self.head.softcap is not None:
-            logits = (logits / self.head.softcap).tanh_() * self.head.softcap
+        logits = to_logits((hidden @ self.head.weight.T).float(), Logits(softcap=self.head.softcap), slice(None))
         weight = self.decoder.embed_tokens.weight
         return torch.softmax(logits / heat, dim=-1).to(weight.dtype) @ weight
 

@@ -298,8 +298,7 @@ class Loop:
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
             # What was decided after the end of a text is nobody's token.
-            kinds = self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist()
-            for kind in kinds:
+            for kind in self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist():
                 self.reader.tallies[row].tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, stopped, self.reader.tallies[row])
             gone.append(names[row])

@@ -76,8 +76,8 @@ class Reader:
             self.stale[batch.rows] &= ~batch.compute
             if batch.clean and self.model.adapter.noise == "uniform":
                 continue
-            here = place.gather(1, at[batch.rows])
-            parts.append((batch.rows, _rows_of(hidden, here), twins))
+            here = place.gather(1, at[batch.rows])[..., None].expand(-1, -1, hidden.shape[2])
+            parts.append((batch.rows, hidden.gather(1, here), twins))
             for row in batch.rows.tolist():
                 kinds[row] = batch.kind
         rows = torch.cat([rows for rows, *_ in parts]).argsort()
@@ -203,7 +203,3 @@ class Reader:
         self.tallies = [self.tallies[row] for row in rows.tolist()]
         for name in ("known", "stale", "since", "front", "is_new"):
             setattr(self, name, getattr(self, name)[rows])
-
-
-def _rows_of(hidden: Tensor, index: Tensor) -> Tensor:
-    return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
