@@ -245,14 +245,7 @@ def read_knobs(
 ) -> tuple[str, dict[str, Any]]:
     """Reads ``NAME[:key=value,...]`` into the name and the values that the text gives.
 
-    Args:
-        text: what was asked for.
-        known: for each name the types of its knobs.
-        noun: see `parse_knobs`.
-        plural: see `parse_knobs`.
-
-    Raises:
-        ArgumentError: see `parse_knobs`.
+    `known` holds for each name the types of its knobs; the rest, and errors, are as in `parse_knobs`.
 
     Example:
         >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")
@@ -311,7 +304,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
     if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
         return tuple(map(int, re.split(r"[+-]", text)))
     if words:
-        wanted = _listed([*words, *(said for kind, said in _WORDS.items() if kind in accepted)])
+        wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
         raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
-    wanted = " or ".join(said for kind, said in _WORDS.items() if kind in accepted)
+    wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

@@ -108,11 +108,7 @@ def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int
 def generators(seed: int, num: int, device: str | torch.device = "cpu", *, first: int = 0) -> list[torch.Generator]:
     """Returns one generator per image for a pipeline's ``generator=``: image i is the same in any batch.
 
-    Args:
-        seed: the run's seed; image i gets that of `for_images`.
-        num: how many.
-        device: where they draw; "cpu" gives the same noise whatever the model runs on.
-        first: index of the first image.
+    Their seeds are those of `for_images`. They draw on `device`: "cpu" gives the same noise whatever the model runs on.
     """
     import torch
 

@@ -38,8 +38,8 @@ from partsong.zoo.folders import load_folder, save_folder
 from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
-from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch, inside_matrices
-from partsong.zoo.stage import TrainingStage, muon_and_adam
+from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")

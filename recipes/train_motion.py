@@ -54,11 +54,10 @@ from partsong.zoo.motion.training import (
     draw_clips,
     draw_noise,
     draw_nulls,
-    inside_matrices,
     window_length,
 )
 from partsong.zoo.motion.world import MovingScene, generator, layout
-from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
@@ -237,7 +236,7 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
     model = model.to(world.device)
     rates = (config.muon_rate, config.adam_rate)
     return new_stage(
-        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer), rates, 0.02)
+        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.02)
     )
 
 
@@ -286,7 +285,7 @@ def train_causal(config: Config, world: World) -> None:
     torch.manual_seed(config.seed)
     model, pool = causal_model(config, world, "motion"), load_pool(config, world)
     rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
-    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "causal", model, optimizers)
     num = max(1, config.motion_tokens // KEPT // world.size)
 
@@ -307,7 +306,7 @@ def train_distil(config: Config, world: World) -> None:
     teacher = causal_model(config, world, "causal").requires_grad_(False)
     model, pool = causal_model(config, world, "causal"), load_pool(config, world)
     rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
-    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "distil", model, optimizers)
     num = max(1, config.distil_tokens // KEPT // world.size)
 

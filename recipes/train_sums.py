@@ -39,11 +39,11 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder
-from partsong.zoo.stage import TrainingStage, muon_and_adam
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report
-from partsong.zoo.sums.training import Attempts, draw_batch, inside_matrices, loss_of
+from partsong.zoo.sums.training import Attempts, draw_batch, loss_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("drafts", "samples", "refine", "polish", "export", "evaluate")

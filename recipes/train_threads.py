@@ -60,7 +60,7 @@ from partsong.zoo.products.model import build_model, build_tokenizer, save_model
 from partsong.zoo.products.problems import answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
-from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
 from partsong.zoo.training import Optimizers, schedule
 
 STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")
@@ -162,8 +162,7 @@ class Work:
         """Returns the zoo's optimizers for the small model, and Adam for one that is trained already."""
         if self.config.model or scale != 1.0:
             return [adam(list(model.parameters()), scale * self.config.rate)]
-        inside = [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
-        return muon_and_adam(model, inside, (self.config.muon_rate, self.config.rate), 0.01)
+        return muon_and_adam(model, inside_matrices(model), (self.config.muon_rate, self.config.rate), 0.01)
 
     def rng(self, stage: str, step: int) -> Random:
         """Of a step on this process."""

@@ -1,5 +1,6 @@
 """Before anything imports torch or triton: one thread per process, and kernels in the interpreter without a GPU."""
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -40,12 +41,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
 
 
+def pytest_collection_finish() -> None:
+    """Keeps what is there before the first test from being searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> None:
     """Lets ranks be forked from a process that has imported what most of them need: once, not once per rank."""
     ranked = any("parallel" in item.path.parts for item in request.session.items)
     if ranked and not torch.cuda.is_available():
         workers = sorted(path.stem for path in (Path(__file__).parent / "parallel").glob("*_worker.py"))
+        workers.append("fork_server")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["partsong.parallel", *(f"tests.parallel.{worker}" for worker in workers)])
         forkserver.ensure_running()

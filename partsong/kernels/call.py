@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +14,17 @@ from torch import Tensor
 
 from partsong.kernels.masks import SHARED, Causal, Mask, Streams
 
-__all__ = ["Call", "Segment", "compute_dtype"]
+__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "has_triton", "refusal"]
+
+HALF = (torch.float16, torch.bfloat16)
+#: Why a kernel refuses inputs that require a gradient.
+NO_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Says whether triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -158,3 +171,22 @@ class Call:
         if isinstance(self.mask, Streams) and self.mask.key is None:
             streams = torch.cat([torch.full((s.length,), s.stream) for s in self.segments]).to(self.q.device)
         return self.mask.dense(self.q.shape[2], positions.to(self.q.device), streams)
+
+
+def refusal(call: Call, dtypes: Sequence[torch.dtype], max_head_size: int, *, takes_bias: bool = True) -> str:
+    """Says why a fused kernel with these limits cannot compute a call, or "" if it can.
+
+    Args:
+        call: a call that is not empty.
+        dtypes: input dtypes the kernel computes.
+        max_head_size: largest D.
+        takes_bias: whether the kernel takes an additive mask.
+    """
+    q = call.q
+    if q.dtype not in dtypes:
+        return f"it computes {', '.join(str(x).removeprefix('torch.') for x in dtypes)}, not {q.dtype}"
+    if not 0 < q.shape[3] <= max_head_size:
+        return f"its head size goes from 1 to {max_head_size}, found {q.shape[3]}"
+    if call.bias is not None and not takes_bias:
+        return "it takes no mask or bias"
+    return NO_GRADIENT if call.needs_gradient else ""

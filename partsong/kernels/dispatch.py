@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -60,30 +61,24 @@ class Backend:
     native: bool = False
 
 
-_NAIVE = Backend(name="naive", usable=naive.usable, supports=naive.supports, run=naive.run)
-_CPU_FLASH = Backend(name="cpu_flash", usable=cpu_flash.usable, supports=cpu_flash.supports, run=cpu_flash.run)
-_TRITON = Backend(
-    name="triton",
-    usable=triton_attention.usable,
-    supports=triton_attention.supports,
-    run=triton_attention.run,
-    native=True,
+def _row(name: str, kernel: Any, native: bool = False) -> Backend:
+    """Makes a row of a module, or another object, that has the three functions."""
+    return Backend(name=name, usable=kernel.usable, supports=kernel.supports, run=kernel.run, native=native)
+
+
+_NAIVE, _CPU_FLASH = _row("naive", naive), _row("cpu_flash", cpu_flash)
+_CUDA = (
+    _row("cudnn", cuda.CUDNN),
+    _row("triton", triton_attention, native=True),
+    _row("flash", cuda.FLASH),
+    _row("efficient", cuda.EFFICIENT),
 )
-_GLUON = Backend(
-    name="gluon", usable=gluon_attention.usable, supports=gluon_attention.supports, run=gluon_attention.run
-)
-_FLASH3 = Backend(name="flash3", usable=flash3.usable, supports=flash3.supports, run=flash3.run)
-_XFORMERS = Backend(name="xformers", usable=xformers.usable, supports=xformers.supports, run=xformers.run)
-_FLEX = Backend(name="flex", usable=flex.usable, supports=flex.supports, run=flex.run, native=True)
-_CUDNN, _FLASH, _EFFICIENT = (
-    Backend(name=kernel.name, usable=kernel.usable, supports=kernel.supports, run=kernel.run)
-    for kernel in (cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT)
-)
-_CUDA = (_CUDNN, _TRITON, _FLASH, _EFFICIENT)
+_HOPPER = (_row("flash3", flash3), _row("gluon", gluon_attention))
 
 #: Every backend, fastest first as a rule; a GPU's own order per class of shapes is in `tuned`.
 BACKENDS: dict[str, Backend] = {
-    row.name: row for row in (_FLASH3, _GLUON, *_CUDA, _XFORMERS, _CPU_FLASH, _FLEX, _NAIVE)
+    row.name: row
+    for row in (*_HOPPER, *_CUDA, _row("xformers", xformers), _CPU_FLASH, _row("flex", flex, native=True), _NAIVE)
 }
 
 _BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
@@ -117,7 +112,7 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
         form = call if row.native else (plain := plain or call.plain())
         ok, reason = row.supports(form)
         if (row.name, reason) not in _logged:
-            _log_once(row.name, reason, refused=not ok)
+            _log(row.name, reason, refused=not ok)
         if ok:
             return row, form
         if forced:
@@ -183,7 +178,6 @@ def _find_backend(name: str) -> Backend:
     return BACKENDS[name]
 
 
-def _log_once(name: str, reason: str, *, refused: bool = False) -> None:
-    if (name, reason) not in _logged:
-        _logged.add((name, reason))
-        _LOG.debug("attention backend %s %s: %s", name, "not used" if refused else "used", reason)
+def _log(name: str, reason: str, *, refused: bool) -> None:
+    _logged.add((name, reason))
+    _LOG.debug("attention backend %s %s: %s", name, "not used" if refused else "used", reason)

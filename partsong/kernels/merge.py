@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -42,15 +43,11 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return first, parts[0][1].to(dtype)
     lses = [lse.to(dtype) for _, lse in parts]
-    top = lses[0]
-    for lse in lses[1:]:
-        top = torch.maximum(top, lse)
+    top = functools.reduce(torch.maximum, lses)
     # An empty row has no largest value to subtract: -inf - -inf would be NaN.
     top = top.masked_fill(top == -math.inf, 0.0)
     weights = [torch.exp(lse - top) for lse in lses]
-    total = weights[0]
-    for weight in weights[1:]:
-        total = total + weight
+    total = functools.reduce(torch.add, weights)
     divisor = total.masked_fill(total == 0.0, 1.0)
     out = first.to(dtype) * (weights[0] / divisor).unsqueeze(-1)
     for (part, _), weight in zip(parts[1:], weights[1:], strict=True):

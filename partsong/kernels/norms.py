@@ -12,7 +12,6 @@ import operator
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import norms_cpu, norms_naive
+from partsong.kernels.call import has_triton
 
 __all__ = [
     "adaptive_layer_norm",
@@ -288,19 +288,15 @@ def _implementation(fused: str, *tensors: Tensor | None, row: int = 1) -> Module
     given = [x for x in tensors if x is not None]
     if not given[0].is_cuda:
         ok, reason = False, f"the tensors are on {given[0].device.type}"
-    elif not _has_triton():
+    elif not has_triton():
         ok, reason = False, "triton is not installed"
     else:
         ok, reason = import_module("partsong.kernels.norms_triton").supports(given, row)
     _log_once(fused, ok, reason)
     if ok:
         return import_module(f"partsong.kernels.{fused}")
-    return norms_cpu if norms_cpu.supports(*given) else norms_naive
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    # On a CPU the token norms gain nothing from torch's own passes.
+    return norms_cpu if fused == "norms_triton" and norms_cpu.supports(*given) else norms_naive
 
 
 @cache

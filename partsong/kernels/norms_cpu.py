@@ -1,7 +1,4 @@
-"""Computes group norm with given statistics on a CPU by torch's own fused passes, several times faster than plainly.
-
-It holds every function of `norms_naive`; those that gain nothing here are the plain ones.
-"""
+"""Computes group norm with given statistics on a CPU by torch's own fused passes, several times faster than plainly."""
 
 from __future__ import annotations
 
@@ -9,20 +6,8 @@ import torch
 from torch import Tensor
 
 from partsong.kernels import norms_naive
-from partsong.kernels.norms_naive import (
-    adaptive_layer_norm,
-    residual_adaptive_layer_norm,
-    rms_norm_rotary,
-)
 
-__all__ = [
-    "adaptive_layer_norm",
-    "group_norm_apply",
-    "group_norm_stats",
-    "residual_adaptive_layer_norm",
-    "rms_norm_rotary",
-    "supports",
-]
+__all__ = ["group_norm_apply", "group_norm_stats", "supports"]
 
 
 def supports(*tensors: Tensor | None) -> bool:

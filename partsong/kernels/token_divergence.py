@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.kernels.call import compute_dtype
 
 __all__ = ["token_divergence"]
 
@@ -52,7 +53,7 @@ def token_divergence(
             f"token_divergence needs two hidden states [N, C] and a head [V, C]; found {tuple(hidden.shape)}, "
             f"{tuple(other.shape)} and {tuple(weight.shape)}"
         )
-    wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    wide = compute_dtype(hidden.dtype)
     lse_a = lse_b = torch.full((len(hidden),), -torch.inf, dtype=wide, device=hidden.device)
     mean = torch.zeros_like(lse_a)
     for first in range(0, len(weight), _TILE):

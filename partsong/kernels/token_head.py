@@ -8,7 +8,6 @@ the vocabulary, and what leaves it is a few numbers per row.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
+from partsong.kernels.call import has_triton
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
 from partsong.knobs import Whole, check_value
@@ -132,23 +132,12 @@ def token_state(
 ) -> TokenState:
     """Computes what `token_stats` needs before its last step; states of other shards of the head merge with it.
 
-    Args:
-        hidden: as in `token_stats`, equal on all shards, like all arguments but `weight`, `bias` and `first_token`.
-        weight: this shard's rows of the head, `[V of the shard, C]`.
-        positions: as in `token_stats`.
-        bias: this shard's `[V of the shard]`.
-        softcap: as in `token_stats`.
-        logit_scale: as in `token_stats`.
-        temperature: as in `token_stats`.
-        noise: as in `token_stats`.
-        first_token: id of the token of weight's first row.
+    Arguments and errors are those of `token_stats`, and all shards are given the same but for three: `weight`
+    `[V of the shard, C]` and `bias` `[V of the shard]` are this shard's rows of the head, and `first_token` is the id
+    of the first of them.
 
     Returns:
         A state; ``merge_token_states(states).stats()`` are the statistics over all shards.
-
-    Raises:
-        ArgumentError: as in `token_stats`.
-        ArgumentTypeError: as in `token_stats`.
     """
     _check_head(hidden, weight, bias)
     softcap = None if softcap is None else _positive("softcap", softcap)
@@ -284,15 +273,10 @@ def _triton_fits(rows: Tensor) -> tuple[bool, str]:
         return False, f"the tensors are on {rows.device.type}, the kernel is for CUDA"
     if rows.dtype is torch.float64:
         return False, "the kernel has no float64"
-    if not _has_triton():
+    if not has_triton():
         return False, "triton is not installed"
     major, minor = torch.cuda.get_device_capability(rows.device)
     return major >= 8, f"compute capability {major}.{minor}, the kernel wants 8.0"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

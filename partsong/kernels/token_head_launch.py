@@ -29,16 +29,10 @@ def scan(
     tiles: Tiles | None = None,
     programs: int | None = None,
 ) -> TokenState:
-    """Goes once over the vocabulary; arguments and result as in `token_head_naive.scan`, with at least one row.
+    """Goes once over the vocabulary; arguments and result as in `token_head_naive.scan`.
 
-    Args:
-        hidden: `[N, C]`, N at least 1, float16, bfloat16 or float32.
-        weight: `[V, C]`.
-        logits: what happens to the products.
-        draw: the noise of the draw.
-        first_token: id of the token of weight's first row.
-        tiles: tile sizes; default those of `tiles_for`.
-        programs: about how many programs to start; default two for each multiprocessor.
+    There is at least one row, and no float64. `tiles` are the tile sizes, by default those of `tiles_for`. About
+    `programs` programs are started, by default two for each multiprocessor.
     """
     (num_rows, width), num_tokens = hidden.shape, len(weight)
     capability, processors = _device(hidden.device)

@@ -1,11 +1,10 @@
-"""Runs a plan: the one call that works for every strategy."""
+"""Runs a plan by the one call that works for every strategy."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -37,6 +36,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
         ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
+        UnsupportedError: a journal is asked of a strategy that keeps none.
 
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
@@ -51,7 +51,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         assert row.loop is not None, "the registry names a loop for every strategy that has one"
         return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
-    parts = row.stream(plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
     return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
@@ -86,7 +86,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
     if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
-    parts = row.stream(plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
     return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
@@ -100,12 +100,8 @@ def _streaming() -> str:
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:
-    """Latents keep the model's order of dims; pictures come frame by frame."""
+    """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
     return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
-
-
-def _path(journal: str | os.PathLike[str] | None) -> Path | None:
-    return None if journal is None else Path(journal)
 
 
 def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
@@ -129,8 +125,8 @@ def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         default = known[name].default
         if isinstance(default, int | float) and isinstance(value, str):
-            wanted = "true or false" if isinstance(default, bool) else f"a number such as {default}"
-            raise ArgumentError(f"{pipeline.__name__} takes {wanted} for {name}, not {value!r}")
+            legal = "true or false" if isinstance(default, bool) else f"a number such as {default}"
+            raise ArgumentError(f"{pipeline.__name__} takes {legal} for {name}, not {value!r}")
 
 
 def check_prompt(prompt: Any) -> None:

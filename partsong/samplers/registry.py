@@ -1,4 +1,4 @@
-"""The strategies by name: one row each, from which command lines, exports, tables and documents are derived."""
+"""Lists the strategies by name: one row each, from which command lines, exports, tables and pages are derived."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline as Tim
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy, with its sampling loop where it needs one of its own.
+    """Describes one strategy, with its sampling loop where it needs one of its own.
 
     Attributes:
         strategy: its class.
-        loop: samples with it: ``loop(plan, strategy, **arguments)`` returns what the pipeline returns.
-        stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=..., journal=...,
-            **arguments)`` yields what the pipeline returns for each block.
+        loop: samples with it: ``loop(plan, strategy, **arguments)`` returns what the pipeline returns, on every rank.
+            The arguments are the pipeline's own, checked already and the same on every rank.
+        stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=True, journal=None,
+            **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
+            only the first rank decodes, and the others yield None. Progress goes to the folder `journal`, and a run
+            goes on from what it holds; see `VideoJournal`.
     """
 
     strategy: type[Strategy]

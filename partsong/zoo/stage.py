@@ -16,7 +16,7 @@ from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.training import Average, Optimizers, World, schedule
 
-__all__ = ["TrainingStage", "adam", "muon_and_adam"]
+__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam"]
 
 #: Makes one step's loss, and a note for the log, from that step's own random generator.
 Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
@@ -35,6 +35,11 @@ def muon_and_adam(
     others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
     muon = KernelMuon(inside, lr=rates[0], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [(muon, rates[0]), adam(others, rates[1])]
+
+
+def inside_matrices(module: nn.Module, prefix: str = "model.layers.") -> list[nn.Parameter]:
+    """Lists the matrices inside the layers of a module, for orthogonalised momentum."""
+    return [p for n, p in module.named_parameters() if n.startswith(prefix) and p.ndim == 2]
 
 
 class TrainingStage:

@@ -47,7 +47,7 @@ class World:
 
     def descend(self, loss: Tensor, parameters: list[nn.Parameter], optimizers: Optimizers, scale: float) -> None:
         """Makes one step of every optimizer, at `scale` times its peak learning rate."""
-        # Not by the optimizers: one may see the parameters through views that have gradients of their own.
+        # Optimizers cannot do this: one may see the parameters through views that have gradients of their own.
         for parameter in parameters:
             parameter.grad = None
         loss.backward()

@@ -108,7 +108,7 @@ def test_refusals_before_any_work(alone: dict[str, Any], several: dict[str, Any]
         ({"admit_every": 0}, "admit_every=0"),
         ({"previous": "kept"}, "use cached or recomputed"),
         ({"noise": "pink"}, "use pool or independent"),
-        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not 2"),
+        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not degree=2"),
     ],
 )
 def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:

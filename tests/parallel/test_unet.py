@@ -23,7 +23,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 
 
 PRODUCT = [case for nproc in (1, 2, 3, 4) for case in unet_worker.product(nproc)]
-SEVERAL = chosen([case for case in PRODUCT if case[0] > 1], prefer=lambda case: case[3] != "float64")
+SEVERAL = chosen([case for case in PRODUCT if case[0] > 1], prefer=lambda case: (case[3] != "float64", case[0] == 4))
 CASES = [*SEVERAL, *chosen(unet_worker.product(1), beside=SEVERAL)]
 PIPE_PRODUCT = list(itertools.product((2, 3), unet_worker.PIPE_STRATEGIES, unet_worker.UNET_PIPES))
 PIPE_CASES = chosen(PIPE_PRODUCT)

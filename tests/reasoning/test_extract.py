@@ -120,8 +120,8 @@ def test_lists_of_numbers_come_back(items: list[int]) -> None:
 @given(some.text(max_size=300) | some.text("\\boxed{}[]()$ \n0123456789+-*/=.,answerABC`", max_size=300))
 def test_any_text_is_read(text: str) -> None:
     for extract in EXTRACTORS:
-        found = extract(text)
-        assert found is None or isinstance(found, str)
+        answer = extract(text)
+        assert answer is None or isinstance(answer, str)
 
 
 HOSTILE = [

@@ -224,7 +224,7 @@ def broken(folder: Path, how: str) -> Path:
         ("wide", "does not fit"),
         ("family", "'gpt2'"),
         ("no file", "no .*model.safetensors"),
-        ("half a file", "no whole safetensors file"),
+        ("half a file", "not a whole safetensors file"),
         ("outside", "hold their weights"),
         ("no json", "config.json cannot be read"),
         ("no streams", "no parscale_n"),

@@ -155,7 +155,7 @@ def test_mistaken_arguments_are_refused() -> None:
     for mistake in mistakes:
         with pytest.raises(ArgumentError):
             cost_table(config, **mistake)
-    with pytest.raises(ArgumentError, match="found 0"):
+    with pytest.raises(ArgumentError, match="parameters=0; use a number above 0"):
         predicted_loss(0, 1, LAWS["pile"])
     with pytest.raises(ArgumentError, match="no law 'x'"):
         run(law="x")

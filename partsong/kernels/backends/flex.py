@@ -18,7 +18,6 @@ Source: Flex Attention, Dong et al., arXiv 2412.05496.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call, Segment
+from partsong.kernels.call import Call, Segment, has_triton
 from partsong.kernels.masks import SHARED, BlockCausal, Causal, Mask, Streams
 from partsong.kernels.merge import merge
 
@@ -56,7 +55,7 @@ def supports(call: Call) -> tuple[bool, str]:
     q = call.q
     if not (q.is_cpu or q.is_cuda):
         return False, f"the tensors are on {q.device.type}, not cuda or cpu"
-    if q.is_cuda and not _has_triton():
+    if q.is_cuda and not has_triton():
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if q.is_cuda and q.dtype not in _CUDA_DTYPES:
         return False, f"on CUDA it computes float16, bfloat16 and float32, not {q.dtype}"
@@ -66,11 +65,6 @@ def supports(call: Call) -> tuple[bool, str]:
     if call.needs_gradient:
         return False, "an input requires a gradient, which this backend does not give (use torch.no_grad())"
     return True, f"torch's flex_attention, {'compiled' if q.is_cuda else 'uncompiled'}"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -138,12 +132,13 @@ class _Tests:
 
     def rule(self) -> Rule:
         """Returns the tests as flex_attention's ``mask_mod``: whether query i of sample b sees key j."""
-        rules = []
-        if self.order is not None:
-            rules.append(_order(*(numbers[0] for numbers in self.order)))
-        if self.interval is not None:
-            rules.append(_interval(*self.interval))
-        return rules[0] if len(rules) == 1 else _both(*rules)
+        ordered = None if self.order is None else _order(*(numbers[0] for numbers in self.order))
+        inside = None if self.interval is None else _interval(*self.interval)
+        if ordered is not None and inside is not None:
+            return lambda b, h, i, j: ordered(b, h, i, j) & inside(b, h, i, j)
+        rule = ordered or inside
+        assert rule is not None
+        return rule
 
     def tiles(self) -> tuple[Tensor, Tensor]:
         """Finds the tiles that may hold a visible key, and those that hold no other: bool `[B or 1, queries, keys]`."""
@@ -173,10 +168,6 @@ def _interval(query: Tensor, enter: Tensor, leave: Tensor) -> Rule:
         return (enter[b * of_enter, j] <= number) & (number < leave[b * of_leave, j])
 
     return inside
-
-
-def _both(one: Rule, other: Rule) -> Rule:
-    return lambda b, h, i, j: one(b, h, i, j) & other(b, h, i, j)
 
 
 def _bounds(numbers: Tensor) -> tuple[Tensor, Tensor]:

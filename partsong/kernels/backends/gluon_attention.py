@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call
+from partsong.kernels.call import HALF, Call, refusal
 
 __all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
 
@@ -62,12 +62,10 @@ def supports(call: Call) -> tuple[bool, str]:
     ok, reason = usable()
     if not ok:
         return False, reason
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in WIDTHS:
-        return False, f"it computes float16 and bfloat16 with head sizes 64 and 128, not {q.dtype} with {q.shape[3]}"
-    if call.bias is not None:
-        return False, "it takes no mask or bias but the square causal one"
-    if call.needs_gradient:
-        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+    if q.shape[3] not in WIDTHS:
+        return False, f"its head sizes are 64 and 128, found {q.shape[3]}"
+    if reason := refusal(call, HALF, max(WIDTHS), takes_bias=False):
+        return False, reason
     if not all(_is_readable(x) for x in (q, k, v)):
         return False, "the copy engine needs 16-byte aligned rows and a contiguous last dim"
     if q.shape[0] * q.shape[1] > 65535:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import importlib
-import importlib.util
 import os
 import struct
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call, Segment
+from partsong.kernels.call import Call, Segment, has_triton, refusal
 from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
 from partsong.kernels.tuned import tuned
 
@@ -56,7 +55,7 @@ def interpreted() -> bool:
 
 def usable() -> tuple[bool, str]:
     """Whether this backend can run on this machine, and why (not)."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if interpreted():
         return True, "Triton's interpreter (TRITON_INTERPRET=1): for tests, not for speed"
@@ -75,12 +74,8 @@ def supports(call: Call) -> tuple[bool, str]:
     ok, reason = usable()
     if not ok:
         return False, reason
-    if q.dtype not in _DTYPES:
-        return False, f"it computes float16, bfloat16 and float32, not {q.dtype}"
-    if not 0 < q.shape[3] <= MAX_HEAD_SIZE:
-        return False, f"its head size goes from 1 to {MAX_HEAD_SIZE}, found {q.shape[3]}"
-    if call.needs_gradient:
-        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+    if reason := refusal(call, _DTYPES, MAX_HEAD_SIZE):
+        return False, reason
     if q.shape[0] * call.k.shape[1] > 65535:
         return False, f"batch x key heads = {q.shape[0] * call.k.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's Triton kernel"
@@ -287,8 +282,7 @@ def _table(segments: list[Segment]) -> Tensor:
 
 def _alignment(segments: Sequence[Segment]) -> int:
     """Counts the elements in 16 bytes if all rows of all segments start at multiples of that, else returns 1."""
-    size = segments[0].k.element_size()
-    unit = 16 // size
+    unit = 16 // segments[0].k.element_size()
     aligned = all(
         x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
         for segment in segments

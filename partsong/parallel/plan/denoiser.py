@@ -1,4 +1,4 @@
-"""One denoiser under a plan: what happens around each call of it."""
+"""Runs one denoiser under a plan: all that happens around each call of it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Denoiser:
 
     def _note_step(self, named: dict[str, Any], step: int) -> None:
         if step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.checked:
-            self._agree(named)
+            check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
         self.seen.steps.add(step)
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -145,12 +145,6 @@ class Denoiser:
         return output
 
     def _refuse(self, named: dict[str, Any]) -> None:
-        if self.cut is None:
-            return
-        for name, reason in self.adapter.refused.items():
+        for name, reason in self.adapter.refused.items() if self.cut is not None else ():
             if named.get(name) is not None:
                 raise UnsupportedError(f"{self.adapter.model}: {name} was given; {reason}")
-
-    def _agree(self, named: dict[str, Any]) -> None:
-        """Refuses, on all ranks alike, a call whose inputs differ between ranks."""
-        check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})

@@ -26,8 +26,6 @@ class PlanState:
         mesh: the ranks.
 
     Attributes:
-        strategies: what was attached.
-        mesh: the ranks.
         kind: ``exact``, ``bounded`` or ``approximate``.
         clock: the current step and branch.
         seen: shapes of what the pipeline as a whole was seen to move.

@@ -110,11 +110,13 @@ class _Run:
         running = set(range(self.nproc))
         deadline = None
         while running:
-            self._receive(running, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            silent = [self.pipes[rank] for rank in running if rank not in self.reports]
+            ends = [self.children[rank].sentinel for rank in running]
+            wait([*silent, *ends], None if deadline is None else max(0.0, deadline - time.monotonic()))
             for rank in sorted(running):
-                if not self.children[rank].is_alive():
-                    self._collect(rank)
-                    running.discard(rank)
+                is_alive = self.children[rank].is_alive()
+                self._collect(rank)
+                running -= set() if is_alive else {rank}
             if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
                 deadline = time.monotonic() + GRACE
             if deadline is not None and time.monotonic() >= deadline:
@@ -123,13 +125,6 @@ class _Run:
         if failed:
             raise self._error(failed)
         return self.reports[0][1]
-
-    def _receive(self, running: set[int], timeout: float | None) -> None:
-        sources: dict[Any, int] = {self.pipes[r]: r for r in running if r not in self.reports}
-        sentinels = [self.children[r].sentinel for r in running]
-        for ready in wait([*sources, *sentinels], timeout):
-            if ready in sources:
-                self._collect(sources[ready])
 
     def _collect(self, rank: int) -> None:
         if rank in self.reports:

@@ -13,7 +13,7 @@ from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["Letter", "Mailbox"]
 
-
+#: Shapes by peer.
 Shapes = Mapping[int, torch.Size]
 
 
@@ -28,10 +28,14 @@ class Letter:
 class _Flat:
     """Holds one flat buffer per peer, and a view of every layer's tensor in it."""
 
-    def __init__(self, shapes: Mapping[int, Mapping[int, torch.Size]], like: Tensor) -> None:
+    def __init__(self, shapes: Mapping[int, Shapes], like: Tensor) -> None:
         self.buffers: dict[int, Tensor] = {}
         self._views: dict[int, dict[int, Tensor]] = {}
-        for peer, layers in shapes.items():
+        by_peer: dict[int, dict[int, torch.Size]] = {}
+        for layer, layer_shapes in shapes.items():
+            for peer, shape in layer_shapes.items():
+                by_peer.setdefault(peer, {})[layer] = shape
+        for peer, layers in by_peer.items():
             sizes = [shape.numel() for shape in layers.values()]
             self.buffers[peer] = like.new_empty(sum(sizes))
             parts = self.buffers[peer].split(sizes)
@@ -44,14 +48,6 @@ class _Flat:
 
     def read(self, layer: int) -> dict[int, Tensor]:
         return self._views.get(layer, {})
-
-
-def _by_peer(letters: Mapping[int, Shapes]) -> dict[int, dict[int, torch.Size]]:
-    turned: dict[int, dict[int, torch.Size]] = {}
-    for layer, shapes in letters.items():
-        for peer, shape in shapes.items():
-            turned.setdefault(peer, {})[layer] = shape
-    return turned
 
 
 class Mailbox:
@@ -81,8 +77,8 @@ class Mailbox:
         keep: int,
     ) -> None:
         self.axis, self.name, self.layers = axis, name, tuple(letters)
-        self._outgoing = _Flat(_by_peer({layer: letter.sends for layer, letter in letters.items()}), like)
-        shapes = _by_peer({layer: letter.recvs for layer, letter in letters.items()})
+        self._outgoing = _Flat({layer: letter.sends for layer, letter in letters.items()}, like)
+        shapes = {layer: letter.recvs for layer, letter in letters.items()}
         known = min([keep, *map(len, past.values())])
         self._keep = keep
         self._held = [_Flat(shapes, like) for _ in range(known)]  # newest last

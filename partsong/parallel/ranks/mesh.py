@@ -25,7 +25,7 @@ __all__ = ["AXES", "Axis", "Mesh"]
 _OPENED = itertools.count()
 
 #: Outermost first: ranks of the last axis are neighbours, so the axis that talks most gets the fastest links.
-AXES = ("data", "cfg", "pipe", "stage", "clip", "patch", "ring", "ulysses")
+AXES: tuple[str, ...] = ("data", "cfg", "pipe", "stage", "clip", "patch", "ring", "ulysses")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 SQLite in WAL mode: a completed call is durable before anybody sees its result, and several processes may share a file.
 The order in which the calls of a run ended is kept with them. A strategy that stops early decides by that order, so a
 replay hands the calls out in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
-replay's report; a run that goes on makes them anew.
+replay's report; a run that goes on makes them again.
 """
 
 from __future__ import annotations

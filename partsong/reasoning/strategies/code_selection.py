@@ -9,7 +9,7 @@ from dataclasses import replace
 from partsong.reasoning.calls.answer import Answer, vote_of
 from partsong.reasoning.calls.call import Piece
 from partsong.reasoning.strategies.code_loop import CodeLoop, run_test
-from partsong.reasoning.strategies.parts import concluded, together
+from partsong.reasoning.strategies.parts import answer_in, together
 from partsong.reasoning.strategies.prompts import ask, numbered
 
 __all__ = ["select"]
@@ -30,7 +30,7 @@ async def select(loops: Sequence[CodeLoop], finalists: int, duels: int, *, spent
     passed = [await _passed(loops[0], program, tests) for program in programs]
     details = {"passed": passed, "runs": [loop.runs for loop in loops]}
     if not programs:
-        return concluded(run, "", (), extract, "budget" if spent else "done", valid=False, **details)
+        return answer_in(run, "", (), extract, "budget" if spent else "done", valid=False, **details)
     order = sorted(range(len(programs)), key=lambda i: (-passed[i], i))[:finalists]
     best, stopped = [programs[i] for i in order], "budget" if spent else "done"
     chosen, names = best[0], [best[0].source]
@@ -43,7 +43,7 @@ async def select(loops: Sequence[CodeLoop], finalists: int, duels: int, *, spent
             place, name = choice
             chosen, names = best[place], [best[place].source, name]
     # The program was extracted already, so it is the answer as it stands.
-    return replace(concluded(run, chosen.text, names, extract, stopped, valid=False, **details), answer=chosen.text)
+    return replace(answer_in(run, chosen.text, names, extract, stopped, valid=False, **details), answer=chosen.text)
 
 
 async def _passed(loop: CodeLoop, program: Piece, tests: Sequence[str]) -> int:

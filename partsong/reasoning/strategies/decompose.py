@@ -12,7 +12,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, concluded, together
+from partsong.reasoning.strategies.parts import answer_in, answer_of, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, numbered
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.strategies.splits import ProblemSplit, read_split
@@ -83,7 +83,7 @@ async def decompose(
         limits = Parameters(max_tokens=plan_tokens, temperature=0.0)
         (plan,) = await together([run.call(ask(prompts.split, question=question), path=("plan",), parameters=limits)])
         if plan is None:
-            return answered(run, None, extract, "budget", parts=0)
+            return answer_of(run, None, extract, "budget", parts=0)
         split = read_split(plan.text, most)
     if split is None:
         assert plan is not None
@@ -116,8 +116,8 @@ async def _join(
         chat = ask(prompts.join, question=question, parts=numbered(prompts.item, parts))
         (last,) = await together([run.call(chat, path=("join",), parameters=parameters)])
         if last is not None:
-            return answered(run, last, extract, "done", parts=len(results), cut=cut)
+            return answer_of(run, last, extract, "done", parts=len(results), cut=cut)
         stopped = "budget"
     text = "\n\n".join("" if part is None else part.text.strip() for part in results)
     calls, valid = [part.source for part in parts], stopped == "done" and not cut
-    return concluded(run, text, calls, extract, stopped, valid=valid, parts=len(results), cut=cut)
+    return answer_in(run, text, calls, extract, stopped, valid=valid, parts=len(results), cut=cut)

@@ -12,7 +12,7 @@ from partsong.reasoning.calls.call import Message, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import concluded
+from partsong.reasoning.strategies.parts import answer_in
 from partsong.reasoning.strategies.prompts import Prompts, ask
 from partsong.reasoning.strategies.thread_writer import ThreadPlace, ThreadText, ThreadWriter, repeated_tokens
 from partsong.reasoning.threads.formats import FORMATS, Format, FormatName
@@ -133,7 +133,7 @@ def _example(form: Format) -> str:
 def _answer(run: Run, text: ThreadText, form: Format, extract: Extract) -> Answer:
     calls = text.all_calls
     known = all(call.tokens is not None and call.usage.reported for call in calls)
-    return concluded(
+    return answer_in(
         run,
         flat_text(text.parts),
         [call.source for call in calls],

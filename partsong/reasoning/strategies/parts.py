@@ -19,10 +19,10 @@ from partsong.reasoning.calls.tasks import cancel_all
 __all__ = [
     "Poll",
     "Scorer",
-    "answered",
+    "answer_of",
     "await_score",
     "by_support",
-    "concluded",
+    "answer_in",
     "draft_ends",
     "in_order",
     "together",
@@ -128,14 +128,14 @@ def draft_ends(drafts: Sequence[Completion], tokens: int) -> list[Piece]:
     ]
 
 
-def answered(run: Run, chosen: Completion | None, extract: Extract, stopped: str, **details: Any) -> Answer:
+def answer_of(run: Run, chosen: Completion | None, extract: Extract, stopped: str, **details: Any) -> Answer:
     """Returns the answer that one completion gives; None where there is no completion, or it ran out of tokens."""
     if chosen is None:
-        return concluded(run, "", (), extract, stopped, valid=False, **details)
-    return concluded(run, chosen.text, (chosen.source,), extract, stopped, valid=chosen.finish == "stop", **details)
+        return answer_in(run, "", (), extract, stopped, valid=False, **details)
+    return answer_in(run, chosen.text, (chosen.source,), extract, stopped, valid=chosen.finish == "stop", **details)
 
 
-def concluded(
+def answer_in(
     run: Run, text: str, calls: Sequence[str], extract: Extract, stopped: str, *, valid: bool, **details: Any
 ) -> Answer:
     """Returns the answer found in a text that several calls wrote; None in a text that is not whole."""
@@ -192,4 +192,4 @@ class Poll:
             "spoilt": self.ballot.spoilt,
             "hint": voting_hint(self.ballot),
         }
-        return answered(run, named[0] if named else None, self.extract, stopped, **votes, **details)
+        return answer_of(run, named[0] if named else None, self.extract, stopped, **votes, **details)

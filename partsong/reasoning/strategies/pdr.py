@@ -13,7 +13,7 @@ from partsong.reasoning.calls.budget import BudgetError
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import Widths, checked
-from partsong.reasoning.strategies.parts import answered, by_support, draft_ends, together
+from partsong.reasoning.strategies.parts import answer_of, by_support, draft_ends, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
 from partsong.seeds import derive
 
@@ -98,7 +98,7 @@ async def pdr(
         rounds.append([vote_of(draft, extract) for draft in drafts])
         leader = by_support(drafts, extract)[0]
         best = leader if best is None or vote_of(leader, extract) is not None else best
-    return answered(run, best, extract, stopped, rounds=rounds)
+    return answer_of(run, best, extract, stopped, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)

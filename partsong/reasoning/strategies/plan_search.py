@@ -12,7 +12,7 @@ from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import Poll, Scorer, answered, await_score, together
+from partsong.reasoning.strategies.parts import Poll, Scorer, answer_of, await_score, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed
 from partsong.seeds import derive
 
@@ -98,7 +98,7 @@ async def plan_search(
     chat = ask(prompts.observe, question=question, num=str(observations))
     (first,) = await together([run.call(chat, path=("observe",), parameters=parameters)])
     if first is None:
-        return answered(run, None, extract, "budget", observations=[], plans=0)
+        return answer_of(run, None, extract, "budget", observations=[], plans=0)
     seen = [Piece(text, first.source) for text in listed(first.text)[:observations]]
     sizes = range(1, min(combine, len(seen)) + 1)
     subsets = [subset for size in sizes for subset in itertools.combinations(seen, size)]
@@ -117,7 +117,7 @@ async def plan_search(
     valid = [solution for solution in solutions if vote_of(solution, extract) is not None]
     scores = [await await_score(scorer(solution)) for solution in valid]
     best = max(range(len(valid)), key=lambda i: (scores[i], -i), default=None)
-    return answered(run, None if best is None else valid[best], extract, stopped, scores=scores, **details)
+    return answer_of(run, None if best is None else valid[best], extract, stopped, scores=scores, **details)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ Strategy = Callable[..., Coroutine[Any, Any, Answer]]
 
 
 def _read(thing: Any) -> Strategy:
-    """Reads what a plug-in offers: an asynchronous function ``strategy(run, question, *, extract, ...)``."""
+    """Takes what a plug-in offers if it is an asynchronous function ``strategy(run, question, *, extract, ...)``."""
     if not inspect.iscoroutinefunction(thing):
-        raise TypeError(f"{thing!r} is no asynchronous function")
+        raise TypeError(f"{thing!r} is not an asynchronous function")
     if not {"run", "question", "extract"} <= set(inspect.signature(thing).parameters):
         raise TypeError(f"{thing.__name__} does not take run, question and extract")
     return thing

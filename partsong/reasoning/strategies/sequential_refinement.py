@@ -10,7 +10,7 @@ from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask
 
 __all__ = ["RefinementPrompts", "sequential_refinement"]
@@ -82,4 +82,4 @@ async def sequential_refinement(
         if stable and len(votes) >= stable and vote is not None and set(votes[-stable:]) == {vote}:
             stopped = "done" if number == rounds - 1 else "confident"
             break
-    return answered(run, best, extract, stopped, rounds=votes)
+    return answer_of(run, best, extract, stopped, rounds=votes)

@@ -6,7 +6,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 
 __all__ = ["single"]
 
@@ -26,4 +26,4 @@ async def single(run: Run, question: str, *, extract: Extract, parameters: Param
     """
     chat = [Message("user", (question,))]
     (sample,) = await together([run.call(chat, path=("sample",), parameters=parameters)])
-    return answered(run, sample, extract, "budget" if sample is None else "done")
+    return answer_of(run, sample, extract, "budget" if sample is None else "done")

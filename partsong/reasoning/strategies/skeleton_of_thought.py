@@ -9,7 +9,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, concluded, together
+from partsong.reasoning.strategies.parts import answer_in, answer_of, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed
 
 __all__ = ["SkeletonPrompts", "skeleton_of_thought"]
@@ -73,7 +73,7 @@ async def skeleton_of_thought(
     chat = ask(prompts.skeleton, question=question, fewest=str(fewest), most=str(most))
     (skeleton,) = await together([run.call(chat, path=("skeleton",), parameters=settings)])
     if skeleton is None:
-        return answered(run, None, extract, "budget", points=[], cut=[])
+        return answer_of(run, None, extract, "budget", points=[], cut=[])
     points = listed(skeleton.text)[:most]
     chats = [
         ask(prompts.expand, question=question, skeleton=skeleton.piece, number=str(i + 1), point=point)
@@ -89,4 +89,4 @@ async def skeleton_of_thought(
     calls = tuple(completion.source for completion in written) or (skeleton.source,)
     stopped = "done" if len(written) == len(points) else "budget"
     valid = stopped == "done" and not cut
-    return concluded(run, text, calls, extract, stopped, valid=valid, points=points, cut=cut)
+    return answer_in(run, text, calls, extract, stopped, valid=valid, points=points, cut=cut)

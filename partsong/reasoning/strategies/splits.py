@@ -25,7 +25,7 @@ class ProblemSplit:
 
 
 def read_split(text: str, most: int) -> ProblemSplit | None:
-    """Reads a model's proposal of a split; returns None where there is none that can be used.
+    """Reads a model's proposal of a split; returns None where it proposes nothing that can be used.
 
     Args:
         text: holds a JSON object, which is parsed and never evaluated.

@@ -12,7 +12,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.confidence import self_certainty, with_alternatives
-from partsong.reasoning.strategies.parts import await_score, concluded
+from partsong.reasoning.strategies.parts import answer_in, await_score
 
 __all__ = ["Aggregate", "Finished", "StepScorer", "Stepper", "Trace", "looks_finished"]
 
@@ -146,5 +146,5 @@ class Stepper:
     def answer(self, trace: Trace | None, extract: Extract, stopped: str, **details: object) -> Answer:
         """Returns the answer of a trace; None where there is no trace, or a step of it ran out of tokens."""
         if trace is None:
-            return concluded(self.run, "", (), extract, stopped, valid=False, **details)
-        return concluded(self.run, trace.text, trace.names, extract, stopped, valid=not trace.spoilt, **details)
+            return answer_in(self.run, "", (), extract, stopped, valid=False, **details)
+        return answer_in(self.run, trace.text, trace.names, extract, stopped, valid=not trace.spoilt, **details)

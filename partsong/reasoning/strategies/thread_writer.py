@@ -12,7 +12,7 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.plans import ThreadPlan, announced, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, read_announcement, stop_of
 
 __all__ = ["ThreadPlace", "ThreadText", "ThreadWriter", "repeated_tokens"]
 
@@ -127,7 +127,7 @@ class ThreadWriter:
         piece = await self._call(at, text, tokens, stop)
         if piece is None:
             return
-        plan = announced(piece.text, self.form) if stop else None
+        plan = read_announcement(piece.text, self.form) if stop else None
         text.parts.append(piece)
         if plan is None:
             if not stop and self.form.announce and self.form.announce in piece.text:

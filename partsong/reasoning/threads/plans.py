@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from partsong.reasoning.threads.formats import Format
 
-__all__ = ["ThreadPlan", "announced", "read_plan", "stop_of"]
+__all__ = ["ThreadPlan", "read_announcement", "read_plan", "stop_of"]
 
 _NUMBER = re.compile(r"\s*(\d{1,4})\s*:")
 
@@ -63,7 +63,7 @@ def read_plan(text: str, form: Format) -> ThreadPlan:
     return ThreadPlan(tuple(goals)) if goals else ThreadPlan(fault="the plan has no items")
 
 
-def announced(text: str, form: Format) -> ThreadPlan | None:
+def read_announcement(text: str, form: Format) -> ThreadPlan | None:
     """Returns the threads that a text announced when a stop string ended it.
 
     Engines leave out the stop string, and most do not report whether there was one. So the text itself has to show it:
@@ -77,8 +77,8 @@ def announced(text: str, form: Format) -> ThreadPlan | None:
         The plan; None where the text simply ended.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
-    >>> announced("So <guideline><plan>1: add</plan>", FORMATS["npr"]), announced("So it is 4.", FORMATS["npr"])
-    (ThreadPlan(goals=('add',), fault=''), None)
+    >>> read_announcement("So <guideline><plan>1: add</plan>", FORMATS["npr"])
+    ThreadPlan(goals=('add',), fault='')
     """
     if form.plan is not None:
         opening, closing = form.plan

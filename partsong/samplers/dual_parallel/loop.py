@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.samplers.dual_parallel.strategy import DualParallel
 from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
-from partsong.samplers.long_video.journal import VideoJournal, open_journal, parts_of, write_cut
+from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal, parts_of, write_cut
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.pipeline.plan_call import CallTrack
@@ -35,19 +34,9 @@ __all__ = ["dual_parallel"]
 
 
 def dual_parallel(
-    plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Folder | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `DualParallel` on a video pipeline.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `DualParallel`; see `StrategyRow.stream`.
 
     Raises:
         ArgumentError: the autoencoder cannot make this number of frames, or the journal is of another video.
@@ -122,20 +111,15 @@ class _Queue:
         self.calls: int | None = None
         with self.plan.looping():
             first = self._open(0)
-        num_steps = len(first.call.pipe.scheduler.timesteps)
-        self.order = _Order(len(blocks.sizes), num_steps, strategy.admit_every)
+        num_steps, lag = len(first.call.pipe.scheduler.timesteps), strategy.admit_every
+        self.order = _Order(len(blocks.sizes), num_steps, lag)
         self.order.begin()
-        self.keys = NeighbourKeys(
-            blocks.sizes,
-            strategy.context,
-            strategy.admit_every,
-            num_steps,
-            recomputes=strategy.previous == "recomputed",
-        )
+        recomputes = strategy.previous == "recomputed"
+        self.keys = NeighbourKeys(blocks.sizes, strategy.context, lag, num_steps, recomputes=recomputes)
         self.stage.loop = self
         # With enough blocks at work, messages travel while the next visit is computed. Answers then come later, and
         # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
-        active = -(-min(num_steps, len(blocks.sizes) * strategy.admit_every) // strategy.admit_every)
+        active = -(-min(num_steps, len(blocks.sizes) * lag) // lag)
         is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
         self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1
 
@@ -145,7 +129,7 @@ class _Queue:
         if cut is None or self.journal is None:
             return
         self.finished = self._ends(cut) + 1
-        yield from self.blocks.finished(self.journal, self.finished)
+        yield from self.blocks.finished(map(self.journal.block, range(self.finished)))
         if (first := self.tracks.pop(0, None)) is not None:
             first.call.close()
         self.keys.load(self.journal.keys(cut), [*self.stage.own_layers, INPUT])
@@ -181,13 +165,13 @@ class _Queue:
                     self._answer(*done)
                 if (item := self._next()) is not None:
                     slots.items[slots.slot] = item
-                if self.order.is_over and not slots.items:
-                    break
-                slots.run()
+                is_over = self.order.is_over and not slots.items
+                if not is_over:
+                    slots.run()
             while self.done:
                 yield self.done.popleft()
-        while self.done:
-            yield self.done.popleft()
+            if is_over:
+                break
         self.plan.close_record()
         self.plan.clock.num_steps = self.plan.clock.step = self.order.round
 
@@ -203,12 +187,13 @@ class _Queue:
         # The keys of the block after are read before the next call. Of the block before, a version per step waits.
         once = keys.context * keys.frame_bytes
         versions = self.denoiser.seen.branches * min(order.num_steps, order.lag * (order.num_blocks - 1))
-        cached, again = (f"{amount / 1e6:,.1f} MB" for amount in (once * (1 + versions), once))
-        kept = f"previous='recomputed': keys of neighbours take {again} on this rank, 'cached' would take {cached}"
-        if not keys.recomputes:
-            kept = f"previous='cached': keys of neighbours take {cached} on this rank, 'recomputed' would take {again}"
+        sizes = {"cached": f"{once * (1 + versions) / 1e6:,.1f} MB", "recomputed": f"{once / 1e6:,.1f} MB"}
+        own, other = ("recomputed", "cached") if keys.recomputes else ("cached", "recomputed")
         frames = max(keys.frames)
-        return f"{kept}; 'recomputed' runs {keys.context + frames} frames per block, 'cached' {frames}"
+        return (
+            f"previous={own!r}: keys of neighbours take {sizes[own]} on this rank, {other!r} would take "
+            f"{sizes[other]}; 'recomputed' runs {keys.context + frames} frames per block, 'cached' {frames}"
+        )
 
     def _open(self, block: int) -> CallTrack:
         self.tracks[block] = CallTrack(self.blocks.open(block))
@@ -221,15 +206,12 @@ class _Queue:
             while order.waiting:
                 block = order.waiting[0]
                 step = order.round - order.lag * block
-                if block < self.finished:
+                track = None if block < self.finished else self.tracks.get(block) or self._open(block)
+                if track is None or track.step > step:  # the block is done, or made this step with fewer calls
                     order.waiting.popleft()
-                    continue
-                track = self.tracks.get(block) or self._open(block)
-                if (track.step, track.branch) == (step, order.branch):
+                elif (track.step, track.branch) == (step, order.branch):
                     order.asking.append(order.waiting.popleft())
                     return self._item(block, track)
-                if track.step > step:  # it has finished this step with fewer calls
-                    order.waiting.popleft()
                 else:
                     return None
             more = self.calls is None or order.branch + 1 < self.calls

@@ -1,4 +1,4 @@
-"""A stream of frames with a progress bar, and a line in the ledger that says how soon and how fast they came."""
+"""Shows a stream's progress in frames, and records in the ledger how soon and how fast they came."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from partsong.parallel import Strategy
     from partsong.samplers.long_video.video_blocks import VideoBlocks
 
-__all__ = ["VideoJournal", "open_journal", "parts_of", "write_cut"]
+__all__ = ["Folder", "VideoJournal", "open_journal", "parts_of", "write_cut"]
 
+#: The path of a folder.
+Folder = str | os.PathLike[str]
 #: Latents of a block, and tensors and plain values that its scheduler remembers.
 Progress = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
 _KEYS = re.compile(r"cut-(\d+)-keys-(\d+)-of-(\d+)\.safetensors")
@@ -51,7 +53,7 @@ class VideoJournal:
         OutputError: it cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any], index: int, size: int) -> None:
+    def __init__(self, path: Folder, run: Mapping[str, Any], index: int, size: int) -> None:
         self.path, self.index, self.size = Path(path), index, size
         asked = json.loads(json.dumps(dict(run), sort_keys=True))
         file = self.path / "run.json"
@@ -156,7 +158,7 @@ class VideoJournal:
             ) from error
 
 
-def open_journal(path: Path | None, blocks: VideoBlocks, strategy: Strategy) -> VideoJournal | None:
+def open_journal(path: Folder | None, blocks: VideoBlocks, strategy: Strategy) -> VideoJournal | None:
     """Opens the journal of a run; None where no folder is given.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
-from partsong.samplers.long_video.journal import VideoJournal
 from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_decode import StreamingDecoder
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -45,9 +44,7 @@ class VideoBlocks:
         everywhere: makes pictures of the latents on every rank, not on the first alone.
 
     Attributes:
-        plan: the strategies.
         stage: the model's blocks on this rank.
-        arguments: the pipeline's own, without latents.
         dim: of the frames in the pipeline's latents.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
@@ -61,23 +58,21 @@ class VideoBlocks:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        arguments: Mapping[str, Any],
-        *,
-        frames: int,
-        context: int,
-        noise: str,
-        everywhere: bool,
+        self, plan: Plan, arguments: Mapping[str, Any], *, frames: int, context: int, noise: str, everywhere: bool
     ) -> None:
         denoiser = plan.denoisers[0]
         assert isinstance(denoiser.cut, StagedFrames)
         self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
         self.pipe, self.dim = plan.target, self.stage.rotary.frames_dim
         self.factor = _factor(self.pipe)
-        self.sizes = _cut(_latent_frames(self.pipe, self.arguments, self.factor), frames)
+        total = _latent_frames(self.pipe, self.arguments, self.factor)
+        self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
         self._given = self.arguments.pop("latents", None)
-        self._check_given()
+        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
+            raise ArgumentError(
+                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
+                f"the video has {sum(self.sizes)} latent frames"
+            )
         self.drawn = draw_seeds(self.arguments.get("generator"))
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
         self._text = SharedText()
@@ -86,13 +81,6 @@ class VideoBlocks:
         self.decodes = everywhere or plan.mesh.is_main
         self._decoder = StreamingDecoder(self.pipe.vae) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
-
-    def _check_given(self) -> None:
-        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
-            raise ArgumentError(
-                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
-                f"the video has {sum(self.sizes)} latent frames"
-            )
 
     def close(self, tracks: MutableMapping[int, Any]) -> None:
         """Ends the calls that are open, and forgets what was kept for the video."""
@@ -140,13 +128,12 @@ class VideoBlocks:
         restore(call.pipe.scheduler, held, plain)
         call.send(latents.to(event.latents.device))
 
-    def finished(self, journal: VideoJournal, count: int) -> Iterator[Any]:
+    def finished(self, latents_of_blocks: Iterable[Tensor]) -> Iterator[Any]:
         """Yields what the pipeline returns for the first blocks, whose latents a journal holds.
 
         Ranks that decode nothing yield None for each.
         """
-        for block in range(count):
-            latents = journal.block(block)
+        for block, latents in enumerate(latents_of_blocks):
             with self.plan.looping():
                 yield self._finish(block, latents) if self.decodes else None
 
@@ -239,8 +226,3 @@ def _latent_frames(pipe: Any, arguments: Mapping[str, Any], factor: int) -> int:
             f"use {low} or {low + factor}"
         )
     return whole + 1
-
-
-def _cut(total: int, frames: int) -> tuple[int, ...]:
-    whole, rest = divmod(total, frames)
-    return (*[frames] * whole, *([rest] if rest else []))

@@ -36,15 +36,7 @@ _NO_CALLBACK = "patches are in different steps at any time; use a strategy that 
 
 @torch.no_grad()
 def patch_pipeline(plan: Plan, strategy: PatchPipeline, **arguments: Any) -> Any:
-    """Samples with `PatchPipeline`: layers over ranks, patches in flight.
-
-    Args:
-        plan: a `PatchPipeline` on a pipeline.
-        strategy: that strategy.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Returns:
-        What the pipeline returns, on every rank.
+    """Samples with `PatchPipeline`; see `StrategyRow.loop`.
 
     Raises:
         UnsupportedError: the scheduler does not treat every position by itself, a callback was given, or the call

@@ -41,15 +41,7 @@ _REFUSED = {
 
 @torch.no_grad()
 def structure_guidance(plan: Plan, strategy: StructureGuidance, **arguments: Any) -> Any:
-    """Samples with `StructureGuidance`: patches of a large picture, guided by a small one.
-
-    Args:
-        plan: a `StructureGuidance` on a pipeline.
-        strategy: that strategy.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Returns:
-        What the pipeline returns, on every rank.
+    """Samples with `StructureGuidance`; see `StrategyRow.loop`.
 
     Raises:
         UnsupportedError: the pipeline is not known, the size is no multiple of the small one, a callback was given, or
@@ -204,7 +196,7 @@ class _Small:
 
 
 def _grid(pipe: Any, module: Any, sample: Tensor, strategy: StructureGuidance) -> PatchGrid:
-    """The patches of a latent, from the model's configuration."""
+    """Lays out the patches of a latent, from the model's configuration."""
     scale, side = pipe.vae_scale_factor, module.config.sample_size
     if strategy.training_size is not None:
         side = max(1, strategy.training_size // scale)

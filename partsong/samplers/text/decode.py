@@ -138,22 +138,10 @@ def decode(
 def decode_steps(
     model: Any, input_ids: Sequence[Sequence[int]] | Tensor, *, watched: bool = True, **options: Any
 ) -> Generator[Step, None, Decoded]:
-    """Decodes as `decode` does, step by step.
+    """Decodes as `decode` does, step by step: yields every step with what it changed, and returns what `decode` does.
 
-    Args:
-        model: as in `decode`.
-        input_ids: as in `decode`.
-        watched: whether the steps carry events and texts.
-        **options: as in `decode`.
-
-    Yields:
-        Every step, with what it changed.
-
-    Returns:
-        What `decode` returns.
-
-    Raises:
-        PartsongError: as in `decode`, at the first step.
+    Arguments and errors are those of `decode`, errors come at the first step. `watched` says whether the steps carry
+    events and texts.
     """
     loop, steps = _loop(check_request(model, input_ids, **options), watched), 0
     for step in loop:

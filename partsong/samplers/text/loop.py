@@ -39,18 +39,10 @@ class Ended:
 
 
 class Loop:
-    """Decodes one batch; iterate over it for its steps.
+    """Decodes the texts of a canvas; iterate over it for the steps.
 
-    Args:
-        model: the model.
-        canvas: its texts.
-        rule: what to accept.
-        reader: what to compute.
-        temperature: temperature of the draws.
-        row_seeds: the seed of each row's noise.
-        stop_token_ids: tokens that end a text.
-        probe: mutual information of positions, for rules that ask.
-        watched: whether steps carry events and texts.
+    What `decode` has too is as there. `row_seeds` holds the seed of each row's noise, and `watched` says whether steps
+    carry events and texts.
     """
 
     def __init__(

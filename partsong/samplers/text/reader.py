@@ -35,12 +35,8 @@ class _Batch:
 class Reader:
     """Computes the hidden states of the positions at work, by a model and a policy of what to keep.
 
-    Args:
-        model: the model.
-        cache: the policy.
-        canvas: the texts; looked at anew in every step.
-        tallies: one for each row, in order.
-        shadows: places for masked shadows of decided positions in a row.
+    It looks at the canvas anew in every step. There is one tally for each row, in order, and a row has `shadows` places
+    for masked shadows of decided positions.
     """
 
     def __init__(
@@ -113,12 +109,11 @@ class Reader:
             return self._split_finished(compute, canvas.group < work.low[:, None], names)
         if self.keys is None:
             return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
+        kinds = [name if is_whole else "denoise" for name, is_whole in zip(names, whole.tolist(), strict=True)]
         batches = []
-        for name in ("prefill", "refresh"):
-            mine = torch.tensor([n == name for n in names], device=whole.device) & whole
-            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], name, adapter.noise == "none"))
-        rest = ~whole
-        batches.append(_Batch(rest.nonzero().flatten(), compute[rest], "denoise", adapter.noise == "none"))
+        for kind in ("prefill", "refresh", "denoise"):
+            mine = torch.tensor([k == kind for k in kinds], device=whole.device)
+            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], kind, adapter.noise == "none"))
         return [batch for batch in batches if len(batch.rows)]
 
     def _split_finished(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
@@ -183,12 +178,7 @@ class Reader:
         visible = self._visible(rows, index, known).scatter(2, index[..., None], False)
         own = torch.eye(most, self.room, dtype=torch.bool, device=index.device).expand(num, -1, -1)
         slots = (length + torch.arange(most, device=index.device)).expand_as(index)
-        return (
-            torch.full_like(index, self.model.mask_token_id),
-            index,
-            slots,
-            torch.cat([visible, own], 2),
-        )
+        return torch.full_like(index, self.model.mask_token_id), index, slots, torch.cat([visible, own], 2)
 
     def _count(self, batch: _Batch, known: Tensor) -> None:
         queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()

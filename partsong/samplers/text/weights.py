@@ -54,7 +54,7 @@ def load_rekeyed(
     module = module.eval().requires_grad_(False)
     for file in files:
         with safe_open(file, framework="pt", device=str(target)) as tensors:
-            for name in _known_names(tensors.keys(), rekeying):
+            for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)
                 dtype = dtype or tensor.dtype
                 for place in rekeying.places[name]:
@@ -86,10 +86,6 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise ArgumentError(f"{index} names {name!r}, and there is no such file beside it")
     return [folder / name for name in names]
-
-
-def _known_names(names: Any, rekeying: Rekeying) -> list[str]:
-    return [name for name in names if name in rekeying.places]
 
 
 def _headers(files: list[Path], rekeying: Rekeying) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_contexts import CausalKeys, Visit
-from partsong.samplers.long_video.journal import VideoJournal, open_journal
+from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, Stepped
 from partsong.samplers.pipeline.plan_call import CallTrack, refuse_arguments
@@ -41,19 +40,9 @@ _NO_CALLBACK = (
 
 
 def timestep_pipeline(
-    plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Folder | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `TimestepPipeline`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `TimestepPipeline` on a pipeline with a causal model.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `TimestepPipeline`; see `StrategyRow.stream`.
 
     Raises:
         ArgumentError: the number of frames is not made of whole blocks, or there are more ranks than steps.
@@ -152,7 +141,7 @@ class _Chain:
         """Yields the blocks that a journal says are done, and takes over the keys that they have left."""
         if self.journal is None or self.cut is None:
             return
-        yield from self.blocks.finished(self.journal, self.first)
+        yield from self.blocks.finished(map(self.journal.block, range(self.first)))
         self.keys.load(self.journal.keys(self.cut), self.stage.own_layers, self.own)
 
     def run(self) -> Iterator[Any]:
@@ -175,10 +164,10 @@ class _Chain:
                         self.tracks.pop(block).call.close()
                 incoming, final, recvs = None, None, {}
                 if self.place > 0 and self.first <= block + 1 < total:
-                    incoming = recvs[self.order[self.place - 1]] = self._room(block + 1)
+                    incoming = recvs[self.order[self.place - 1]] = _packed(self._parts(self._track(block + 1)))
                 done = slot - chain + 1
                 if self.axis.index in self.readers and self.first <= done < total:
-                    final = recvs[self.order[-1]] = self._final_room(done)
+                    final = recvs[self.order[-1]] = torch.empty_like(self._run(self.tracks[done], self.num_steps))
                 flying = exchange(self.axis, sends, recvs, name="timestep pipeline")
             done -= 1 if self.readers else 0  # those that are sent the latents have the frames a slot later
             if self.first <= done < total:
@@ -209,12 +198,6 @@ class _Chain:
             parts.append(torch.empty_like(self._run(track, self.own.start)))
         return parts + ([track.layout.empty_input(None, self.layer)] if self.layer else [])
 
-    def _room(self, block: int) -> Tensor:
-        return _packed(self._parts(self._track(block)))
-
-    def _final_room(self, block: int) -> Tensor:
-        return torch.empty_like(self._run(self.tracks[block], self.num_steps))
-
     def _work(self, block: int, received: Tensor | None) -> Tensor:
         """Makes this rank's steps, or its layers of a step, for one block; returns what the next place needs."""
         track = self._track(block)
@@ -241,7 +224,7 @@ class _Chain:
                 track.send(track.layout.returned(self._prediction(track, event)))
                 continue
             assert isinstance(event, Stepped)
-            self.latents_bytes = event.latents.numel() * event.latents.element_size()
+            self.latents_bytes = event.latents.nbytes
             if track.step == until:
                 return event.latents
             is_first = track.step == self.own.start and track.latents is not None
@@ -303,6 +286,6 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
 
 def _unpacked(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Returns the tensors of a message, in the shapes and types of others."""
-    pieces = message.split([tensor.numel() * tensor.element_size() for tensor in like])
+    pieces = message.split([tensor.nbytes for tensor in like])
     # A piece may begin where its type may not.
     return [piece.clone().view(t.dtype).view(t.shape) for piece, t in zip(pieces, like, strict=True)]
