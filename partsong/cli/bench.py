@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.options import Bench
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.machine import describe_hardware
@@ -24,12 +24,11 @@ HIDDEN = ("model", "case")
 
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
-    if under_torchrun():
-        raise ArgumentError("partsong bench starts its own ranks; run it without torchrun")
+    refuse_torchrun("partsong bench starts its own ranks")
     start = time.perf_counter()
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
-    nproc = options.nproc or 2 if options.name == "image" else 1
+    nproc = (options.nproc or 2) if options.name == "image" else 1
     request = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
     return {**request, "seconds": seconds, "rows": rows, "hardware": describe_hardware()}
 

@@ -1,4 +1,4 @@
-"""Checks options against the bounds that `partsong.cli.options` states in their annotations."""
+"""Checks options against the bounds in their annotations, and files that are to be written."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 from partsong.errors import ArgumentError
 from partsong.knobs import Bound, type_hints
+from partsong.outputs import check_writable
 
-__all__ = ["check_bounds"]
+__all__ = ["check_bounds", "check_files"]
 
 
 def check_bounds(options: Any) -> None:
@@ -29,3 +30,14 @@ def check_bounds(options: Any) -> None:
             for bound in bounds if value is not None else ():
                 if not bound.holds(value):
                     raise ArgumentError(f"--{name.replace('_', '-')} {value}: use {bound}")
+
+
+def check_files(*paths: str | None) -> None:
+    """Checks that files can be written; None is no file.
+
+    Raises:
+        ArgumentError: a file cannot be written.
+    """
+    for path in paths:
+        if path is not None:
+            check_writable(path)

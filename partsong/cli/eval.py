@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Decoding, Eval
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.text_source import find_text_model
@@ -49,8 +49,7 @@ _LEGENDS = {
 
 def evaluate(options: Eval) -> dict[str, Any]:
     """Runs a suite and returns its rows."""
-    if under_torchrun():
-        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
+    refuse_torchrun("partsong eval runs in one process")
     check_decoding(options)
     start = time.perf_counter()
     rows = {"oracle": _oracle, "parallelbench": _parallelbench}[options.suite](options)

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.engines import default_model, make_engine
+from partsong.cli.bounds import check_files
+from partsong.cli.engines import local_model, make_engine
 from partsong.cli.options import Reasoning
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
-from partsong.errors import ArgumentError
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 from partsong.progress import progress
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _job(options: Reasoning) -> ReasoningJob:
     from partsong.evals.reasoning.suite import read_strategies
     from partsong.reasoning import Budget, Parameters
 
-    model = None if options.server is not None else options.model or default_model()
+    model = local_model(options)
     read_strategies(options.strategies, model)
     budget = Budget(tokens=options.budget_tokens)
     budget.validate()
@@ -112,8 +112,5 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _check(options: Reasoning) -> None:
-    if under_torchrun():
-        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
-    for path in (options.json, options.plot):
-        if path is not None:
-            check_writable(path)
+    refuse_torchrun("partsong eval runs in one process")
+    check_files(options.json, options.plot)

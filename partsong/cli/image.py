@@ -8,7 +8,7 @@ from typing import Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, comparison_lines, make_result, place
+from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import class_number, find_pipeline
 
@@ -21,28 +21,13 @@ def image(options: Image) -> dict[str, Any]:
     _check(options)
     read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
     source = find_pipeline(options.model)
-    strategies, degrees = place(options, source, nproc)
+    shared = job_fields(options, source, nproc)
+    if source.index.get("id2label") is not None:
+        shared["prompt"] = class_number(source, options.prompt)
     # Imported last because it takes seconds; everything above fails sooner.
     from partsong.jobs.images import ImageJob, run_image
 
-    class_conditional = source.index.get("id2label") is not None
-    job = ImageJob(
-        folder=source.folder,
-        pipeline=source.pipeline,
-        zoo_name=source.zoo_name,
-        prompt=class_number(source, options.prompt) if class_conditional else options.prompt,
-        arguments=call_arguments(options, source),
-        num_images=options.num_images,
-        strategies=strategies,
-        degrees=degrees,
-        seed=options.seed,
-        dtype=options.dtype,
-        # The threads of several processes compete for the cores, and a zoo model is too small to need them.
-        threads=options.threads or (1 if nproc > 1 or source.zoo_name else None),
-        compare=options.compare,
-        out=Path(options.out),
-        ledger=None if options.ledger is None else Path(options.ledger),
-    )
+    job = ImageJob(**shared, num_images=options.num_images)
     measured = run_on_ranks(run_image, nproc, job)
     return make_result("image", options, nproc, measured)
 

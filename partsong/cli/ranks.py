@@ -8,12 +8,22 @@ from typing import Any
 
 from partsong.errors import ArgumentError
 
-__all__ = ["is_main", "num_ranks", "run_on_ranks", "under_torchrun"]
+__all__ = ["is_main", "num_ranks", "refuse_torchrun", "run_on_ranks", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
     """Says whether torchrun has started the ranks, each of which runs this program."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def refuse_torchrun(why: str) -> None:
+    """Checks that torchrun has not started this process.
+
+    Raises:
+        ArgumentError: it has; says why it may not.
+    """
+    if under_torchrun():
+        raise ArgumentError(f"{why}; start it without torchrun")
 
 
 def is_main() -> bool:

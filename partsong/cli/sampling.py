@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.arguments import read_arguments
+from partsong.cli.bounds import check_files
 from partsong.cli.ranks import is_main
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.jobs.pipeline_source import PipelineSource
-from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
-__all__ = ["call_arguments", "check_sampling", "comparison_lines", "make_result", "place"]
+__all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place"]
 
 
 def check_sampling(options: Image | Video) -> None:
@@ -27,9 +28,7 @@ def check_sampling(options: Image | Video) -> None:
         raise ArgumentError("the prompt is empty; say what to draw")
     check_seed(options.seed)
     if is_main():
-        for path in (options.out, options.json, options.ledger):
-            if path is not None:
-                check_writable(path)
+        check_files(options.out, options.json, options.ledger)
 
 
 def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
@@ -52,6 +51,32 @@ def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[t
                 f"{kind} of {options.model} is not a supported architecture; these are: {', '.join(ADAPTERS)}"
             )
     return strategies, degrees
+
+
+def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> dict[str, Any]:
+    """Returns the fields that jobs of images and videos share.
+
+    Raises:
+        ArgumentError: as for `place`.
+        UnsupportedError: as for `place`.
+    """
+    strategies, degrees = place(options, source, nproc)
+    return {
+        "folder": source.folder,
+        "pipeline": source.pipeline,
+        "zoo_name": source.zoo_name,
+        "prompt": options.prompt,
+        "arguments": call_arguments(options, source),
+        "strategies": strategies,
+        "degrees": degrees,
+        "seed": options.seed,
+        "dtype": options.dtype,
+        # The threads of several processes compete for the cores, and a zoo model is too small to need them.
+        "threads": options.threads or (1 if nproc > 1 or source.zoo_name else None),
+        "compare": options.compare,
+        "out": Path(options.out),
+        "ledger": None if options.ledger is None else Path(options.ledger),
+    }
 
 
 def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from partsong.cli.bounds import check_files
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
 from partsong.jobs.text_source import find_text_model
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 
 __all__ = ["summary", "text"]
 
@@ -38,7 +39,7 @@ def text(options: Text) -> dict[str, Any]:
         open_blocks=options.open_blocks,
         temperature=options.temperature,
         seed=options.seed,
-        chat=True if options.chat else False if options.no_chat else None,
+        chat=options.chat if options.chat or options.no_chat else None,
         template=options.template,
         dtype=options.dtype,
         device=options.device,
@@ -116,13 +117,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def _check(options: Text) -> None:
-    if under_torchrun():
-        raise ArgumentError("partsong text runs in one process; start it without torchrun")
+    refuse_torchrun("partsong text runs in one process")
     if not options.prompt.strip() and options.template is None:
         raise ArgumentError("the prompt is empty; say what to answer, or give a --template to fill in")
     if options.chat and options.no_chat:
         raise ArgumentError("--chat and --no-chat contradict each other; give one of them")
-    for path in (options.out, options.json, options.ledger):
-        if path is not None:
-            check_writable(path)
+    check_files(options.out, options.json, options.ledger)
     check_decoding(options)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong.cli.bounds import check_files
 from partsong.cli.draw_threads import Threads
-from partsong.cli.engines import make_engine, own_knobs, zoo_task
+from partsong.cli.engines import local_model, make_engine
 from partsong.cli.options import Think
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 
 if TYPE_CHECKING:
     from partsong.reasoning import Answer, Budget, Parameters, Price
@@ -56,6 +57,7 @@ async def _think(
     from partsong.ledger import Ledger
     from partsong.reasoning import Journal, Run
     from partsong.reasoning.calls.trace import write_trace
+    from partsong.zoo.thinking import knobs_for
 
     drawing = Threads() if options.show else None
     journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
@@ -71,7 +73,7 @@ async def _think(
                 observer=drawing,
             )
             try:
-                own = own_knobs(options, thinking)
+                own = knobs_for(local_model(options), thinking.name, thinking.knobs)
                 answer = await thinking(
                     run, options.question, extract=extract_of(options), parameters=parameters, **own
                 )
@@ -90,8 +92,9 @@ async def _think(
 def extract_of(options: Think) -> Callable[[str], str | None]:
     """Returns the function that finds an answer in a text."""
     from partsong.jobs.engines import extractor
+    from partsong.zoo.thinking import task_of
 
-    return extractor(options.extract, zoo_task(options))[1]
+    return extractor(options.extract, task_of(local_model(options)))[1]
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -122,17 +125,14 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning.calls.trace import check_format
     from partsong.reasoning.strategies import parse_thinking
 
-    if under_torchrun():
-        raise ArgumentError("partsong think runs in one process; start it without torchrun")
+    refuse_torchrun("partsong think runs in one process")
     if not options.question.strip():
         raise ArgumentError("the question is empty")
     if options.replay and options.journal is None:
         raise ArgumentError("--replay needs --journal: the file to replay from")
     if options.trace is not None:
         check_format(Path(options.trace))
-    for path in (options.out, options.json, options.ledger, options.trace):
-        if path is not None:
-            check_writable(path)
+    check_files(options.out, options.json, options.ledger, options.trace)
     thinking = parse_thinking(options.strategy)
     if thinking.needs:
         raise ArgumentError(

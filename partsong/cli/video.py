@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, comparison_lines, make_result, place
+from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
-from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
+from partsong.jobs.pipeline_source import find_pipeline
 from partsong.outputs import write_json
-
-if TYPE_CHECKING:
-    from partsong.jobs.videos import VideoJob
 
 __all__ = ["summary", "video"]
 
@@ -34,43 +31,17 @@ def video(options: Video) -> dict[str, Any]:
     options = replace(options, model=options.model or _zoo_model(options))
     _check(options)
     source = find_pipeline(options.model)
-    placed = place(options, source, nproc)
-    if options.journal is not None:
-        _keep(options, Path(options.journal), placed[0])
-    # Imported last because it takes seconds; everything above fails sooner.
-    from partsong.jobs.videos import run_video
-
-    measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
-    return make_result("video", options, nproc, measured)
-
-
-def _job(
-    options: Video, source: PipelineSource, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int
-) -> VideoJob:
-    from partsong.jobs.videos import VideoJob
-
-    strategies, degrees = placed
-    arguments = call_arguments(options, source)
+    shared = job_fields(options, source, nproc)
     if options.frames is not None:
-        arguments["num_frames"] = options.frames
-    return VideoJob(
-        folder=source.folder,
-        pipeline=source.pipeline,
-        zoo_name=source.zoo_name,
-        prompt=options.prompt,
-        arguments=arguments,
-        strategies=strategies,
-        degrees=degrees,
-        seed=options.seed,
-        dtype=options.dtype,
-        # The threads of several processes compete for the cores, and a zoo model is too small to need them.
-        threads=options.threads or (1 if nproc > 1 or source.zoo_name else None),
-        compare=options.compare,
-        out=Path(options.out),
-        fps=options.fps,
-        ledger=None if options.ledger is None else Path(options.ledger),
-        journal=None if options.journal is None else Path(options.journal),
-    )
+        shared["arguments"]["num_frames"] = options.frames
+    journal = None if options.journal is None else Path(options.journal)
+    if journal is not None:
+        _keep(options, journal, shared["strategies"])
+    # Imported last because it takes seconds; everything above fails sooner.
+    from partsong.jobs.videos import VideoJob, run_video
+
+    measured = run_on_ranks(run_video, nproc, VideoJob(**shared, fps=options.fps, journal=journal))
+    return make_result("video", options, nproc, measured)
 
 
 def summary(result: dict[str, Any]) -> str:

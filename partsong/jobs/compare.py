@@ -48,6 +48,16 @@ class Drift:
     psnr_worst: float
     max_abs_diff: float
 
+    def as_json(self, seconds: float, seconds_serial: float) -> dict[str, float]:
+        """Returns the comparison with the serial twin by JSON key."""
+        return {
+            "seconds_serial": seconds_serial,
+            "speedup": seconds_serial / seconds,
+            "psnr_to_serial": self.psnr,
+            "psnr_to_serial_worst": self.psnr_worst,
+            "max_abs_diff": self.max_abs_diff,
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:

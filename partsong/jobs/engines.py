@@ -1,4 +1,4 @@
-"""Opens the engine that the arguments of another harness name, and finds the function that extracts answers."""
+"""Opens the engine that arguments name, and finds the function that extracts answers."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ def _local(arguments: EngineArguments) -> Engine:
     dtype = None if name is None else getattr(torch, name, None)
     if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"dtype={name!r}; use a floating type of torch such as 'bfloat16'")
+    assert arguments.pretrained is not None
     return LocalEngine(arguments.pretrained, dtype=dtype, device=arguments.device)
 
 
@@ -114,7 +115,7 @@ def _server(arguments: EngineArguments) -> Engine:
     try:
         import openai  # noqa: F401
     except ImportError as error:
-        raise UnsupportedError("base_url= needs the openai client: pip install 'partsong[reasoning]'") from error
+        raise UnsupportedError("a server needs the openai client: pip install 'partsong[reasoning]'") from error
     from partsong.reasoning.remote import OpenAIEngine
 
     assert arguments.model is not None

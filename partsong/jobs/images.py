@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ import torch
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
+from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.outputs import save_images
-from partsong.parallel import Mesh, Plan, Strategy
-from partsong.progress import progress
+from partsong.parallel import Mesh, Plan
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
@@ -25,40 +22,14 @@ __all__ = ["ImageJob", "facts_read", "run_image"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageJob:
-    """Says what to sample, in plain values that can be sent to ranks.
+class ImageJob(SamplingJob):
+    """Says which images to sample; image i draws its noise from the seed and i.
 
     Attributes:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one; its reader then scores the images.
-        prompt: what to draw, or the number of a class for class-conditional pipelines.
-        arguments: further arguments of the pipeline call.
         num_images: how many images of the prompt.
-        strategies: what to attach.
-        degrees: size of each mesh axis.
-        seed: image i draws its noise from the seed and i.
-        dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves the choice to torch.
-        compare: whether to run the serial twin too.
-        out: PNG to write.
-        ledger: JSONL to write.
     """
 
-    folder: Path
-    pipeline: str
-    zoo_name: str | None = None
-    prompt: str | int
-    arguments: Mapping[str, Any]
     num_images: int = 1
-    strategies: tuple[Strategy, ...] = ()
-    degrees: Mapping[str, Any]
-    seed: int = 0
-    dtype: str = "float32"
-    threads: int | None = None
-    compare: bool = False
-    out: Path
-    ledger: Path | None = None
 
 
 def run_image(job: ImageJob) -> dict[str, Any]:
@@ -71,13 +42,10 @@ def run_image(job: ImageJob) -> dict[str, Any]:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
         UnsupportedError: the pipeline makes no images.
     """
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    quiet_libraries()
+    job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
-        pipe.set_progress_bar_config(disable=progress(0).disable)
+        pipe = open_pipeline(job, mesh)
 
         def draw(target: Any, steps: int | None) -> Images:
             return _draw(job, target, steps)
@@ -144,13 +112,6 @@ def _report(job: ImageJob, run: ComparedRun, serial: ComparedRun | None) -> dict
         "explanation": run.explanation,
     }
     if serial is not None:
-        apart = drift(run.images, serial.images)
-        values |= {
-            "seconds_serial": serial.seconds,
-            "speedup": serial.seconds / run.seconds,
-            "psnr_to_serial": apart.psnr,
-            "psnr_to_serial_worst": apart.psnr_worst,
-            "max_abs_diff": apart.max_abs_diff,
-            "facts_read_serial": facts_read(job.zoo_name, str(job.prompt), serial.images),
-        }
+        values |= drift(run.images, serial.images).as_json(run.seconds, serial.seconds)
+        values["facts_read_serial"] = facts_read(job.zoo_name, str(job.prompt), serial.images)
     return values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import resource
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import torch
 from partsong import zoo
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
-from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
+from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
-from partsong.progress import progress
 from partsong.samplers.generate import check_arguments
 from partsong.seeds import generators
 from partsong.videos import VideoWriter
@@ -28,41 +26,15 @@ __all__ = ["VideoJob", "run_video"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VideoJob:
-    """Says what to sample, in plain values that can be sent to ranks.
+class VideoJob(SamplingJob):
+    """Says which video to sample.
 
     Attributes:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one; its reader then scores the video.
-        prompt: what to show.
-        arguments: further arguments of the pipeline call, such as ``num_frames``.
-        strategies: what to attach.
-        degrees: size of each mesh axis.
-        seed: of the noise.
-        dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves the choice to torch.
-        compare: whether to run the serial twin too.
-        out: video file to write, or a folder.
         fps: frames per second of the video.
-        ledger: JSONL to write.
         journal: folder for the progress of the run, from which it can be continued.
     """
 
-    folder: Path
-    pipeline: str
-    zoo_name: str | None = None
-    prompt: str
-    arguments: Mapping[str, Any]
-    strategies: tuple[Strategy, ...] = ()
-    degrees: Mapping[str, Any]
-    seed: int = 0
-    dtype: str = "float32"
-    threads: int | None = None
-    compare: bool = False
-    out: Path
     fps: float = 16.0
-    ledger: Path | None = None
     journal: Path | None = None
 
 
@@ -77,13 +49,10 @@ def run_video(job: VideoJob) -> dict[str, Any]:
         UnsupportedError: the pipeline makes no videos.
         OutputError: the video cannot be written to its end; the part that was written can be played.
     """
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    quiet_libraries()
+    job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
-        pipe.set_progress_bar_config(disable=progress(0).disable)
+        pipe = open_pipeline(job, mesh)
         keeps = job.compare or job.zoo_name is not None
         serial = _serial(job, pipe, mesh) if job.compare else None
         with parallelize(pipe, *job.strategies, mesh=mesh) as plan:
@@ -161,14 +130,8 @@ def _report(
     }
     if serial is not None:
         apart = drift(np.concatenate(run.frames), np.concatenate(serial.frames))
-        values |= {
-            "seconds_serial": serial.seconds,
-            "speedup": serial.seconds / seconds,
-            "psnr_to_serial": apart.psnr,
-            "psnr_to_serial_worst": apart.psnr_worst,
-            "max_abs_diff": apart.max_abs_diff,
-            "facts_read_serial": _scores(job, serial)["facts_read"],
-        }
+        values |= apart.as_json(seconds, serial.seconds)
+        values["facts_read_serial"] = _scores(job, serial)["facts_read"]
     return values
 
 

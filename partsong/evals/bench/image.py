@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from partsong.evals.bench.models import BENCH_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
@@ -77,9 +78,7 @@ class _Case:
 def _on_rank(
     nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool
 ) -> list[dict[str, Any]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     # The first mesh starts the process group, which the meshes of the strategies share, and so must end last.

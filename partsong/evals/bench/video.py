@@ -17,6 +17,7 @@ import torch
 
 from partsong.evals.bench.models import bench_video_pipeline
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.clip.strategy import ClipParallel
@@ -100,9 +101,7 @@ def run(*, nproc: int = 2, repeats: int = 5, blocks: int = 16, side: int = 8) ->
 
 
 def _on_rank(nproc: int, repeats: int, blocks: int, side: int) -> list[dict[str, Any]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     rows = []
     for contest in contests(blocks, side):

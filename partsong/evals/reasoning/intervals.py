@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +170,16 @@ class Resampler:
         mean = float(self.scores[first].mean() - self.scores[second].mean())
         p = min(1.0, 2 * (beyond + 1) / (len(differences) + 1))
         return Difference(mean=mean, low=float(low), high=float(high), p=p)
+
+    def rows(self, base: str, level: float = 0.95) -> list[dict[str, Any]]:
+        """Compares every other strategy with `base`: flat rows ``strategy than problems difference low high p``."""
+        rows = []
+        for name in self.names:
+            if name != base:
+                gain = self.difference(name, base, level)
+                row = {"strategy": name, "than": base, "problems": self.scores.shape[1], "difference": gain.mean}
+                rows.append(row | {"low": gain.low, "high": gain.high, "p": gain.p})
+        return rows
 
 
 def paired_bootstrap(

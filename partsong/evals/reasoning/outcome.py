@@ -140,10 +140,5 @@ def compare_strategies(
             continue
         scores = {name: [float(answers[number]) for number in common] for name, answers in right.items()}
         resampler = Resampler(scores, resamples=resamples, seed=seed)
-        for name in (name for name in right if name != base):
-            gain = resampler.difference(name, base, level)
-            rows.append(
-                {"task": task, "strategy": name, "than": base, "problems": len(common), "difference": gain.mean}
-                | {"low": gain.low, "high": gain.high, "p": gain.p}
-            )
+        rows += [{"task": task} | row for row in resampler.rows(base, level)]
     return rows

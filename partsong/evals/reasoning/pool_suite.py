@@ -103,12 +103,4 @@ def table_suite(
         )
     scores = {text: list(result.right.astype(np.float64)) for text, result in results.items()}
     resampler = Resampler(scores, resamples=resamples, seed=seed)
-    base, *others = results
-    differences = []
-    for name in others:
-        gain = resampler.difference(name, base, level)
-        differences.append(
-            {"strategy": name, "than": base, "problems": problems, "difference": gain.mean}
-            | {"low": gain.low, "high": gain.high, "p": gain.p}
-        )
-    return {"rows": rows, "differences": differences}
+    return {"rows": rows, "differences": resampler.rows(next(iter(results)), level)}

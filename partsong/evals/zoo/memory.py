@@ -14,6 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream
@@ -46,9 +47,7 @@ def study(
 
 
 def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: int | None, seed: int) -> dict[str, Any]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     row, pipe = zoo.MODELS[model], zoo.load(model)
     pipe.set_progress_bar_config(disable=True)

@@ -14,6 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
@@ -73,9 +74,7 @@ def study(
 def _on_rank(
     cases: tuple[Case, ...], frames: int, num_captions: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     world, rows, strips = int(os.environ.get("WORLD_SIZE", "1")), [], []
     for case in cases:
