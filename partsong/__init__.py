@@ -57,7 +57,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def _strategies() -> Mapping[str, type[Strategy]]:
     """The strategy classes by their own names; loads torch."""
-    return {kind.__name__: kind for kind in import_module(_REGISTRY).BUILT_IN}
+    return {row.strategy.__name__: row.strategy for row in import_module(_REGISTRY).BUILT_IN}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The errors a user of partsong can meet.
+"""Defines the errors a user of partsong can meet.
 
 Every one derives from `PartsongError` and from the built-in a caller would expect, so both
 ``except PartsongError`` and ``except ValueError`` work. A message says what was asked, what was found and what
@@ -11,31 +11,31 @@ __all__ = ["ArgumentError", "ArgumentTypeError", "DistributedError", "PartsongEr
 
 
 class PartsongError(Exception):
-    """Root of every error raised on purpose by partsong."""
+    """Is the root of every error raised on purpose by partsong."""
 
 
 class ArgumentError(PartsongError, ValueError):
-    """An argument has a value that cannot be used: a degree, a size, an unknown option, an unreadable folder."""
+    """Says that an argument cannot be used: a degree, a size, an unknown option, an unreadable folder."""
 
 
 class ArgumentTypeError(PartsongError, TypeError):
-    """An argument is of the wrong type, such as a prompt that is not text."""
+    """Says that an argument is of the wrong type, such as a prompt that is not text."""
 
 
 class UnsupportedError(PartsongError, ValueError):
-    """The model, scheduler, mask or combination of strategies has no correct parallel form here, so it is refused."""
+    """Refuses a model, scheduler, mask or combination of strategies that has no correct parallel form here."""
 
 
 class OutputError(PartsongError, OSError):
-    """A result could not be written to its end: the disk is full, or the place went away."""
+    """Says that a result could not be written to its end: the disk is full, or the place went away."""
 
 
 class DistributedError(PartsongError, RuntimeError):
-    """An operation between ranks failed: a peer died, stopped answering, or asked for something else."""
+    """Says that an operation between ranks failed: a peer died, stopped answering, or asked for something else."""
 
 
 class RankError(DistributedError):
-    """One rank failed and the run was ended on all of them.
+    """Says that one rank failed and the run was ended on all of them.
 
     Attributes:
         rank: the rank that failed first.

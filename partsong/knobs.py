@@ -10,10 +10,9 @@ import collections.abc
 import functools
 import math
 import re
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 from partsong.errors import ArgumentError
@@ -88,6 +87,7 @@ class Number:
         low: the least.
         high: the most.
         above: whether `low` itself is left out.
+        below: whether `high` itself is left out.
 
     Example:
         >>> Number(0, 1).holds(0.5), str(Number(0, above=True))
@@ -97,17 +97,20 @@ class Number:
     low: float = 0.0
     high: float = math.inf
     above: bool = False
+    below: bool = False
 
     def holds(self, value: Any) -> bool:
         """Whether it is a finite number within the bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
-        return self.low <= value <= self.high and not (self.above and value == self.low)
+        is_left_out = (self.above and value == self.low) or (self.below and value == self.high)
+        return self.low <= value <= self.high and not is_left_out
 
     def __str__(self) -> str:
         start = f"a number above {self.low:g}" if self.above else f"a number from {self.low:g}"
         if math.isfinite(self.high):
-            return f"{start} {'and up ' if self.above else ''}to {self.high:g}"
+            end = f"below {self.high:g}" if self.below else f"up to {self.high:g}"
+            return f"{start} and {end}" if self.above or self.below else f"{start} to {self.high:g}"
         return start if self.above else f"a number of {self.low:g} or more"
 
 
@@ -157,10 +160,10 @@ def type_hints(thing: Any) -> Mapping[str, Any]:
 
 def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
     """Checks one value against one annotation; see `check_knobs`."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if not any(_holds(value, kind) for kind in kinds):
-        wanted = " or ".join(dict.fromkeys(filter(None, map(_wanted, kinds))))
-        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}")
+        wanted = " or ".join(_wanted(kind) for kind in kinds if kind is not type(None))
+        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}{', or None' if type(None) in kinds else ''}")
     if is_dataclass(value) and hasattr(value, "validate"):
         value.validate()  # type: ignore[union-attr]
 
@@ -187,8 +190,8 @@ def _wanted(kind: Any) -> str:
         return _listed(get_args(kind))
     if origin is collections.abc.Callable:
         return "a function"
-    if kind in (bool, type(None)):
-        return "True or False" if kind is bool else "None"
+    if kind is bool:
+        return "True or False"
     return f"an instance of {kind.__name__}" if isinstance(kind, type) else str(kind)
 
 
@@ -242,14 +245,7 @@ def read_knobs(
 ) -> tuple[str, dict[str, Any]]:
     """Reads ``NAME[:key=value,...]`` into the name and the values that the text gives.
 
-    Args:
-        text: what was asked for.
-        known: for each name the types of its knobs.
-        noun: see `parse_knobs`.
-        plural: see `parse_knobs`.
-
-    Raises:
-        ArgumentError: see `parse_knobs`.
+    `known` holds for each name the types of its knobs; the rest, and errors, are as in `parse_knobs`.
 
     Example:
         >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")
@@ -290,12 +286,11 @@ def format_knobs(value: Any, classes: Mapping[str, Any]) -> str:
 
 def _read(owner: str, types: Any, key: str, text: str) -> Any:
     """A knob's value: a number where it takes numbers, a word for words, ``3+5`` or ``8-4-1`` for several, ``none``."""
-    accepted = set(get_args(types)) if not isinstance(types, type) and get_origin(types) is not tuple else {types}
-    if get_origin(types) is Literal:
-        by_text = {str(value): value for value in get_args(types)}
-        if text in by_text:
-            return by_text[text]
-        raise ArgumentError(f"{owner}: {key}={text!r}; use {_listed(by_text)}")
+    several = get_origin(types) in (Union, UnionType)
+    accepted = set(get_args(types)) if several else {types}
+    words = {str(value): value for kind in accepted if get_origin(kind) is Literal for value in get_args(kind)}
+    if text in words:
+        return words[text]
     if type(None) in accepted and text == "none":
         return None
     if bool in accepted and text in ("true", "false"):
@@ -308,5 +303,8 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         return text
     if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
         return tuple(map(int, re.split(r"[+-]", text)))
-    wanted = " or ".join(words for kind, words in _WORDS.items() if kind in accepted)
+    if words:
+        wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
+        raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
+    wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

@@ -1,6 +1,6 @@
-"""What a run computed, moved and spent, as append-only JSON lines.
+"""Records what a run computed, moved and spent, as append-only JSON lines.
 
-A `Ledger` is active inside its ``with`` block; code anywhere below reports to it through `count`, which costs one
+A `Ledger` is active inside its ``with`` block. Code called there reports to it through `count`, which costs one
 look-up when no ledger is active. One line is written per rank and step, in one format for images, text and
 reasoning.
 
@@ -41,7 +41,7 @@ _ACTIVE: ContextVar[Ledger | None] = ContextVar("partsong_ledger", default=None)
 
 
 def active() -> Ledger | None:
-    """The ledger of the innermost ``with Ledger()`` block, or None."""
+    """Returns the ledger of the innermost ``with Ledger()`` block, or None."""
     return _ACTIVE.get()
 
 
@@ -60,7 +60,7 @@ def count(**amounts: float) -> None:
 
 
 class Ledger:
-    """Context manager that collects records of this process.
+    """Collects the records of this process, as a context manager.
 
     Args:
         path: file to append JSON lines to; several ranks may share it (a line is written in one call). None keeps
@@ -100,11 +100,11 @@ class Ledger:
         """Adds amounts, by names out of `FIELDS`, to the open record."""
         for name, amount in amounts.items():
             if name not in self._open:
-                raise ArgumentError(f"a ledger counts {', '.join(FIELDS)}; {name!r} is none of them")
+                raise ArgumentError(f"a ledger does not count {name!r}; it counts {', '.join(FIELDS)}")
             self._open[name] += amount
 
     def open_amount(self, name: str) -> float:
-        """The amount counted under `name` since the last step was closed."""
+        """Returns the amount counted under `name` since the last step was closed."""
         return self._open[name]
 
     def step(self, **labels: Any) -> None:
@@ -126,7 +126,7 @@ class Ledger:
                 os.close(handle)
 
     def summary(self) -> dict[str, float]:
-        """Totals over this process's records, plus ``steps``."""
+        """Adds up this process's records, plus ``steps``."""
         totals: dict[str, float] = {"steps": len(self.records)}
         for name in FIELDS:
             totals[name] = sum(record[name] for record in self.records) + self._open[name]

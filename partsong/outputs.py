@@ -1,7 +1,7 @@
-"""Writing results (PNG, JSON) and comparing images.
+"""Writes results (PNG, JSON) and compares images.
 
 An image is a PIL image, or an array or tensor `[H, W]`, `[H, W, C]` or (tensors only) `[C, H, W]`: floats in [0, 1]
-or 8-bit integers in 0 .. 255. Folders on the way to a file are made.
+or 8-bit integers in 0 .. 255. Folders on the way to a file are created.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
 
     Raises:
         ArgumentError: the name does not end in .png, the place is not writable, or values lie outside [0, 1].
-        ArgumentTypeError: `image` is none of the kinds above.
+        ArgumentTypeError: `image` is of another kind than those above.
     """
     from PIL import Image
 
     if Path(path).suffix.lower() != ".png":
         raise ArgumentError(f"images are written as PNG (nothing is lost); name the file *.png, not {Path(path).name}")
     target = check_writable(path)
-    with _replacing(target) as file:
+    with _replace_when_complete(target) as file:
         Image.fromarray(_to_bytes(image)).save(file, format="PNG")
     return target
 
@@ -107,7 +107,7 @@ def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -
     plain = _plain(values, "")
     if path is not None:
         target = check_writable(path)
-        with _replacing(target) as file:
+        with _replace_when_complete(target) as file:
             text = json.dumps(plain, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
             file.write((text + "\n").encode("utf-8", "backslashreplace"))
     return plain
@@ -122,7 +122,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """
     target = check_writable(path)
     try:
-        with _replacing(target) as file:
+        with _replace_when_complete(target) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
@@ -130,7 +130,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def psnr(a: Any, b: Any) -> float:
-    """Peak signal-to-noise ratio of two images of one size, in dB at peak 1; infinite when they are equal."""
+    """Computes the peak signal-to-noise ratio of two images of one size, in dB at peak 1; infinite if equal."""
     import numpy as np
 
     first, second = _pair(a, b)
@@ -139,7 +139,7 @@ def psnr(a: Any, b: Any) -> float:
 
 
 def max_abs_diff(a: Any, b: Any) -> float:
-    """Largest absolute difference of two images of one size, in units of the range [0, 1]."""
+    """Returns the largest absolute difference of two images of one size, in units of the range [0, 1]."""
     import numpy as np
 
     first, second = _pair(a, b)
@@ -154,7 +154,7 @@ def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _to_float(image: Any) -> np.ndarray:
-    """float64 in [0, 1], dims as they come, so whole batches and films can be compared too."""
+    """Returns float64 in [0, 1] with the dims as they come, so whole batches and videos can be compared too."""
     import numpy as np
 
     if hasattr(image, "detach"):
@@ -177,7 +177,7 @@ def _to_float(image: Any) -> np.ndarray:
 
 
 def _to_bytes(image: Any) -> np.ndarray:
-    """uint8 `[H, W]` or `[H, W, C]`."""
+    """Returns uint8 `[H, W]` or `[H, W, C]`."""
     import numpy as np
 
     pixels = _to_float(image)
@@ -189,18 +189,18 @@ def _to_bytes(image: Any) -> np.ndarray:
         raise ArgumentError(
             f"an image is [H, W] or [H, W, C], as a tensor [C, H, W], with C out of 1, 3, 4; found {pixels.shape}"
         )
-    # A decoder's output may leave the range by rounding; more than that is a mistake to be told.
+    # A decoder's output may leave the range by rounding; more than that is a mistake, so it is refused.
     if not bool(np.all((pixels >= -1e-3) & (pixels <= 1.0 + 1e-3))):
         raise ArgumentError(f"pixels lie in [0, 1], found {pixels.min():.4g} .. {pixels.max():.4g}")
     return np.rint(pixels.clip(0.0, 1.0) * 255.0).astype(np.uint8)
 
 
 def rgb_bytes(image: Any) -> np.ndarray:
-    """The pixels of one image as uint8 `[H, W, 3]`; grey is repeated, transparency dropped.
+    """Returns the pixels of one image as uint8 `[H, W, 3]`; grey is repeated, transparency dropped.
 
     Raises:
-        ArgumentError: values outside [0, 1], or a shape that is no image's.
-        ArgumentTypeError: `image` is none of the kinds above.
+        ArgumentError: values outside [0, 1], or a shape that no image has.
+        ArgumentTypeError: `image` is of another kind than those above.
     """
     import numpy as np
 
@@ -232,8 +232,8 @@ def _plain(value: Any, where: str) -> Any:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `target` only once it is complete."""
+def _replace_when_complete(target: Path) -> Iterator[IO[bytes]]:
+    """Opens a file that takes the place of `target` only once it is complete."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-", delete=False) as file:
         try:
             yield file

@@ -1,4 +1,4 @@
-"""Noise that depends on the seed and the position only: the same image on 1, 2, 3 or 4 ranks.
+"""Draws noise that depends on the seed and the position only: the same image on 1, 2, 3 or 4 ranks.
 
 Element i of the whole tensor is a pure function of (seed, i), so a rank draws its shard without its neighbours and
 gets exactly the slice of the whole, in any batch order and for any model dtype. The bits come from Philox4x32-10
@@ -14,9 +14,10 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.knobs import Whole, check_knobs, type_hints
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +74,7 @@ def check_seed(seed: int) -> int:
 
 
 def derive(seed: int, *labels: str | int) -> int:
-    """A seed for a purpose: stable across machines and versions, unrelated for other labels.
+    """Derives a seed for a purpose: stable across machines and versions, unrelated for other labels.
 
     Args:
         seed: the seed to start from.
@@ -91,8 +92,8 @@ def derive(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def for_images(seed: int, num: int, *, first: int = 0) -> list[int]:
-    """The seeds of samples first, first + 1, ... of a run: sample i has the same one alone and in any batch.
+def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int, Whole(0)] = 0) -> list[int]:
+    """Returns the seeds of samples first, first + 1, ... of a run: sample i has the same one alone and in any batch.
 
     Args:
         seed: the run's seed.
@@ -100,20 +101,14 @@ def for_images(seed: int, num: int, *, first: int = 0) -> list[int]:
         first: index of the first, so a rank with samples 4 and 5 asks for ``for_images(seed, 2, first=4)``.
     """
     check_seed(seed)
-    for name, value in (("num", num), ("first", first)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"for_images needs {name} >= 0, found {value!r}")
+    check_knobs(type_hints(for_images), {"num": num, "first": first}, owner="for_images: ")
     return [derive(seed, "image", index) for index in range(first, first + num)]
 
 
 def generators(seed: int, num: int, device: str | torch.device = "cpu", *, first: int = 0) -> list[torch.Generator]:
-    """One generator per image for a pipeline's ``generator=``, so image i does not depend on the batch it is in.
+    """Returns one generator per image for a pipeline's ``generator=``: image i is the same in any batch.
 
-    Args:
-        seed: the run's seed; image i gets that of `for_images`.
-        num: how many.
-        device: where they draw; "cpu" gives the same noise whatever the model runs on.
-        first: index of the first image.
+    Their seeds are those of `for_images`. They draw on `device`: "cpu" gives the same noise whatever the model runs on.
     """
     import torch
 
@@ -129,7 +124,7 @@ def noise(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """Standard normal noise, or any box of it.
+    """Draws standard normal noise, or any box of it.
 
     Args:
         seed: 0 <= seed < 2**64.
@@ -156,7 +151,7 @@ def uniform(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """Uniform numbers in 0 <= u < 1, unrelated to `noise` of the same seed; arguments and errors as there."""
+    """Draws numbers in 0 <= u < 1, unrelated to `noise` of the same seed; arguments and errors as there."""
     import torch
 
     values = _draw(seed, _UNIFORM, _to_unit, shape, start, full_shape, dtype, device)
@@ -216,7 +211,7 @@ def _check_box(
 
 
 def _positions(size: tuple[int, ...], begin: tuple[int, ...], full: tuple[int, ...]) -> Tensor:
-    """Row-major index inside `full` of every element of the box, flat."""
+    """Returns the row-major index inside `full` of every element of the box, flat."""
     import torch
 
     index = torch.zeros((1,) * len(size), dtype=torch.int64)
@@ -231,7 +226,7 @@ def _positions(size: tuple[int, ...], begin: tuple[int, ...], full: tuple[int, .
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int] | tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four random 32-bit words per counter.
+    """Computes Philox4x32-10: four random 32-bit words per counter.
 
     Args:
         counter: four int64 tensors of 32-bit words; they broadcast.
@@ -264,7 +259,7 @@ def _to_unit(bits: Tensor) -> Tensor:
 
 
 def _to_normal(bits: Tensor) -> Tensor:
-    """The normal quantile of an odd multiple of 2**-53, which lies symmetrically inside 0 < p < 1."""
+    """Returns the normal quantile of an odd multiple of 2**-53, which lies symmetrically inside 0 < p < 1."""
     import torch
 
     p = (bits | 1).double() * 2.0**-53
@@ -291,7 +286,7 @@ def _polynomial(row: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def _log(x: Tensor) -> Tensor:
-    """Natural logarithm of positive float64, from ln m = 2 artanh((m - 1) / (m + 1)) with m in [0.71, 1.42]."""
+    """Computes ln of positive float64, from ln m = 2 artanh((m - 1) / (m + 1)) with m in [0.71, 1.42]."""
     import torch
 
     mantissa, exponent = torch.frexp(x)

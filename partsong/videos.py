@@ -1,8 +1,7 @@
-"""Writing a video frame by frame, while later ones are still being made; what is on disk plays at any time."""
+"""Writes a video frame by frame, while later ones are still being made; what is on disk plays at any time."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, OutputError
+from partsong.knobs import AboveZero, check_knobs, type_hints
 from partsong.outputs import check_writable, rgb_bytes, save_image
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ _SUFFIXES = (".mp4", ".gif")
 
 
 class VideoWriter:
-    """Appends frames to a film, or to a folder of pictures.
+    """Appends frames to a video, or to a folder of pictures.
 
     An mp4 is written in fragments of a second, each complete in itself: when the program is killed or the disk is full,
     the file holds every fragment up to then and plays, and memory does not grow with the length. A GIF is kept in
-    memory until it is closed: it is for short films.
+    memory until it is closed: it is for short videos.
 
     Args:
         path: file name; .mp4 (H.264) or .gif, or a name without ending for a folder of PNG files, which must be empty
@@ -36,7 +36,7 @@ class VideoWriter:
         frames: how many were appended.
 
     Raises:
-        ArgumentError: another ending, a place that is not writable, a folder with files in it, or fps <= 0.
+        ArgumentError: another ending, a place that is not writable, a folder with files in it, or fps of 0 or less.
 
     Example:
         >>> # with VideoWriter("v.mp4", fps=16) as video:
@@ -45,13 +45,12 @@ class VideoWriter:
         >>> #             video.append(part.frames[0])
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fps: float = 16.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, fps: AboveZero = 16.0) -> None:
         target = Path(path)
         self.suffix = target.suffix.lower()
         if self.suffix not in ("", *_SUFFIXES):
-            raise ArgumentError(f"films are written as .mp4 or .gif or into a folder, not {target.name}")
-        if not (math.isfinite(fps) and fps > 0):
-            raise ArgumentError(f"a film needs fps > 0, found {fps}")
+            raise ArgumentError(f"videos are written as .mp4 or .gif or into a folder, not {target.name}")
+        check_knobs(type_hints(VideoWriter.__init__), {"fps": fps}, owner="VideoWriter: ")
         self.fps, self.frames = fps, 0
         self._sink: Any = None
         self._size: tuple[int, ...] | None = None
@@ -62,21 +61,21 @@ class VideoWriter:
 
         Raises:
             ArgumentError: an image of another size than the first.
-            OutputError: the film cannot be written any further; what was written before can be played.
+            OutputError: the video cannot be written any further; what was written before can be played.
         """
         for frame in frames:
             pixels = rgb_bytes(frame)
             if self._size not in (None, pixels.shape):
-                raise ArgumentError(f"the frames of a film have one size, found {self._size} and {pixels.shape}")
+                raise ArgumentError(f"the frames of a video have one size, found {self._size} and {pixels.shape}")
             self._size = pixels.shape
             try:
                 self._write(pixels)
             except (OSError, RuntimeError) as error:
-                raise self._stopped(error) from error
+                raise self._write_error(error) from error
             self.frames += 1
 
     def close(self) -> None:
-        """Completes the film; may be called again.
+        """Completes the video; may be called again.
 
         Raises:
             OutputError: its end cannot be written.
@@ -86,7 +85,7 @@ class VideoWriter:
             try:
                 sink.close()
             except (OSError, RuntimeError) as error:
-                raise self._stopped(error) from error
+                raise self._write_error(error) from error
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -124,7 +123,7 @@ class VideoWriter:
             self.path, fps=self.fps, codec="libx264", quality=8, macro_block_size=1, output_params=fragment
         )
 
-    def _stopped(self, error: Exception) -> OutputError:
+    def _write_error(self, error: Exception) -> OutputError:
         reason = (getattr(error, "strerror", None) or str(error)).strip().splitlines() or [type(error).__name__]
         return OutputError(
             f"{self.path} cannot be written after frame {self.frames}: {reason[0]}; is the disk full? What was "
@@ -133,7 +132,7 @@ class VideoWriter:
 
 
 def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: float = 16.0) -> Path:
-    """Writes images of one size as a film and returns its path.
+    """Writes images of one size as a video and returns its path.
 
     Args:
         frames: images, in order.
@@ -142,10 +141,10 @@ def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: floa
 
     Raises:
         ArgumentError: no frames, sizes that differ, or see `VideoWriter`.
-        OutputError: the film cannot be written to its end.
+        OutputError: the video cannot be written to its end.
     """
     if not len(frames):
-        raise ArgumentError("a film needs frames, found none")
+        raise ArgumentError("a video needs frames, found none")
     with VideoWriter(path, fps=fps) as video:
         video.append(frames)
     return video.path

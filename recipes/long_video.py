@@ -2,8 +2,8 @@
 
 Sliding windows on one process are the serial way. `ClipParallel` gives each rank a part of the frames, `DualParallel`
 sends blocks of frames through layers, `TimestepPipeline` streams blocks of a causal model through denoising steps; all
-three make the same video on any number of ranks. Each method writes a film; a sheet shows frames of all of them, one
-row per method; a report tells time, memory, bytes and, for the zoo, the facts of the caption read from the film.
+three make the same video on any number of ranks. Each method writes a video; a sheet shows frames of all of them, one
+row per method; a report tells time, memory, bytes and, for the zoo, the facts of the caption read from the video.
 
 The zoo's models:            python recipes/long_video.py --out runs/long
 A real Wan folder:           python recipes/long_video.py --model PATH --methods clip dual --frames 801 --guidance 5
@@ -29,7 +29,7 @@ from PIL import Image
 
 from partsong import ClipParallel, DualParallel, TimestepPipeline, zoo
 from partsong.jobs.compare import gather
-from partsong.jobs.video_run import Film, shoot
+from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
@@ -58,7 +58,7 @@ class Config:
     nproc: int = 2
     """Ranks."""
     out: Path = Path("runs/long")
-    """Folder for films, sheet and report."""
+    """Folder for videos, sheet and report."""
     seed: int = 0
     """Of the noise."""
     steps: int | None = None
@@ -66,7 +66,7 @@ class Config:
     guidance: float | None = None
     """Guidance scale; the model's own default if not given."""
     fps: float = 16.0
-    """Frames per second of the films."""
+    """Frames per second of the videos."""
     dtype: str = "float32"
     """Of weights and arithmetic."""
 
@@ -108,42 +108,44 @@ def on_rank(config: Config, method: str) -> tuple[dict[str, Any], np.ndarray]:
         writer = VideoWriter(config.out / f"{method}.mp4", fps=config.fps) if mesh.is_main else None
         with Ledger(flops=False) as ledger:
             if strategy is None:
-                film = shoot(lambda **call: sliding_windows(pipe, window=config.window, **call), named, writer=writer)
+                run = sample_video(
+                    lambda **call: sliding_windows(pipe, window=config.window, **call), named, writer=writer
+                )
             else:
                 with parallelize(pipe, strategy, mesh=mesh) as plan:
-                    film = shoot(plan, named, writer=writer, keeps=mesh.is_main)
+                    run = sample_video(plan, named, writer=writer, keeps=mesh.is_main)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
         if mesh.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(mesh.device) / 2**20
         ranks = gather(mesh, [ledger.summary().get("bytes_sent", 0.0), peak], "end of a method")
-        return (report(config, method, film, ranks), strip(film)) if mesh.is_main else ({}, np.empty(0))
+        return (report(config, method, run, ranks), strip(run)) if mesh.is_main else ({}, np.empty(0))
 
 
-def report(config: Config, method: str, film: Film, ranks: list[list[float]]) -> dict[str, Any]:
+def report(config: Config, method: str, run: VideoRun, ranks: list[list[float]]) -> dict[str, Any]:
     """What was measured."""
     name = config.causal if method == "timestep" else config.model
     found: dict[str, Any] = {
         "method": method,
         "model": name,
         "nproc": len(ranks),
-        "frames": film.num_frames,
-        "seconds": round(film.seconds, 2),
-        "first_frame_seconds": round(film.first, 2),
-        "frames_per_second": round(film.num_frames / film.seconds, 2),
+        "frames": run.num_frames,
+        "seconds": round(run.seconds, 2),
+        "first_frame_seconds": round(run.first, 2),
+        "frames_per_second": round(run.num_frames / run.seconds, 2),
         "bytes_sent": [int(row[0]) for row in ranks],
         "peak_memory_mb": [round(row[1]) for row in ranks],
     }
     if name in zoo.MODELS:
-        task, video = zoo.MODELS[name].task, np.concatenate(film.frames)
+        task, video = zoo.MODELS[name].task, np.concatenate(run.frames)
         found["facts_read"] = task.facts_read(config.prompt, video)
         if found["facts_read"] is not None:
             found["identity_kept"] = task.identity_kept(config.prompt, video)
     return found
 
 
-def strip(film: Film, count: int = 16) -> np.ndarray:
+def strip(run: VideoRun, count: int = 16) -> np.ndarray:
     """Evenly spaced frames side by side, `[H, W * count, 3]`."""
-    video = np.concatenate(film.frames)
+    video = np.concatenate(run.frames)
     return np.concatenate(list(video[np.linspace(0, len(video) - 1, count).round().astype(int)]), axis=1)
 
 
@@ -166,7 +168,7 @@ def main() -> None:
     )
     settings = {name: str(value) for name, value in asdict(config).items()}
     (config.out / "report.json").write_text(json.dumps({"config": settings, "rows": rows}, indent=1) + "\n")
-    logging.info("%s: films, sheet.png and report.json", config.out)
+    logging.info("%s: videos, sheet.png and report.json", config.out)
 
 
 if __name__ == "__main__":

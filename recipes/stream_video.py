@@ -1,6 +1,6 @@
-"""Streams a video without end from a causal model, one rank per denoising step, into a film that plays at any time.
+"""Streams a video without end from a causal model, one rank per denoising step, into a file that plays at any time.
 
-Ctrl-C stops it: the block at work is finished on all ranks, the film is closed, and the speed is reported.
+Ctrl-C stops it: the block at work is finished on all ranks, the file is closed, and the speed is reported.
 
 The zoo's causal model:  python recipes/stream_video.py --nproc 2
 A real one:              python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "..."
@@ -41,7 +41,7 @@ class Config:
     model: str = "motion-causal"
     """A name of the zoo, or a diffusers folder with a causal model."""
     out: Path = Path("runs/stream.mp4")
-    """Film to write, or a name without ending for a folder of pictures."""
+    """Video to write, or a name without ending for a folder of pictures."""
     nproc: int = 2
     """Ranks."""
     blocks: int = 1_000_000
@@ -61,7 +61,7 @@ class Config:
     seed: int = 0
     """Of the noise."""
     fps: float = 16.0
-    """Frames per second of the film."""
+    """Frames per second of the video."""
     dtype: str = "float32"
     """Of weights and arithmetic."""
 

@@ -38,9 +38,8 @@ from partsong.zoo.folders import load_folder, save_folder
 from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
-from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch, inside_matrices
-from partsong.zoo.motion.training import muon_and_adam
-from partsong.zoo.shapes_unet.stage import Stage
+from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")
@@ -77,11 +76,11 @@ def new_model(config: Config, kind: Literal["mdlm", "ar"]) -> LlamaForCausalLM:
     return model
 
 
-def train(config: Config, world: World, kind: Literal["mdlm", "ar"]) -> Stage:
+def train(config: Config, world: World, kind: Literal["mdlm", "ar"]) -> TrainingStage:
     """Stages 1 and 2; write `mdlm.pt` and `ar.pt`."""
     model = new_model(config, kind).to(cast(Any, world.device))
     rates = (config.muon_rate, config.adam_rate)
-    stage = Stage(
+    stage = TrainingStage(
         world,
         Path(config.out) / f"{kind}.pt",
         model,

@@ -54,13 +54,11 @@ from partsong.zoo.motion.training import (
     draw_clips,
     draw_noise,
     draw_nulls,
-    inside_matrices,
-    muon_and_adam,
     window_length,
 )
 from partsong.zoo.motion.world import MovingScene, generator, layout
-from partsong.zoo.shapes_unet.stage import Stage, adam
-from partsong.zoo.training import World, mixed_precision
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
+from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
 #: Latents of a pool clip that are kept, and dropped before them: the first ones know that nothing came before.
@@ -105,11 +103,9 @@ class Config:
     guidance: float = 2.0
 
 
-def new_stage(
-    config: Config, world: World, name: str, module: nn.Module, optimizers: list[tuple[torch.optim.Optimizer, float]]
-) -> Stage:
+def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
     """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
-    return Stage(
+    return TrainingStage(
         world,
         Path(config.out) / f"{name}.pt",
         module,
@@ -229,7 +225,7 @@ def train_text(config: Config, world: World) -> None:
     new_stage(config, world, "text", module, [adam(list(module.parameters()), 2e-3)]).run(loss_of)
 
 
-def motion_stage(config: Config, world: World) -> Stage:
+def motion_stage(config: Config, world: World) -> TrainingStage:
     """The stage's state: fresh with the text encoder of stage 4, or resumed."""
     torch.manual_seed(config.seed)
     model = Animator(config.heads, config.depth)
@@ -240,7 +236,7 @@ def motion_stage(config: Config, world: World) -> Stage:
     model = model.to(world.device)
     rates = (config.muon_rate, config.adam_rate)
     return new_stage(
-        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer), rates, 0.02)
+        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.02)
     )
 
 
@@ -255,7 +251,7 @@ def train_motion(config: Config, world: World) -> None:
     stage, pool = motion_stage(config, world), load_pool(config, world)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        length = window_length(max(stage.step / stage.steps, stage.spent / stage.minutes), rng)
+        length = window_length(stage.progress, rng)
         num = max(1, config.motion_tokens // length // world.size)
         clean, ids = pool.draw(rng, num, length, config.caption_dropout)
         sigma = draw_sigmas(num, rng).to(world.device)
@@ -289,7 +285,7 @@ def train_causal(config: Config, world: World) -> None:
     torch.manual_seed(config.seed)
     model, pool = causal_model(config, world, "motion"), load_pool(config, world)
     rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
-    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "causal", model, optimizers)
     num = max(1, config.motion_tokens // KEPT // world.size)
 
@@ -310,7 +306,7 @@ def train_distil(config: Config, world: World) -> None:
     teacher = causal_model(config, world, "causal").requires_grad_(False)
     model, pool = causal_model(config, world, "causal"), load_pool(config, world)
     rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
-    optimizers = muon_and_adam(model, inside_matrices(model.transformer), rates, 0.0)
+    optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "distil", model, optimizers)
     num = max(1, config.distil_tokens // KEPT // world.size)
 

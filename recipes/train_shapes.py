@@ -53,7 +53,8 @@ from partsong.zoo.shapes.model import (
 )
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.shapes.scoring import score
-from partsong.zoo.training import Average, World, mixed_precision, schedule
+from partsong.zoo.stage import TrainingStage, adam, muon_and_adam
+from partsong.zoo.training import World, mixed_precision
 
 PLAIN: dict[str, Any] = dict.fromkeys(("mid_block_add_attention", "use_quant_conv", "use_post_quant_conv"), False)
 STAGES: tuple[str, ...] = ("vae", "pool", "text", "flow", "evaluate")
@@ -106,27 +107,25 @@ def train_vae(config: Config, world: World) -> None:
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.vae_channels, **PLAIN).to(world.device, memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    torch.manual_seed(1000 * config.seed + world.rank)
-    start, progress = time.time(), 0.0
-    for step in range(config.vae_steps):
-        if step % 10 == 0:
-            progress = max(step / config.vae_steps, world.minutes(start) / config.vae_minutes)
-        if progress >= 1:
-            break
-        optimizer.param_groups[0]["lr"] = 2e-3 * schedule(progress)
-        rng = generator(11, config.seed, world.rank, step)
+    stage = TrainingStage(
+        world,
+        Path(config.out) / "vae.pt",
+        vae,
+        [adam(list(vae.parameters()), 2e-3)],
+        key=(11, config.seed, world.rank),
+        steps=config.vae_steps,
+        minutes=config.vae_minutes,
+        save_minutes=config.export_minutes,
+    )
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         images = pictures([draw_things(rng) for _ in range(config.vae_batch)]).to(world.device)
         # Convolutions this narrow gain nothing from bfloat16 on a CPU.
         with mixed_precision(world, enabled=world.device.type == "cuda"):
             loss, mse = vae_loss(vae, images.contiguous(memory_format=torch.channels_last))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        world.average(list(vae.parameters()))
-        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        if step % 50 == 0:
-            world.say(f"vae {step} {progress:.2f} loss {loss.item():.4f} psnr {10 * math.log10(4 / mse):.1f} dB")
+        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
+
+    stage.run(loss_of)
     if world.rank == 0:
         finish_vae(config, vae)
 
@@ -184,27 +183,25 @@ def train_text(config: Config, world: World) -> None:
     if path.exists():
         return
     torch.manual_seed(config.seed)
-    text = TextEncoders().to(world.device)
-    heads = build_heads().to(world.device)
-    parameters = [*text.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    start, progress = time.time(), 0.0
-    for step in range(config.text_steps):
-        if step % 10 == 0:
-            progress = max(step / config.text_steps, world.minutes(start) / config.text_minutes)
-        if progress >= 1:
-            break
-        optimizer.param_groups[0]["lr"] = 2e-3 * schedule(progress)
-        rng = generator(15, config.seed, world.rank, step)
+    both = nn.ModuleDict({"text": TextEncoders(), "heads": build_heads()}).to(world.device)
+    text, heads = cast("Any", both["text"]), cast("Any", both["heads"])
+    stage = TrainingStage(
+        world,
+        Path(config.out) / "text-stage.pt",
+        both,
+        [adam(list(both.parameters()), 2e-3, decay=0.01)],
+        key=(15, config.seed, world.rank),
+        steps=config.text_steps,
+        minutes=config.text_minutes,
+        save_minutes=config.export_minutes,
+    )
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         captions = [c for c in training_captions([draw_things(rng) for _ in range(config.text_batch)], rng) if c]
         loss, exact = text_loss(text, heads, captions)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        world.average(parameters)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        if step % 50 == 0:
-            world.say(f"text {step} {progress:.2f} loss {loss.item():.4f} all facts right {exact:.2f}")
+        return loss, f"all facts right {exact:.2f}"
+
+    stage.run(loss_of)
     if world.rank == 0:
         torch.save(text.state_dict(), path)
 
@@ -212,110 +209,56 @@ def train_text(config: Config, world: World) -> None:
 # --- stage 4: the transformer -----------------------------------------------------------------------------------------
 
 
-class Flow:
-    """The state of stage 4: model, average, optimizers, step; it saves and resumes."""
+class FlowStage(TrainingStage):
+    """Trains the transformer and its text encoders, and exports the pipeline folder with every checkpoint."""
 
     def __init__(self, config: Config, world: World) -> None:
         torch.manual_seed(config.seed)
-        self.config, self.world = config, world
         model = Generator(config.heads, config.depth)
         model.text.load_state_dict(torch.load(Path(config.out) / "text.pt", weights_only=True))
-        self.model = model.to(world.device)
-        self.average = Average(self.model)
-        self.parameters = list(self.model.parameters())
-        blocks = self.model.transformer.transformer_blocks
+        model = model.to(world.device)
+        blocks = model.transformer.transformer_blocks
         matrices = [p for n, p in blocks.named_parameters() if p.ndim == 2 and ("attn." in n or "ff" in n)]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in self.parameters if id(p) not in chosen]
-        # Orthogonalised momentum for the products inside the blocks, Adam for embeddings, modulation and text.
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=config.muon_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=config.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
-        self.step, self.spent = 0, 0.0
-        self.path = Path(config.out) / "flow.pt"
-        if self.path.exists():
-            self._resume()
-
-    def _resume(self) -> None:
-        state = torch.load(self.path, map_location=self.world.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.average.module.load_state_dict(state["average"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.spent, self.average.count = state["step"], state["spent"], state["step"]
-        self.world.say(f"resumed at step {self.step}")
+        self.config = config
+        super().__init__(
+            world,
+            Path(config.out) / "flow.pt",
+            model,
+            muon_and_adam(model, matrices, (config.muon_rate, config.adam_rate), 0.02),
+            key=(14, config.seed, world.rank),
+            steps=config.flow_steps,
+            minutes=config.flow_minutes,
+            save_minutes=config.export_minutes,
+        )
 
     def save(self) -> None:
-        """Writes the checkpoint (replacing the old one at once) and the pipeline folder, on rank 0."""
-        if self.world.rank:
-            return
-        state = {
-            "model": self.model.state_dict(),
-            "average": self.average.module.state_dict(),
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "step": self.step,
-            "spent": self.spent,
-        }
-        torch.save(state, self.path.with_suffix(".new"))
-        self.path.with_suffix(".new").replace(self.path)
-        export(self.config, self.average.module)
-
-    def update(self, latents: Tensor, ids: Tensor, rate: float) -> float:
-        """One training step on one batch, at `rate` times the peak learning rates; the loss before it."""
-        sigma = draw_sigmas(len(latents), self.config.shift).to(latents.device)
-        nulls = torch.where(torch.rand(len(latents)) < 0.5, 1, 256).to(latents.device)
-        noise = torch.randn_like(latents)
-        level = sigma[:, None, None, None]
-        with mixed_precision(self.world):
-            velocity = self.model((1 - level) * latents + level * noise, sigma, ids, nulls)
-        loss = (velocity.float() - (noise - latents)).square().mean()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.world.average(self.parameters)
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for optimizer, peak in zip(self.optimizers, (self.config.muon_rate, self.config.adam_rate), strict=True):
-            optimizer.param_groups[0]["lr"] = rate * peak
-            optimizer.step()
-        self.step += 1
+        """Writes the checkpoint and the pipeline folder, on rank 0."""
+        super().save()
         if self.world.rank == 0:
-            self.average.update(self.model)
-        return float(loss.detach())
+            export(self.config, self.average.module)
 
 
 def train_flow(config: Config, world: World) -> None:
-    """Stage 4; writes `flow.pt` and `export/` every `export_minutes` and at the end."""
-    flow = Flow(config, world)
+    """Runs stage 4, which writes `flow.pt` and `export/` every `export_minutes` and at the end."""
+    stage = FlowStage(config, world)
     latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
-    scenes = pool_scenes(config, world)
-    batch = config.flow_batch // world.size
-    torch.manual_seed(1000 * config.seed + 10 * flow.step + world.rank)
-    start, before, exported, losses, progress = time.time(), flow.spent, flow.spent, [], 0.0
-    while True:
-        if flow.step % 10 == 0:
-            flow.spent = before + world.minutes(start)
-            progress = max(flow.step / config.flow_steps, flow.spent / config.flow_minutes)
-        if progress >= 1:
-            break
-        rng = generator(14, config.seed, world.rank, flow.step)
+    scenes, batch = pool_scenes(config, world), config.flow_batch // world.size
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         picked = rng.integers(len(latents), size=batch)
         captions = training_captions([scenes[i] for i in picked], rng)
         dropped = rng.random(batch) < config.caption_dropout
-        ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)])
+        ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)]).to(world.device)
         clean = torch.from_numpy(latents[picked]).float().to(world.device)
-        losses.append(flow.update(clean, ids.to(world.device), schedule(progress)))
-        if flow.step % 50 == 0:
-            world.say(
-                f"flow {flow.step} {progress:.3f} loss {np.mean(losses):.4f} "
-                f"{flow.step * config.flow_batch / max(60 * flow.spent, 1):.1f} samples/s"
-            )
-            losses.clear()
-        if flow.step % 10 == 0 and flow.spent - exported >= config.export_minutes:
-            flow.save()
-            exported = flow.spent
-    flow.save()
-    world.say(f"flow done: {flow.step} steps of {config.flow_batch}, {flow.spent:.1f} minutes")
+        sigma = draw_sigmas(batch, config.shift).to(world.device)
+        nulls = torch.where(torch.rand(batch) < 0.5, 1, 256).to(world.device)
+        noise, level = torch.randn_like(clean), sigma[:, None, None, None]
+        with mixed_precision(world):
+            velocity = stage.module((1 - level) * clean + level * noise, sigma, ids, nulls)
+        return (velocity.float() - (noise - clean)).square().mean(), ""
+
+    stage.run(loss_of)
+    world.say(f"flow done: {stage.step} steps of {config.flow_batch}, {stage.spent:.1f} minutes")
 
 
 def export(config: Config, model: nn.Module) -> None:

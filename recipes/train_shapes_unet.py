@@ -53,8 +53,8 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.shapes_unet.stage import Stage, adam
-from partsong.zoo.training import World, mixed_precision
+from partsong.zoo.stage import TrainingStage, adam
+from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "evaluate")
 
@@ -89,11 +89,9 @@ class Config:
     guidance: float = 5.0
 
 
-def new_stage(
-    config: Config, world: World, name: str, module: nn.Module, optimizers: list[tuple[torch.optim.Optimizer, float]]
-) -> Stage:
+def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
     """A stage with its limits and key from the configuration, resumed if it has a checkpoint."""
-    return Stage(
+    return TrainingStage(
         world,
         Path(config.out) / f"{name}.pt",
         module,
@@ -204,7 +202,7 @@ def train_text(config: Config, world: World) -> None:
 # --- stage 4: the UNet ------------------------------------------------------------------------------------------------
 
 
-def unet_stage(config: Config, world: World) -> Stage:
+def unet_stage(config: Config, world: World) -> TrainingStage:
     """The stage's state: fresh with the text encoder of stage 3, or resumed."""
     torch.manual_seed(config.seed)
     model = Painter(config.width, config.depth)

@@ -39,12 +39,11 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder
-from partsong.zoo.motion.training import muon_and_adam
-from partsong.zoo.shapes_unet.stage import Stage
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report
-from partsong.zoo.sums.training import Attempts, draw_batch, inside_matrices, loss_of
+from partsong.zoo.sums.training import Attempts, draw_batch, loss_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("drafts", "samples", "refine", "polish", "export", "evaluate")
@@ -96,14 +95,14 @@ def averaged(config: Config, kind: str) -> LlamaForCausalLM:
     return model.eval()
 
 
-def train(config: Config, world: World, kind: Literal["drafts", "refine", "polish"]) -> Stage:
+def train(config: Config, world: World, kind: Literal["drafts", "refine", "polish"]) -> TrainingStage:
     """Stages 1, 3 and 4; write `drafts.pt`, `refine.pt` and `polish.pt`."""
     out, place = Path(config.out), TRAINED.index(kind)
     model = (averaged(config, TRAINED[place - 1]) if place else new_model(config)).to(cast(Any, world.device)).train()
     pool = read_pool(out / "pool.json") if place else []
     # What is known by then is not to be shaken up again.
     scale = 2 / 3 if kind == "polish" else 1.0
-    stage = Stage(
+    stage = TrainingStage(
         world,
         out / f"{kind}.pt",
         model,

@@ -36,6 +36,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
+import numpy as np
 import torch
 import tyro
 from accelerate import Accelerator
@@ -53,13 +54,14 @@ from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads import FORMATS, Format
 from partsong.reasoning.training.policy_loss import per_token, policy_loss
 from partsong.reasoning.training.thread_batch import ThreadBatch, pack_threads
+from partsong.reasoning.training.thread_training import ThreadLesson
 from partsong.seeds import derive
-from partsong.zoo.motion.training import muon_and_adam
 from partsong.zoo.products.model import build_model, build_tokenizer, save_model
 from partsong.zoo.products.problems import answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
-from partsong.zoo.products.stage import Stage
-from partsong.zoo.products.training import as_json, draw_problems, solution_parts, speech_of, text_of
+from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
+from partsong.zoo.training import Optimizers, schedule
 
 STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")
 TRAINED: tuple[str, ...] = ("grpo", "sft")
@@ -109,6 +111,7 @@ class Work:
                 raise ArgumentError(f"{name}={getattr(config, name)!r}; use one of {', '.join(known)}")
         self.config, self.out = config, Path(config.out)
         self.accelerator = Accelerator(mixed_precision=config.precision, cpu=config.device == "cpu")
+        self.world = AcceleratorWorld(self.accelerator)
         if self.accelerator.device.type == "cpu":
             torch.set_num_threads(1)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(config.model) if config.model else build_tokenizer()
@@ -137,13 +140,29 @@ class Work:
                 return model.eval()
         raise ArgumentError(f"no {self.out}/{stages[-1]}-{self.config.mode}.pt; run the stage {stages[-1]!r} first")
 
-    def optimizers(self, model: nn.Module, scale: float = 1.0) -> list[tuple[torch.optim.Optimizer, float]]:
-        """With their peak rates: the zoo's for the small model, Adam for one that is trained already."""
+    def new_stage(self, name: str, model: Any, *, steps: int, unit: int = 1, scale: float = 1.0) -> TrainingStage:
+        """Makes a stage with a checkpoint `NAME-MODE.pt`, and continues it if there is one."""
+        # Before the optimizers are made: one of them sees the weights through views, which would stay behind.
+        model = model.to(self.accelerator.device).train()
+        return TrainingStage(
+            self.world,
+            self.out / f"{name}-{self.config.mode}.pt",
+            model,
+            self.optimizers(model, scale),
+            key=(self.config.seed, self.world.rank),
+            steps=steps,
+            save_minutes=self.config.save_minutes,
+            unit=unit,
+            report_every=20,
+            # The first of few steps is to learn something: at a share of 0 the rate is 0.
+            rate_at=lambda share: schedule(share + 1 / steps),
+        )
+
+    def optimizers(self, model: nn.Module, scale: float = 1.0) -> Optimizers:
+        """Returns the zoo's optimizers for the small model, and Adam for one that is trained already."""
         if self.config.model or scale != 1.0:
-            rate = scale * self.config.rate
-            return [(torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0), rate)]
-        inside = [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
-        return muon_and_adam(model, inside, (self.config.muon_rate, self.config.rate), 0.01)
+            return [adam(list(model.parameters()), scale * self.config.rate)]
+        return muon_and_adam(model, inside_matrices(model), (self.config.muon_rate, self.config.rate), 0.01)
 
     def rng(self, stage: str, step: int) -> Random:
         """Of a step on this process."""
@@ -173,28 +192,23 @@ def write_data(work: Work, num: int = 100) -> None:
     (work.out / f"data-{work.config.mode}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def sft(work: Work) -> Stage:
+def sft(work: Work) -> TrainingStage:
     """Stage 2: writes `sft-MODE.pt`."""
-    model, config = work.new_model(), work.config
-    stage = Stage(
-        work.accelerator,
-        work.out / f"sft-{config.mode}.pt",
-        model,
-        work.optimizers(model),
-        steps=config.steps,
-        save_minutes=config.save_minutes,
-    )
+    config = work.config
+    stage = work.new_stage("sft", work.new_model(), steps=config.steps)
+    lesson = work.accelerator.prepare(ThreadLesson(stage.module))
 
-    def loss_of(step: int) -> Tensor:
-        problems = work.problems(work.rng("sft", step), config.batch)
+    def loss_of(_: np.random.Generator) -> tuple[Tensor, str]:
+        problems = work.problems(work.rng("sft", stage.step), config.batch)
         texts = [text_of(one, work.form, work.speech, joined=config.join == "keys") for one in problems]
-        return stage.lesson(work.packed(texts))
+        with work.accelerator.autocast():
+            return lesson(work.packed(texts)), ""
 
     stage.run(loss_of)
     return stage
 
 
-def grpo(work: Work) -> Stage:
+def grpo(work: Work) -> TrainingStage:
     """Stage 3: goes on from `sft-MODE.pt`, or from a model of your own that has had no `sft` here.
 
     Writes `grpo-MODE.pt` and a line per batch to `grpo-MODE.jsonl`.
@@ -203,42 +217,36 @@ def grpo(work: Work) -> Stage:
     skipped = config.model and not (work.out / f"sft-{config.mode}.pt").exists()
     model = work.new_model() if skipped else work.trained(("sft",))
     reference = copy.deepcopy(model).to(work.accelerator.device) if config.divergence else None
-    stage = Stage(
-        work.accelerator,
-        work.out / f"grpo-{config.mode}.pt",
-        model,
-        work.optimizers(model, config.grpo_rate / config.rate),
-        steps=config.grpo_steps * config.updates,
-        save_minutes=config.save_minutes,
-        unit=config.updates,
-    )
-    kept: dict[str, Any] = {}
+    steps, scale = config.grpo_steps * config.updates, config.grpo_rate / config.rate
+    stage = work.new_stage("grpo", model, steps=steps, unit=config.updates, scale=scale)
+    lesson = work.accelerator.prepare(ThreadLesson(stage.module))
+    options: dict[str, Any] = {"normalise": config.normalise, "divergence_weight": config.divergence}
+    if config.normalise == "constant":
+        options["most_tokens"] = 16 * config.max_tokens
+    samples: dict[str, Any] = {}
 
-    def loss_of(step: int) -> Tensor:
-        if step % config.updates == 0:
-            kept.update(_experience(work, stage, step // config.updates, reference))
-        new = stage.lesson(kept["batch"], 1.0)
-        options: dict[str, Any] = {"normalise": config.normalise, "divergence_weight": config.divergence}
-        if config.normalise == "constant":
-            options["most_tokens"] = 16 * config.max_tokens
-        return policy_loss(
-            new, kept["old"], kept["advantages"], kept["texts"], reference=kept["reference"], **options
-        ).loss
+    def loss_of(_: np.random.Generator) -> tuple[Tensor, str]:
+        with work.accelerator.autocast():
+            if stage.step % config.updates == 0:
+                samples.update(_draw_samples(work, lesson, stage.module, stage.step // config.updates, reference))
+            of_samples = (samples[name] for name in ("old", "advantages", "texts"))
+            new = lesson(samples["batch"], 1.0)
+            return policy_loss(new, *of_samples, reference=samples["reference"], **options).loss, ""
 
     stage.run(loss_of)
     return stage
 
 
-def _experience(work: Work, stage: Stage, number: int, reference: Any) -> dict[str, Any]:
-    """Samples of the model as it is, with what the loss needs of them."""
+def _draw_samples(work: Work, lesson: Any, model: Any, number: int, reference: Any) -> dict[str, Any]:
+    """Draws samples of the model as it is, and computes what the loss needs of them."""
     config = work.config
-    rollouts = asyncio.run(_rolled(work, stage.model, number))
+    rollouts = asyncio.run(_roll_out(work, model, number))
     rewards, advantages = rewards_of(rollouts, number, reward=config.reward, scale=config.scale, group=config.group)
     batch = work.packed([rollout.tokens for rollout in rollouts])
     texts = batch.texts[batch.learn]
     with torch.no_grad():
-        old = stage.lesson(batch, 1.0)
-        kept = None if reference is None else type(stage.lesson)(reference)(batch, 1.0)
+        old = lesson(batch, 1.0)
+        of_reference = None if reference is None else ThreadLesson(reference)(batch, 1.0)
     line = {
         "step": number,
         "reward": sum(rewards) / len(rewards),
@@ -252,10 +260,10 @@ def _experience(work: Work, stage: Stage, number: int, reference: Any) -> dict[s
             file.write(json.dumps(line) + "\n")
         _log.info("%s", line)
     of = torch.tensor(advantages, device=texts.device)
-    return {"batch": batch, "old": old, "advantages": per_token(of, texts), "texts": texts, "reference": kept}
+    return {"batch": batch, "old": old, "advantages": per_token(of, texts), "texts": texts, "reference": of_reference}
 
 
-async def _rolled(work: Work, model: Any, number: int) -> list[Rollout]:
+async def _roll_out(work: Work, model: Any, number: int) -> list[Rollout]:
     config = work.config
     # A new engine has no keys of older weights; without packing it shares those that are trained.
     engine = LocalEngine(model.eval(), tokenizer=work.tokenizer, pack=False, name="policy")

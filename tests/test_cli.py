@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from PIL import Image
 
 from partsong import zoo
 from partsong.cli import main
 from partsong.cli.arguments import read_arguments
-from partsong.samplers.registry import STRATEGIES
+from partsong.evals.bench import parscale as bench_parscale
+from partsong.samplers.registry import strategies
 
 COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
 IMAGE = {"class", "psnr_to_serial", "max_abs_diff", "facts_read", "bytes_sent"}
@@ -80,7 +83,7 @@ REFUSED = {
     "unknown command": (["imagine", "x"], "imagine"),
     "unknown option": (["image", CAPTION, "--ulysses"], "--ulysses"),
     "word for a number": (["image", CAPTION, "--nproc", "two"], "--nproc"),
-    "no ranks": (["image", CAPTION, "--nproc", 0], "1 or more"),
+    "no ranks": (["image", CAPTION, "--nproc", 0], "--nproc 0: use a positive integer"),
     "no steps": (["image", CAPTION, "--steps", 0], "--steps 0"),
     "negative seed": (["image", CAPTION, "--seed", -1], "seed"),
     "not a PNG": (["image", CAPTION, "--out", "x.jpg"], "PNG"),
@@ -103,7 +106,7 @@ REFUSED = {
     "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
     "unknown bench": (["bench", "sound"], "sound"),
     "unknown list": (["list", "colours"], "colours"),
-    "demo on one rank": (["demo", "--nproc", 1], "2 or more"),
+    "demo on one rank": (["demo", "--nproc", 1], "--nproc 1: use an integer of 2 or more"),
 }
 
 SETTINGS = [
@@ -200,7 +203,7 @@ def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> N
 def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "strategies", "--json", tmp_path / "s.json") == 0
     rows = read(tmp_path / "s.json")["rows"]
-    assert [row["name"] for row in rows] == list(STRATEGIES)
+    assert [row["name"] for row in rows] == list(strategies())
     assert {row["class"] for row in rows} == {"exact", "approximate"}
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
@@ -208,8 +211,21 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     machine = read(tmp_path / "e.json")
     assert machine.keys() >= COMMON
     assert {"naive", "cpu_flash"} <= {row["name"] for row in machine["attention"]}
+    assert machine["instruction_set"] == torch.backends.cpu.get_cpu_capability()
     out = capsys.readouterr().out
-    assert all(name in out for name in (*STRATEGIES, *zoo.MODELS, "naive"))
+    assert all(name in out for name in (*strategies(), *zoo.MODELS, "naive"))
+
+
+def test_measurements_name_the_instruction_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Times and last bits differ between processors: `partsong bench` and the filed benchmarks say which it was."""
+    monkeypatch.setattr(bench_parscale, "run", lambda **_: [{"name": "one", "seconds": 1.0}])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS")
+    assert run("bench", "parscale", "--json", tmp_path / "b.json") == 0
+    assert read(tmp_path / "b.json")["hardware"]["instruction_set"] == "ABACUS"
+    filing = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "filing.py"))
+    filing["file_result"](tmp_path / "page", "benchmarks/one.py", [], "One", "A note.", "| table |")
+    assert read(tmp_path / "page.json")["hardware"]["instruction_set"] == "ABACUS"
+    assert " cores with ABACUS, " in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 @needs_weights

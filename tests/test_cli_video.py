@@ -124,7 +124,7 @@ def test_the_zoo_animates_a_caption_and_reads_it_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--out", "v.avi"], "films are written as"),
+        (["--out", "v.avi"], "videos are written as"),
         (["--fps", 0], "--fps 0"),
         (["--frames", 0], "--frames 0"),
         (["--frames", 8, "--strategy", "dual-parallel"], "use 7 or 9"),

@@ -83,7 +83,7 @@ def test_cannot_be_entered_twice() -> None:
 
 
 def test_unknown_field() -> None:
-    with Ledger() as ledger, pytest.raises(ArgumentError, match=r"bytes_sent.*'bytes' is none of them"):
+    with Ledger() as ledger, pytest.raises(ArgumentError, match=r"does not count 'bytes'; it counts .*bytes_sent"):
         count(bytes=1)
     assert ledger.records == []
 

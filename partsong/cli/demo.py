@@ -1,4 +1,4 @@
-"""``partsong demo``."""
+"""Runs ``partsong demo``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.info import env
-from partsong.cli.models import find_model
 from partsong.cli.options import Demo
 from partsong.cli.ranks import run_on_ranks, under_torchrun
 from partsong.errors import ArgumentError
+from partsong.jobs.machine import describe_machine
+from partsong.jobs.pipeline_source import find_pipeline
 from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
@@ -23,9 +23,9 @@ __all__ = ["demo", "summary"]
 def demo(options: Demo) -> dict[str, Any]:
     """Samples, writes the page and returns the measured rows."""
     _check(options)
-    source = find_model("shapes")
+    source = find_pipeline("shapes")
     from partsong.jobs.demo import DemoJob, methods_for, run_demo
-    from partsong.jobs.page import render_page, render_sheet
+    from partsong.jobs.demo_page import render_page, render_sheet
 
     job = DemoJob(
         model=source.zoo_name or "shapes",
@@ -59,7 +59,7 @@ def demo(options: Demo) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Where the page is."""
+    """Says where the page is."""
     return f"open this page in a browser: {result['out']}"
 
 
@@ -80,12 +80,6 @@ def _row(method: Method) -> dict[str, Any]:
 def _check(options: Demo) -> None:
     if under_torchrun():
         raise ArgumentError("partsong demo starts its own ranks; run it without torchrun")
-    if options.nproc < 2:
-        raise ArgumentError(f"--nproc {options.nproc}: the demo compares 2 or more ranks with one process")
-    for name in ("repeats", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name} {value}: must be 1 or more")
     check_seed(options.seed)
     for path in (options.out, options.picture):
         if path is not None:
@@ -93,6 +87,6 @@ def _check(options: Demo) -> None:
 
 
 def _hardware() -> str:
-    machine = env()
+    machine = describe_machine()
     devices = ", ".join(machine["gpus"]) or "no GPU"
     return f"{machine['system']}, {machine['cores']} cores, {devices}, torch {machine['packages']['torch']}"

@@ -1,4 +1,4 @@
-"""Finds the engine that ``partsong think`` and ``partsong eval reasoning`` ask for; loads no weights before it must."""
+"""Opens the engine that ``partsong think`` and ``partsong eval reasoning`` ask for."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ if TYPE_CHECKING:
 
 __all__ = ["default_model", "make_engine", "own_knobs", "zoo_task"]
 
-#: The zoo's own model for thinking, where nothing better is installed.
+#: The zoo's own model for thinking, used if nothing better is installed.
 FALLBACK = "sums"
 
 
 def default_model() -> str:
-    """SmolLM2-135M-Instruct where its package is installed, else the zoo's own small model."""
+    """Names SmolLM2-135M-Instruct if its package is installed, and otherwise the zoo's own small model."""
     from partsong.reasoning.local import smollm2
 
     return smollm2.NAME if smollm2.installed() else FALLBACK
 
 
 def zoo_task(options: Asking) -> Any:
-    """The task of a zoo model that was trained to think; None for all other models."""
+    """Returns the task of a zoo model that was trained to think, or None for any other model."""
     from partsong.zoo.thinking import task_of
 
     return None if options.server is not None else task_of(options.model or default_model())
 
 
 def own_knobs(options: Asking, thinking: Thinking) -> dict[str, Any]:
-    """What such a model wants a strategy to be given, such as prompts of its language; what the user set stays."""
+    """Returns the knobs such a model has for a strategy, such as prompts, except those that the user has set."""
     from partsong.zoo.thinking import knobs_for
 
-    return (
-        {} if options.server is not None else knobs_for(options.model or default_model(), thinking.name, thinking.knobs)
-    )
+    if options.server is not None:
+        return {}
+    return knobs_for(options.model or default_model(), thinking.name, thinking.knobs)
 
 
 def make_engine(options: Asking) -> Engine:
-    """An engine of this process, or of a server.
+    """Opens an engine in this process, or one that asks a server.
 
     Raises:
-        ArgumentError: options that belong to the other kind, or a model that is not there.
+        ArgumentError: an option belongs to the other kind of engine, or the model is not there.
         UnsupportedError: a package is missing.
     """
     if options.server is not None:
         return _server(options)
     if options.endpoint != "chat":
-        raise ArgumentError("--endpoint belongs to a --server; models of this process follow their chat template")
+        raise ArgumentError("--endpoint belongs to a --server; a model in this process follows its chat template")
     import torch
     from transformers.utils import logging
 
@@ -70,7 +70,7 @@ def _server(options: Asking) -> Engine:
     if options.model is None:
         raise ArgumentError("--server needs --model: the name under which the server has it")
     if options.dtype is not None or options.device is not None or options.threads is not None:
-        raise ArgumentError("--dtype, --device and --threads are the server's own; leave them out with --server")
+        raise ArgumentError("--dtype, --device and --threads are for a model in this process; leave them out")
     try:
         import openai  # noqa: F401
     except ImportError as error:

@@ -1,55 +1,26 @@
-"""``partsong env`` and ``partsong list``."""
+"""Runs ``partsong env`` and ``partsong list``."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, signature
 from typing import Any
 
-import partsong
 from partsong.cli.options import Env, List
 from partsong.cli.table import table
+from partsong.jobs.machine import describe_machine
 
-__all__ = ["env", "env_summary", "list_rows", "list_summary", "show_env", "show_list"]
-
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
-
-
-def env() -> dict[str, Any]:
-    """Versions, devices, cores and attention backends of this machine."""
-    import torch
-    import torch.distributed as dist
-
-    from partsong import kernels
-
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "command": "env",
-        "partsong": partsong.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
-        "torch_threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
-        "distributed": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
-        "attention": [
-            {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
-        ],
-    }
+__all__ = ["env_summary", "list_rows", "list_summary", "show_env", "show_list"]
 
 
 def show_env(options: Env) -> dict[str, Any]:
-    """`env`, for the command."""
-    return env()
+    """Describes this machine, for ``partsong env``."""
+    return {"command": "env", **describe_machine()}
 
 
 def env_summary(result: dict[str, Any]) -> str:
-    """A line for each fact."""
+    """Returns a line for each fact."""
     lines = []
     for name, value in result.items():
         if name == "attention":
@@ -64,18 +35,18 @@ def env_summary(result: dict[str, Any]) -> str:
 
 
 def show_list(options: List) -> dict[str, Any]:
-    """The rows of what was asked for."""
+    """Returns the rows of what the user asked to list."""
     return {"command": "list", "what": options.what, "rows": list_rows(options)}
 
 
 def list_summary(result: dict[str, Any]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a table."""
     return table(result["rows"]) if result["rows"] else f"no {result['what']} in this version"
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """The models, strategies, supported pairs, rules, caches, ways to think or suites there are, as flat rows."""
-    made = {
+    """Returns the models, strategies, supported pairs, rules, caches, ways to think or suites as flat rows."""
+    listers = {
         "models": _models,
         "strategies": _strategies,
         "support": _support,
@@ -84,7 +55,7 @@ def list_rows(options: List) -> list[dict[str, Any]]:
         "thinking": _thinking,
         "suites": _suites,
     }
-    return made[options.what]()
+    return listers[options.what]()
 
 
 def _models() -> list[dict[str, Any]]:
@@ -94,16 +65,16 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _strategies() -> list[dict[str, Any]]:
-    from partsong.samplers.registry import STRATEGIES
+    from partsong.samplers.registry import strategies
 
     return [
         {
             "name": name,
-            "class": kind.kind,
+            "class": kind().kind,
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
-        for name, kind in STRATEGIES.items()
+        for name, kind in strategies().items()
     ]
 
 
@@ -115,8 +86,8 @@ def _support() -> list[dict[str, Any]]:
         for strategy in list(row)[2:]:
             groups.setdefault((strategy, row[strategy]), []).append(row["architecture"])
     return [
-        {"strategy": strategy, "class": kind, "architectures": ", ".join(found)}
-        for (strategy, kind), found in groups.items()
+        {"strategy": strategy, "class": kind, "architectures": ", ".join(architectures)}
+        for (strategy, kind), architectures in groups.items()
     ]
 
 
@@ -126,7 +97,7 @@ def _rules() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            # Where a rule never looks at the drawn token and never takes one back, the bound holds.
+            # The bound holds only for rules that never look at the drawn token and never take one back.
             "certificate": "certificate" if kind.unbiased and not kind.revises else "no certificate",
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
@@ -168,7 +139,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _options(defaults: Mapping[str, Any]) -> str:
-    """Knobs with their defaults, as command lines spell them; a knob without one must be given."""
+    """Spells knobs with their defaults as command lines do; a knob without a default ends in dots."""
     return ", ".join(
         f"{name}=..." if default is MISSING or default is Parameter.empty else f"{name}={_spelled(default)}"
         for name, default in defaults.items()
@@ -185,15 +156,3 @@ def _spelled(value: Any) -> str:
 
 def _first_line(kind: Any) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
-
-
-def _cores() -> int:
-    # The cores this process may use, which in a container are fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""``partsong text``: checks everything that can be checked without a model, then decodes in this process."""
+"""Runs ``partsong text``: checks what needs no model, then decodes in this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
 from partsong.cli.ranks import under_torchrun
-from partsong.cli.text_models import find_text_model
 from partsong.errors import ArgumentError
+from partsong.jobs.text_source import find_text_model
 from partsong.outputs import check_writable, write_text
 
 __all__ = ["summary", "text"]
@@ -50,10 +50,10 @@ def text(options: Text) -> dict[str, Any]:
     shown = viewer(loaded, show=options.show)
     measured = run_text(loaded, shown.step if shown.watches else None)
     shown.end(measured["text"])
-    return _reported(options, measured)
+    return _make_result(options, measured)
 
 
-def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
+def _make_result(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
     if options.out is not None:
         write_text(options.out, measured["text"] + "\n")
     return {
@@ -69,7 +69,7 @@ def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What a text cost, in a few lines; the text itself has been printed."""
+    """Describes what the text cost in a few lines; the text itself has been printed."""
     forwards = {kind: number for kind, number in result["forwards"].items() if number}
     lines = [
         f"{_number(result['answer_tokens'], 'token')} in {_number(sum(forwards.values()), 'forward')} "
@@ -91,7 +91,7 @@ def summary(result: dict[str, Any]) -> str:
 
 def _certificate(result: dict[str, Any]) -> str:
     if result["certificate"] is None:
-        return "no certificate: this rule revises tokens, or chooses places by the drawn ones"
+        return "no certificate: this rule revises tokens, or chooses places by the tokens it drew"
     return (
         f"certificate: within {result['certificate']:.3g} nats of one token at a time, "
         "under the model's own conditionals at temperature 1"

@@ -1,10 +1,8 @@
-"""One job of ``partsong image``: load a pipeline on every rank, sample, compare with the serial twin, write files."""
+"""Runs a job of ``partsong image``: loads a pipeline on every rank, samples, compares and writes the images."""
 
 from __future__ import annotations
 
 import inspect
-import threading
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,40 +10,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
+from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
 from partsong.outputs import save_images
 from partsong.parallel import Mesh, Plan, Strategy
 from partsong.progress import progress
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
-__all__ = ["ImageJob", "facts_read", "load_pipeline", "pipeline_class", "quiet", "run_image"]
-
-#: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
-PATIENCE = 3600.0
+__all__ = ["ImageJob", "facts_read", "run_image"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+    """Says what to sample, in plain values that can be sent to ranks.
 
     Attributes:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the images.
+        zoo_name: name of the zoo model, if it is one; its reader then scores the images.
         prompt: what to draw, or the number of a class for class-conditional pipelines.
         arguments: further arguments of the pipeline call.
-        num_images: images of the one prompt.
+        num_images: how many images of the prompt.
         strategies: what to attach.
         degrees: size of each mesh axis.
         seed: image i draws its noise from the seed and i.
         dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
+        threads: threads per rank; None leaves the choice to torch.
+        compare: whether to run the serial twin too.
         out: PNG to write.
         ledger: JSONL to write.
     """
@@ -70,7 +65,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """Samples a job on this rank; rank 0 writes the images.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
@@ -78,9 +73,9 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    quiet()
+    quiet_libraries()
     _check_call(job)
-    with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
+    with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
         pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
         pipe.set_progress_bar_config(disable=progress(0).disable)
 
@@ -92,75 +87,20 @@ def run_image(job: ImageJob) -> dict[str, Any]:
         return _report(job, run, serial) if mesh.is_main else {}
 
 
-def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
-    """Loads a pipeline folder: safetensors only, no code from the folder, no network.
-
-    Args:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline, one of diffusers' own.
-        dtype: name of a torch floating-point type.
-
-    Raises:
-        ArgumentError: diffusers cannot read it; says why.
-        UnsupportedError: this diffusers has no such pipeline.
-    """
-    kind = pipeline_class(pipeline)
-    try:
-        with warnings.catch_warnings():
-            # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
-            warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
-            return kind.from_pretrained(
-                folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
-            )
-    except PartsongError:
-        raise
-    except Exception as error:
-        raise ArgumentError(f"the model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-
-
 def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
-    """The share of a caption's facts that hold in the images; None when the model has no reader or it cannot parse."""
+    """Returns the share of a caption's facts that the images show; None if no reader can parse the caption."""
     if name is None:
         return None
-    found = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
-    known = [share for share in found if share is not None]
+    shares = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
+    known = [share for share in shares if share is not None]
     return float(np.mean(known)) if known else None
-
-
-def quiet() -> None:
-    """Leaves standard error to partsong: this process samples one job and reports itself."""
-    import diffusers
-    import transformers
-
-    for library in (diffusers, transformers):
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
-    # tqdm's own lock is shared between processes and is reported as leaked when a failing rank leaves at once.
-    tqdm.set_lock(threading.RLock())
-
-
-def pipeline_class(name: str) -> Any:
-    """The class of diffusers that a folder names.
-
-    Raises:
-        UnsupportedError: this diffusers has no such pipeline.
-    """
-    import diffusers
-
-    kind = getattr(diffusers, name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
-        raise UnsupportedError(
-            f"the folder asks for the pipeline {name!r}, which diffusers {diffusers.__version__} does not have; "
-            "upgrade diffusers (pipelines that bring their own code are not run)"
-        )
-    return kind
 
 
 def _check_call(job: ImageJob) -> None:
     pipeline = pipeline_class(job.pipeline)
     known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in known:
-        raise UnsupportedError(f"{job.pipeline} makes films, not images; partsong image samples image pipelines")
+        raise UnsupportedError(f"{job.pipeline} makes videos, not images; partsong image samples image pipelines")
     if "prompt" not in known and "class_labels" not in known:
         raise UnsupportedError(f"{job.pipeline} takes no prompt; partsong image samples text-to-image pipelines")
     check_arguments(pipeline, job.arguments)
@@ -174,7 +114,7 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
     if isinstance(job.prompt, int):
         arguments["class_labels"] = [job.prompt] * job.num_images
     else:
-        # A list instead of num_images_per_prompt, which some pipelines do not have.
+        # Some pipelines have no num_images_per_prompt, so every text becomes a list.
         arguments["prompt"] = job.prompt
         texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
         arguments |= {name: [text] * job.num_images for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""One run of a video pipeline, with or without a plan: its frames part by part, and when they came."""
+"""Samples one video with a pipeline or a plan, and notes when each part of it was there."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Plan
-from partsong.samplers.generate import STREAMS, generate, stream
+from partsong.samplers.generate import can_stream, generate, stream
 from partsong.videos import VideoWriter
 
-__all__ = ["Film", "shoot"]
+__all__ = ["VideoRun", "sample_video"]
 
 
 @dataclass(slots=True)
-class Film:
-    """What came out of one run on this rank.
+class VideoRun:
+    """Holds what one run gave on this rank.
 
     Attributes:
-        frames: kept for scoring and comparing, `[F, H, W, 3]` in [0, 1] each part; empty on ranks that decode nothing.
-        borders: first frames of the parts but the first.
+        frames: each part `[F, H, W, 3]` in [0, 1], kept to be scored and compared; empty on ranks that decode nothing.
+        borders: the number of the first frame of each part after the first.
         times: seconds after which each part was there.
-        num_frames: how many came.
+        num_frames: how many frames were decoded.
         seconds: wall time.
     """
 
@@ -36,56 +36,56 @@ class Film:
 
     @property
     def first(self) -> float:
-        """Seconds until the first part was there; 0 where none came."""
+        """Returns the seconds until the first part was there, or 0 on ranks that decode nothing."""
         return self.times[0] if self.times else 0.0
 
 
-def shoot(
+def sample_video(
     target: Plan | Callable[..., Any],
     arguments: Mapping[str, Any],
     *,
     journal: Path | None = None,
     writer: VideoWriter | None = None,
     keeps: bool = True,
-) -> Film:
+) -> VideoRun:
     """Samples one video.
 
     Args:
         target: a plan, a pipeline, or any function that takes a pipeline's arguments and returns its output.
-        arguments: of the call; its output is asked for as arrays.
+        arguments: of the call; the output type is set to arrays.
         journal: see `partsong.samplers.stream`.
-        writer: takes the frames as they come, and is closed at the end, whatever happens.
-        keeps: whether frames are kept.
+        writer: takes the frames as they come, and is closed at the end even if sampling fails.
+        keeps: whether to keep the frames.
 
     Raises:
         ArgumentError: the pipeline refuses the value of an argument.
     """
-    film, start = Film(), time.perf_counter()
+    run, start = VideoRun(), time.perf_counter()
     try:
         for part in _parts(target, {**arguments, "output_type": "np"}, journal):
             if part is None:
                 continue
-            film.times.append(time.perf_counter() - start)
-            if film.num_frames:
-                film.borders.append(film.num_frames)
-            film.num_frames += len(part)
+            run.times.append(time.perf_counter() - start)
+            if run.num_frames:
+                run.borders.append(run.num_frames)
+            run.num_frames += len(part)
             if writer is not None:
                 writer.append(part)
             if keeps:
-                film.frames.append(part)
+                run.frames.append(part)
     finally:
         if writer is not None:
             writer.close()
-    film.seconds = time.perf_counter() - start
-    return film
+    run.seconds = time.perf_counter() - start
+    return run
 
 
 def _parts(target: Plan | Callable[..., Any], arguments: dict[str, Any], journal: Path | None) -> Iterator[Any]:
-    """The frames `[F, H, W, 3]` of one call, part by part as they are done; None on ranks that decode nothing."""
+    """Yields the frames `[F, H, W, 3]` of one call, part by part; None on ranks that decode nothing."""
     try:
         if not isinstance(target, Plan):
             yield target(**arguments).frames[0]
-        elif target.loop in STREAMS:
+        elif can_stream(target.loop):
             for part in stream(target, journal=journal, **arguments):
                 yield None if part is None else part.frames[0]
         else:

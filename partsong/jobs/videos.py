@@ -1,11 +1,11 @@
-"""One job of ``partsong video``: load a pipeline on every rank, sample, write frames as they are done, measure."""
+"""Runs a job of ``partsong video``: loads a pipeline on every rank, samples, writes frames as they are done."""
 
 from __future__ import annotations
 
 import inspect
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from partsong import zoo
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
-from partsong.jobs.images import PATIENCE, load_pipeline, pipeline_class, quiet
-from partsong.jobs.video_run import Film, shoot
+from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
+from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
 from partsong.progress import progress
@@ -29,24 +29,24 @@ __all__ = ["VideoJob", "run_video"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+    """Says what to sample, in plain values that can be sent to ranks.
 
     Attributes:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the film.
+        zoo_name: name of the zoo model, if it is one; its reader then scores the video.
         prompt: what to show.
-        arguments: further arguments of the pipeline call, ``num_frames`` among them where it is not the default.
+        arguments: further arguments of the pipeline call, such as ``num_frames``.
         strategies: what to attach.
         degrees: size of each mesh axis.
         seed: of the noise.
         dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
-        out: film to write, or a folder.
-        fps: frames per second of the film.
+        threads: threads per rank; None leaves the choice to torch.
+        compare: whether to run the serial twin too.
+        out: video file to write, or a folder.
+        fps: frames per second of the video.
         ledger: JSONL to write.
-        journal: folder for the run's progress, to go on from.
+        journal: folder for the progress of the run, from which it can be continued.
     """
 
     folder: Path
@@ -67,21 +67,21 @@ class VideoJob:
 
 
 def run_video(job: VideoJob) -> dict[str, Any]:
-    """Samples a job on this rank; rank 0 writes the film.
+    """Samples a job on this rank; rank 0 writes the video.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
-        UnsupportedError: the pipeline makes no films.
-        OutputError: the film cannot be written to its end; what was written plays.
+        UnsupportedError: the pipeline makes no videos.
+        OutputError: the video cannot be written to its end; the part that was written can be played.
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    quiet()
+    quiet_libraries()
     _check_call(job)
-    with Mesh(**job.degrees, timeout=PATIENCE) as mesh:
+    with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
         pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
         pipe.set_progress_bar_config(disable=progress(0).disable)
         keeps = job.compare or job.zoo_name is not None
@@ -92,35 +92,35 @@ def run_video(job: VideoJob) -> dict[str, Any]:
             gather(mesh, [0.0], "start of the timed run")
             writer = VideoWriter(job.out, fps=job.fps) if mesh.is_main else None
             with Ledger(job.ledger) as records:
-                film = _sample(job, plan, writer, keeps=keeps and mesh.is_main)
+                run = _sample(job, plan, writer, keeps=keeps and mesh.is_main)
             spent = records.summary()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
             if mesh.device.type == "cuda":
                 peak = torch.cuda.max_memory_allocated(mesh.device) / 2**20
-            row = [film.seconds, spent["bytes_sent"], spent["seconds_waiting"], peak]
+            row = [run.seconds, spent["bytes_sent"], spent["seconds_waiting"], peak]
             rows = gather(mesh, row, "end of the timed run")
-            return _report(job, plan, film, rows, serial) if mesh.is_main else {}
+            return _report(job, plan, run, rows, serial) if mesh.is_main else {}
 
 
-def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> Film | None:
-    """The same video on rank 0 alone while the others wait: the pipeline itself, or the same loop on one rank."""
-    film = None
+def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
+    """Samples the same video on rank 0 alone, with the pipeline itself or with the same loop, while the others wait."""
+    run = None
     if mesh.is_main:
         twins = [strategy for strategy in job.strategies if strategy.loops_alone]
         if twins:
             with parallelize(pipe, *(_alone(strategy) for strategy in twins), mesh=mesh.alone()) as plan:
-                film = _sample(replace(job, journal=None), plan, None, keeps=True)
+                run = _sample(replace(job, journal=None), plan, None, keeps=True)
         else:
-            film = _sample(job, pipe, None, keeps=True)
+            run = _sample(job, pipe, None, keeps=True)
     gather(mesh, [0.0], "wait for the serial twin")
-    return film
+    return run
 
 
 def _alone(strategy: Strategy) -> Strategy:
-    """The strategy on one rank."""
-    degrees = {name: 1 for name in ("degree", "pipe_degree") if hasattr(strategy, name)}
-    shares = {"layers": None} if hasattr(strategy, "layers") else {}
-    return replace(strategy, **degrees, **shares)  # type: ignore[type-var]
+    """Returns the strategy with the knobs that fit one rank."""
+    of_one_rank = {"degree": 1, "pipe_degree": 1, "layers": None}
+    knobs = {knob.name: of_one_rank[knob.name] for knob in fields(strategy) if knob.name in of_one_rank}
+    return replace(strategy, **knobs)
 
 
 def _short(job: VideoJob) -> dict[str, Any]:
@@ -136,29 +136,31 @@ def _check_call(job: VideoJob) -> None:
     check_arguments(pipeline, job.arguments)
 
 
-def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> Film:
+def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> VideoRun:
     arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0]}
-    return shoot(target, arguments, journal=job.journal, writer=writer, keeps=keeps)
+    return sample_video(target, arguments, journal=job.journal, writer=writer, keeps=keeps)
 
 
-def _report(job: VideoJob, plan: Plan, film: Film, rows: list[list[float]], serial: Film | None) -> dict[str, Any]:
+def _report(
+    job: VideoJob, plan: Plan, run: VideoRun, rows: list[list[float]], serial: VideoRun | None
+) -> dict[str, Any]:
     seconds = max(row[0] for row in rows)
     values: dict[str, Any] = {
         "seconds": seconds,
         "out": job.out,
         "class": plan.kind,
-        "frames": film.num_frames,
-        "frames_per_second": film.num_frames / seconds,
-        "first_frame_seconds": film.first,
+        "frames": run.num_frames,
+        "frames_per_second": run.num_frames / seconds,
+        "first_frame_seconds": run.first,
         "bytes_sent": [int(row[1]) for row in rows],
         "seconds_waiting": [row[2] for row in rows],
         "peak_memory_mb": [row[3] for row in rows],
         "threads": torch.get_num_threads(),
         "explanation": str(plan.explain()) if any(d.seen.known for d in plan.denoisers) else "",
-        **_scores(job, film),
+        **_scores(job, run),
     }
     if serial is not None:
-        apart = drift(np.concatenate(film.frames), np.concatenate(serial.frames))
+        apart = drift(np.concatenate(run.frames), np.concatenate(serial.frames))
         values |= {
             "seconds_serial": serial.seconds,
             "speedup": serial.seconds / seconds,
@@ -170,14 +172,14 @@ def _report(job: VideoJob, plan: Plan, film: Film, rows: list[list[float]], seri
     return values
 
 
-def _scores(job: VideoJob, film: Film) -> dict[str, Any]:
-    """What the zoo's reader finds; None where the model has no reader or it cannot parse the prompt."""
-    found: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
+def _scores(job: VideoJob, run: VideoRun) -> dict[str, Any]:
+    """Scores the video with the reader of a zoo model; None for each score if no reader can parse the prompt."""
+    scores: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
     if job.zoo_name is None:
-        return found
-    task, frames = zoo.MODELS[job.zoo_name].task, np.concatenate(film.frames)
-    found["facts_read"] = task.facts_read(job.prompt, frames)
-    if found["facts_read"] is not None:
-        found["identity_kept"] = task.identity_kept(job.prompt, frames)
-        found["border_jump_ratio"] = task.border_jumps(frames, film.borders).ratio if film.borders else None
-    return found
+        return scores
+    task, frames = zoo.MODELS[job.zoo_name].task, np.concatenate(run.frames)
+    scores["facts_read"] = task.facts_read(job.prompt, frames)
+    if scores["facts_read"] is not None:
+        scores["identity_kept"] = task.identity_kept(job.prompt, frames)
+        scores["border_jump_ratio"] = task.border_jumps(frames, run.borders).ratio if run.borders else None
+    return scores

@@ -40,7 +40,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         ):
             return
     except AttributeError:
-        pass  # not tensors: told apart below
+        pass  # not tensors: `_qkv_error` says which
     raise _qkv_error(q, k, v)
 
 
@@ -78,7 +78,9 @@ def check_segments(q: Tensor, segments: Iterable[Segment]) -> tuple[Segment, ...
     kept, position = [], 0
     for index, segment in enumerate(segments):
         if not isinstance(segment, Segment):
-            raise ArgumentTypeError(f"segments are partsong.kernels.Segment, number {index} is {_describe(segment)}")
+            raise ArgumentTypeError(
+                f"segments are a sequence of partsong.kernels.Segment; number {index} is {_describe(segment)}"
+            )
         try:
             check_qkv(q, segment.k, segment.v)
         except (ArgumentError, ArgumentTypeError) as error:
@@ -114,7 +116,9 @@ def check_mask(
         )
     streamed = any(segment.stream != SHARED for segment in segments)
     if streamed and not isinstance(kind, Streams):
-        raise ArgumentError("segments have a stream, which only a Streams mask looks at")
+        raise ArgumentError(
+            "segments have a stream, which only a Streams mask reads: leave it out, or give mask=Streams(...)"
+        )
     if kind is None:
         return None, keep
     kind.check(q.shape[0], q.shape[2], sum(segment.length for segment in segments))
@@ -143,7 +147,7 @@ def check_init(q: Tensor, init: object) -> None:
 
 
 def additive(q: Tensor, num_keys: int, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One tensor to add to the logits, or None.
+    """Returns one tensor to add to the logits, or None.
 
     Returns:
         float32 (float64 for float64 q), four dims, each 1 or the full size of `[B, Hq, Lq, Lk]`; -inf where `mask`

@@ -1,7 +1,7 @@
-"""The door of diffusers: one more backend of its attention dispatcher.
+"""Registers partsong's attention with diffusers, as one more backend of its attention dispatcher.
 
-The dispatcher takes only members of its enum `AttentionBackendName`, so one is added and removed again. That is
-private ground: unless everything that is touched has the form known from diffusers 0.40 to 0.42, it is refused.
+The dispatcher takes only members of its enum `AttentionBackendName`, so one is added and removed again. These are
+private names: unless all of them have the form known from diffusers 0.40 to 0.42, nothing is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.foreign import NAME, attend, refuse
+from partsong.kernels.library_calls import NAME, attend, unsupported
 from partsong.kernels.masks import Causal
 
 __all__ = ["diffusers_attention", "install_diffusers"]
@@ -64,7 +64,7 @@ def diffusers_attention(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention in the form of diffusers' ``dispatch_attention_fn``.
+    """Computes attention in the form of diffusers' ``dispatch_attention_fn``.
 
     Args:
         query: `[B, Lq, Hq, D]`.
@@ -86,11 +86,13 @@ def diffusers_attention(
         UnsupportedError: dropout, a causal mask next to `attn_mask`, or diffusers' context parallelism.
     """
     if _parallel_config is not None:
-        raise refuse("diffusers", "its own context parallelism", "use partsong.parallelize, or another backend with it")
+        raise unsupported(
+            "diffusers", "its own context parallelism", "use partsong.parallelize, or another backend with it"
+        )
     if dropout_p:
-        raise refuse("diffusers", f"dropout {dropout_p}", "call transformer.eval()")
+        raise unsupported("diffusers", f"dropout {dropout_p}", "call transformer.eval()")
     if is_causal and attn_mask is not None:
-        raise refuse("diffusers", "is_causal next to attn_mask", "put the causal mask into attn_mask")
+        raise unsupported("diffusers", "is_causal next to attn_mask", "put the causal mask into attn_mask")
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]  # before [Lq, Lk], which it might be too: diffusers reads it so
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -100,7 +102,7 @@ def diffusers_attention(
 
 
 def _dispatcher() -> tuple[Any, Any]:
-    """The enum of names and the registry, once they are seen to have the form this file was written for."""
+    """Returns the enum of names and the registry, once they have the form this file was written for."""
     diffusers = importlib.import_module("diffusers")
     try:
         module = importlib.import_module("diffusers.models.attention_dispatch")
@@ -120,7 +122,7 @@ def _dispatcher() -> tuple[Any, Any]:
         known = False
     if not known:
         raise UnsupportedError(
-            f"the attention dispatcher of diffusers {diffusers.__version__} has not the form of 0.40 to 0.42, "
+            f"the attention dispatcher of diffusers {diffusers.__version__} does not have the form of 0.40 to 0.42, "
             "so nothing is added to it: use one of these versions"
         )
     return names, registry

@@ -1,4 +1,4 @@
-"""The door of transformers: an attention function and, without which padding would be dropped, a mask function."""
+"""Registers an attention function with transformers, and a mask function, without which padding would be dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.foreign import NAME, attend, refuse
+from partsong.kernels.library_calls import NAME, attend, unsupported
 from partsong.kernels.masks import Causal
 
 __all__ = ["install_transformers", "transformers_attention", "transformers_mask"]
@@ -23,7 +23,7 @@ def install_transformers() -> Callable[[], None]:
 
     Raises:
         ArgumentError: the name is taken.
-        UnsupportedError: transformers is missing, or its registries have not the form of 5.23.
+        UnsupportedError: transformers is missing, or its registries do not have the form of 5.23.
     """
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedError("install(transformers=True) needs transformers, which is not installed")
@@ -68,14 +68,14 @@ def transformers_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form of transformers' ``AttentionInterface``.
+    """Computes attention in the form of transformers' ``AttentionInterface``.
 
     Args:
         module: the model's attention module; its ``is_causal`` holds where the argument is None.
         query: `[B, Hq, Lq, D]`.
         key: `[B, Hkv, Lk, D]`, grouped key heads as they are.
         value: `[B, Hkv, Lk, Dv]`.
-        attention_mask: four dims, bool or float, from `transformers_mask` or the user's own; None is no mask but, for
+        attention_mask: four dims, bool or float, from `transformers_mask` or the user's own; None is no mask or, for
             causal modules, the causal one whose last query sees every key.
         scaling: factor on q.k.
         dropout: must be 0.
@@ -107,7 +107,9 @@ def transformers_attention(
 
 def _last_query_sees_all(num_queries: int, num_keys: int) -> Causal:
     if num_queries > num_keys:
-        raise refuse("transformers", f"causal attention of {num_queries} queries to {num_keys} keys", "pass a mask")
+        raise unsupported(
+            "transformers", f"causal attention of {num_queries} queries to {num_keys} keys", "pass a mask"
+        )
     return Causal(num_keys - num_queries)
 
 
@@ -116,28 +118,32 @@ def _check(
 ) -> None:
     """Refuses what would change the result and is not computed here."""
     if dropout:
-        raise refuse("transformers", f"dropout {dropout}", "call model.eval() or set attention_dropout to 0")
+        raise unsupported("transformers", f"dropout {dropout}", "call model.eval() or set attention_dropout to 0")
     if kwargs.get("softcap") is not None:
-        raise refuse("transformers", f"softcap={kwargs['softcap']}", "use the eager implementation for this model")
+        raise unsupported("transformers", f"softcap={kwargs['softcap']}", "use the eager implementation for this model")
     if kwargs.get("output_attentions"):
-        raise refuse("transformers", "the attention weights", "use the eager implementation to look at them")
+        raise unsupported("transformers", "the attention weights", "use the eager implementation to look at them")
     if kwargs.get("cache") is not None:
-        raise refuse("transformers", "a paged cache (continuous batching)", "use generate without it")
+        raise unsupported("transformers", "a paged cache (continuous batching)", "use generate without it")
     if sinks is not None and sinks.numel() != query.shape[1]:
-        raise refuse("transformers", f"{sinks.numel()} sinks for {query.shape[1]} heads", "pass one per head")
+        raise unsupported("transformers", f"{sinks.numel()} sinks for {query.shape[1]} heads", "pass one per head")
     if mask is not None:
         return
     window, edges = kwargs.get("sliding_window"), kwargs.get("cu_seq_lens_q")
     if window is not None and key.shape[2] > window:
-        raise refuse("transformers", f"a window of {window} over {key.shape[2]} keys without a mask", "pass a mask")
+        raise unsupported(
+            "transformers", f"a window of {window} over {key.shape[2]} keys without a mask", "pass a mask"
+        )
     if edges is not None and edges.numel() > 2:
-        raise refuse("transformers", "packed sequences without a mask", "pass position_ids and no cache, or a mask")
+        raise unsupported(
+            "transformers", "packed sequences without a mask", "pass position_ids and no cache, or a mask"
+        )
 
 
 def transformers_mask(
     batch_size: int, q_length: int, kv_length: int, *, allow_is_causal_skip: bool = True, **kwargs: Any
 ) -> Tensor | None:
-    """The mask in the form of transformers' ``AttentionMaskInterface``: that of "sdpa" but for one case.
+    """Builds the mask in the form of transformers' ``AttentionMaskInterface``: as "sdpa" does, but for one case.
 
     "sdpa" leaves the mask out where a static cache is filled for the first time, as PyTorch aligns the causal mask at
     the first key; `transformers_attention` aligns it at the last one, so there it is written out.

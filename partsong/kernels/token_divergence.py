@@ -1,4 +1,4 @@
-"""How far a distribution over the vocabulary has moved, from hidden states alone."""
+"""Measures how far a distribution over the vocabulary has moved, from hidden states alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.kernels.call import compute_dtype
 
 __all__ = ["token_divergence"]
 
@@ -23,7 +24,7 @@ def token_divergence(
     softcap: float | None = None,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """KL(p || q) in nats of two distributions over the vocabulary, without storing either.
+    """Computes KL(p || q) in nats of two distributions over the vocabulary, without storing either.
 
     With logits a of p and b of q it is sum p (a - b) - lse(a) + lse(b), and each of the three is a running sum over
     tiles of the vocabulary.
@@ -52,7 +53,7 @@ def token_divergence(
             f"token_divergence needs two hidden states [N, C] and a head [V, C]; found {tuple(hidden.shape)}, "
             f"{tuple(other.shape)} and {tuple(weight.shape)}"
         )
-    wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    wide = compute_dtype(hidden.dtype)
     lse_a = lse_b = torch.full((len(hidden),), -torch.inf, dtype=wide, device=hidden.device)
     mean = torch.zeros_like(lse_a)
     for first in range(0, len(weight), _TILE):

@@ -1,4 +1,4 @@
-"""What measuring found best on a GPU: tile sizes and the order of backends, per class of shapes.
+"""Looks up what measuring found best on a GPU: tile sizes and the order of backends, per class of shapes.
 
 ``tuned.json`` holds what ``partsong bench kernels --tune`` wrote, by the GPU's name; a file named by the environment
 variable PARTSONG_TUNED comes first. Nothing is timed when a program runs, so a cold start costs nothing.
@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).with_name("tuned.json")
 
 
 def shape_class(call: Call) -> str:
-    """Name of the class a call belongs to: lengths to the next power of two, head size likewise."""
+    """Names the class a call belongs to: lengths to the next power of two, head size likewise."""
     kind = "full" if call.mask is None else type(call.mask).__name__.lower()
     dtype = str(call.q.dtype).removeprefix("torch.")
     width, rows = call.q.shape[3], call.q.shape[2] * (call.q.shape[1] // call.k.shape[1])
@@ -34,7 +34,7 @@ def shape_class(call: Call) -> str:
 
 
 def tuned(what: str, call: Call) -> Any:
-    """The entry for a call on its GPU, or None.
+    """Returns the entry for a call on its GPU, or None.
 
     Args:
         what: ``attention_triton`` (tile sizes) or ``backends`` (names, fastest first).

@@ -1,10 +1,11 @@
-"""Images or prompts on different ranks."""
+"""Shares the samples of a batch out over ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partsong.knobs import Count
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["DataParallel"]
@@ -14,8 +15,7 @@ __all__ = ["DataParallel"]
 class DataParallel(Strategy):
     """Shares the samples of a batch out over ranks, for the denoiser and the decoder. Exact.
 
-    Give the pipeline several prompts or ``num_images_per_prompt``; any number of samples works, also fewer than
-    ranks.
+    Give the pipeline several prompts or ``num_images_per_prompt``; there may be fewer samples than ranks.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
@@ -27,4 +27,4 @@ class DataParallel(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("data",)
 
-    degree: int | None = None
+    degree: Count | None = None

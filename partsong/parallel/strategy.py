@@ -1,103 +1,248 @@
-"""What every strategy has in common, and how several of them share the ranks."""
+"""Defines the base of every strategy, and the protocols of what a strategy may add to a plan.
+
+The engine in `plan` knows these names only. The strategies themselves are listed in `samplers.registry`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.cuts.tokens import TOKEN_AXES
-from partsong.parallel.ranks.mesh import AXES, check_degrees
+from partsong.knobs import check_fields
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import TOKEN_AXES, Stage
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.mesh import AXES, Axis, Mesh, check_degrees
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from partsong.parallel.adapters import Adapter
-    from partsong.parallel.cached_blocks import CachedBlocks
-    from partsong.parallel.cuts.tokens import SequenceParallel, Stage
-    from partsong.parallel.exchange.borders import Borders
-    from partsong.parallel.hooks.clock import StepClock
-    from partsong.parallel.hooks.model_hooks import HookSet
-    from partsong.parallel.plan.denoiser import Denoiser
-    from partsong.parallel.ranks.mesh import Axis, Mesh
-    from partsong.parallel.vae.autoencoder import AutoencoderParallel
-
-__all__ = ["Kind", "Strategy", "mesh_for", "refuse"]
+__all__ = [
+    "Attachment",
+    "Borders",
+    "Coder",
+    "Cut",
+    "Ghosts",
+    "Kind",
+    "Site",
+    "Statistics",
+    "Strategy",
+    "combined_kind",
+    "mesh_for",
+    "own_loop",
+    "refuse",
+]
 
 Kind = Literal["exact", "bounded", "approximate"]
+
+#: The rows right above and right below a rank's own, `[B, C, p, W]`; None at the image's edge.
+Ghosts = tuple[Tensor | None, Tensor | None]
+#: Mean and biased variance `[B, G]` of the groups of a norm.
+Statistics = tuple[Tensor, Tensor]
+
+
+class Site(Protocol):
+    """Describes where a strategy attaches its hooks: one denoiser under a plan.
+
+    Attributes:
+        module: the denoiser.
+        adapter: its row.
+        clock: where the generation stands.
+        strategies: all strategies of the plan.
+        shared: the ranks that share the call at work.
+    """
+
+    module: nn.Module
+    adapter: Adapter
+    clock: StepClock
+    strategies: tuple[Strategy, ...]
+    shared: Axis
+
+
+class Attachment(Protocol):
+    """Describes what a strategy has put on a denoiser's blocks."""
+
+    def predict(self, step: int) -> int:
+        """Returns the bytes this rank sends for it in one call of a step."""
+        ...
+
+
+class Cut(Protocol):
+    """Describes how one denoiser's input is cut over ranks; implementations derive from it for the defaults.
+
+    Attributes:
+        axis: the ranks it is cut over.
+        sizes: what each rank holds of every stream in the call at work.
+    """
+
+    axis: Axis
+    sizes: Mapping[str, tuple[int, ...]]
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on that cut, exchange and put together again."""
+        ...
+
+    def begin_forward(self, sample: Any) -> None:
+        """Prepares for a call with these latents, whose shape may differ from the last call's."""
+        ...
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        ...
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error; most cuts keep none."""
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says in words what is cut.
+
+        Args:
+            tokens: tokens of each stream in the last call.
+        """
+        return f"{' and '.join(f'{total} {stream}' for stream, total in tokens.items())} tokens"
+
+    def kept(self) -> str | None:
+        """Says what is kept between calls and how much memory it takes; None where a strategy leaves no choice."""
+        return None
+
+
+class Borders(Protocol):
+    """Describes how ranks that hold neighbouring rows of an image learn of each other's."""
+
+    axis: Axis
+
+    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
+        """Returns the rows right above and right below this rank's, `[B, C, p, W]`; None at the image's edge.
+
+        Args:
+            layer: number of the layer in its model.
+            first: own first rows, which the rank before needs; None where the layer reads nothing below its rows.
+            last: own last rows, which the rank after needs; None where the layer reads nothing above.
+        """
+        ...
+
+    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
+        """Returns the mean and biased variance `[B, G]` of the whole image.
+
+        Args:
+            layer: number of the layer in its model.
+            own: mean and variance of this rank's rows.
+            counts: rows of each rank.
+        """
+        ...
+
+    def sends(self, step: int, is_last: bool) -> bool:
+        """Says whether border rows are sent in a step."""
+        ...
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Says whether statistics are sent in a step."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets messages under way without waiting, after an error."""
+        ...
+
+
+class Coder(Protocol):
+    """Describes a strategy's work on the autoencoder of a pipeline."""
+
+    @property
+    def known(self) -> bool:
+        """Says whether a call has been seen."""
+        ...
+
+    def attach(self, hooks: HookSet, clock: StepClock) -> None:
+        """Puts the hooks on."""
+        ...
+
+    def predict(self, rank: int) -> int:
+        """Returns the bytes a rank sends in the calls of this generation."""
+        ...
+
+    def describe(self) -> list[str]:
+        """Says in words what is split, one line for each half that was called."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """A way to place the work of one model on several ranks. Fields are knobs; run-time state lives in the plan.
+    """Places the work of one model on several ranks. Fields are knobs; run-time state lives in the plan.
 
     Subclasses set `axes`, the mesh axes they use, outermost first, and `kind`: ``exact`` equals one rank up to
     rounding, ``bounded`` comes with a certificate, ``approximate`` drifts and equals its exact twin at a named
-    setting.
+    setting. Bounds of knobs stand in their annotations (see `partsong.knobs`).
     """
 
     axes: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "exact"
-    #: Name of the sampler this strategy needs, which `partsong.samplers.generate` knows; None is the pipeline's own.
-    loop: ClassVar[str | None] = None
-    #: Whether one rank needs that sampler too: it makes another picture than the pipeline's own call.
+    #: Whether it needs a sampling loop of its own, which the registry names.
+    has_loop: ClassVar[bool] = False
+    #: Whether one rank needs that loop too: it makes another picture than the pipeline's own call.
     loops_alone: ClassVar[bool] = False
     #: Whether it works on the denoiser. Others have no axis and use all ranks.
     denoises: ClassVar[bool] = True
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
+    # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
+    #: Number of ranks on its axis; None takes what the others leave.
+    degree = None
+    #: First steps that differ from those after them.
+    warmup_steps = 0
 
     def wanted(self) -> dict[str, int | None]:
-        """The degree asked for on each axis; None takes what the other strategies leave."""
-        degree = getattr(self, "degree", None)
-        return dict.fromkeys(self.axes, degree)
+        """Returns the degree asked for on each axis; None takes what the other strategies leave."""
+        return dict.fromkeys(self.axes, self.degree)
 
     def share(self, ranks: int) -> dict[str, int]:
         """Lays `ranks` ranks out over this strategy's axes that have no degree of their own."""
         free = [axis for axis, degree in self.wanted().items() if degree is None]
         return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
 
-    def attach(self, denoiser: Denoiser, hooks: HookSet) -> CachedBlocks | None:
-        """Puts hooks on a denoiser's blocks, inside of those that cut; None where there are none."""
+    def attach(self, denoiser: Site, hooks: HookSet) -> Attachment | None:
+        """Puts hooks on a denoiser's blocks, inside those that cut; returns None where it has none."""
         return None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
-        """The links this strategy adds to the chain of an attention over split tokens, outermost call first."""
+        """Returns the links this strategy adds to the chain of an attention over split tokens, outermost call first."""
         return ()
 
     def borders(self, axis: Axis, clock: StepClock) -> Borders | None:
-        """How border rows and norms of an image cut into rows are exchanged; None has no wish, and they are fresh."""
+        """Says how border rows and norms of an image cut into rows are exchanged; None leaves them fresh."""
         return None
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Why this strategy has no correct form on an architecture, and what to use; None where it has one."""
+        """Says why this strategy has no correct form on an architecture, and what to use; None where it has one."""
         if adapter.frames is not None and adapter.frames.mixers and set(self.axes) & set(TOKEN_AXES):
             return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
         return None
 
-    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> SequenceParallel | None:
-        """A cut of the model that is not one over the mesh's token axes; None where there is none."""
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:
+        """Returns a cut of the model that is not one over the mesh's token axes; None where there is none."""
         return None
 
-    def codes(self, target: Any, mesh: Mesh) -> AutoencoderParallel | None:
-        """Its work on the autoencoder of a pipeline; None where it leaves that alone."""
+    def codes(self, target: Any, mesh: Mesh) -> Coder | None:
+        """Returns its work on the autoencoder of a pipeline; None where it leaves that alone."""
         return None
 
     def stale(self) -> str | None:
-        """What is old when it is read, as a line of `Plan.explain`; None where nothing is."""
+        """Says what is old when it is read, as a line of `Plan.explain`; None where nothing is."""
+        return None
+
+    def unpredictable(self) -> str | None:
+        """Says why shapes alone do not decide the bytes it moves, and what to set; None where they do."""
         return None
 
     def validate(self) -> None:
-        """Refuses knob values that mean nothing.
+        """Refuses knob values out of bounds.
 
         Raises:
             ArgumentError: names the knob, the value and the legal ones.
         """
-        for axis, degree in self.wanted().items():
-            if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
-                raise ArgumentError(f"{type(self).__name__}: the degree on axis {axis} is {degree!r}; use 1 or more")
+        check_fields(self)
 
 
 def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> None:
@@ -112,13 +257,8 @@ def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> No
             raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 
-def knobs(strategy: type[Strategy]) -> dict[str, Any]:
-    """The knobs of a strategy class and their defaults."""
-    return {knob.name: knob.default for knob in fields(strategy)}
-
-
 def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
-    """The mesh degrees that give each strategy its ranks.
+    """Returns the mesh degrees that give each strategy its ranks.
 
     At most one strategy may leave its degree open, and it takes the ranks the others leave; `CfgParallel` leaves all
     but two when another one is open too. Where a strategy uses all ranks whatever their axes, those that nobody takes
@@ -149,12 +289,11 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
             owner[axis] = name
             degrees[axis] = degree or 1
         others = [type(other).__name__ for other in strategies if other is not strategy and other.denoises]
-        if strategy.loop is not None and others:
+        if strategy.has_loop and others:
             raise UnsupportedError(
                 f"{name} has a loop of its own and does not compose with {' and '.join(others)} yet; drop one"
             )
-        if None in strategy.wanted().values():
-            open_ones.append(strategy)
+        open_ones += [strategy] if None in strategy.wanted().values() else []
     _fill(degrees, open_ones, world_size)
     taken = math.prod(degrees.values())
     if "data" not in owner and world_size % taken == 0 and not all(strategy.denoises for strategy in strategies):
@@ -165,11 +304,9 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
 
 def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:
     if len(open_ones) > 1:
-        guidance = [strategy for strategy in open_ones if strategy.axes == ("cfg",)]
-        for strategy in guidance:
-            if world_size % 2 == 0:
-                degrees["cfg"] = 2
-            open_ones = [other for other in open_ones if other is not strategy]
+        if world_size % 2 == 0 and any(strategy.axes == ("cfg",) for strategy in open_ones):
+            degrees["cfg"] = 2
+        open_ones = [strategy for strategy in open_ones if strategy.axes != ("cfg",)]
     if len(open_ones) > 1:
         names = " and ".join(type(strategy).__name__ for strategy in open_ones)
         raise ArgumentError(f"{names} leave their degree open; give a degree to all but one of them")
@@ -179,25 +316,27 @@ def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -
 
 
 def combined_kind(strategies: Sequence[Strategy]) -> Kind:
-    """The class of a composition: as weak as its weakest part."""
+    """Returns the class of a composition: as weak as its weakest part."""
     kinds = {strategy.kind for strategy in strategies}
     return "approximate" if "approximate" in kinds else "bounded" if "bounded" in kinds else "exact"
 
 
-def own_loop(strategies: Sequence[Strategy], mesh: Mesh, target: Any, denoisers: Sequence[Any]) -> str | None:
-    """The sampler that the strategies need on this mesh, if it is not the pipeline's own call.
+def own_loop(
+    strategies: Sequence[Strategy], mesh: Mesh, target: Any, denoisers: Sequence[nn.Module]
+) -> Strategy | None:
+    """Returns the strategy whose own loop samples on this mesh; None where the pipeline's own call does.
 
     Raises:
-        UnsupportedError: such a strategy on a bare model, or on a pipeline with two denoisers.
+        UnsupportedError: such a strategy is on a bare model, or on a pipeline with two denoisers.
     """
     for strategy in strategies:
-        alone = all(mesh.degrees[axis] == 1 for axis in strategy.axes)
-        if strategy.loop is None or (alone and not strategy.loops_alone):
+        is_alone = all(mesh.degrees[axis] == 1 for axis in strategy.axes)
+        if not strategy.has_loop or (is_alone and not strategy.loops_alone):
             continue
         name = type(strategy).__name__
         if not hasattr(target, "components") or not hasattr(target, "scheduler"):
             raise UnsupportedError(f"{name} runs the sampling loop itself: give it a pipeline with a scheduler")
         if len(denoisers) > 1:
             raise UnsupportedError(f"{name} knows one denoiser; {type(target).__name__} holds {len(denoisers)}")
-        return strategy.loop
+        return strategy
     return None

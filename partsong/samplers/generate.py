@@ -1,39 +1,22 @@
-"""Runs a plan: the one call that works for every strategy."""
+"""Runs a plan by the one call that works for every strategy."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.samplers.dual_parallel.loop import dual_parallel
-from partsong.samplers.long_video.frame_progress import watched
+from partsong.samplers.long_video.frame_progress import with_progress
 from partsong.samplers.long_video.host_memory import trimmed
 from partsong.samplers.long_video.video_blocks import joined
-from partsong.samplers.patch_pipeline.loop import patch_pipeline
-from partsong.samplers.structure_guidance.loop import structure_guidance
-from partsong.samplers.timestep_pipeline.loop import timestep_pipeline
+from partsong.samplers.registry import ROWS, row_of
 
 if TYPE_CHECKING:
-    from partsong.parallel import Plan
+    from partsong.parallel import Plan, Strategy
 
-__all__ = ["LOOPS", "STREAMS", "generate", "stream"]
-
-#: Samplers by the name that a strategy's `loop` has.
-LOOPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"patch_pipeline": patch_pipeline, "structure_guidance": structure_guidance}
-)
-
-
-#: Samplers that make a video block after block, likewise.
-STREAMS: Mapping[str, Callable[..., Generator[Any, None, None]]] = MappingProxyType(
-    {"dual_parallel": dual_parallel, "timestep_pipeline": timestep_pipeline}
-)
-
+__all__ = ["can_stream", "generate", "stream"]
 
 #: Dim of the frames in the latents of the models that streams know.
 LATENT_FRAMES = 2
@@ -43,7 +26,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     """Samples with a plan, using the loop its strategies need, and returns the pipeline's output type.
 
     Most strategies leave the pipeline's own loop alone: then this is ``pipe(**arguments)`` on every rank with the
-    arguments checked first. The others name one of `LOOPS`.
+    arguments checked first. The others have a loop in the registry.
 
     Args:
         plan: strategies attached to a pipeline.
@@ -53,20 +36,23 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
         ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
+        UnsupportedError: a journal is asked of a strategy that keeps none.
 
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
     """
     pipe = _checked(plan, arguments, "generate")
-    if plan.loop not in STREAMS and journal is not None:
-        raise UnsupportedError(f"only {' and '.join(STREAMS)} keep a journal; leave it out")
+    if journal is not None and not can_stream(plan.loop):
+        raise UnsupportedError(f"only {_streaming()} keep a journal; leave it out")
     if plan.loop is None:
         return pipe(**arguments)
-    if plan.loop in LOOPS:
-        return LOOPS[plan.loop](plan, **arguments)
+    row = row_of(plan.loop)
+    if row.stream is None:
+        assert row.loop is not None, "the registry names a loop for every strategy that has one"
+        return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
-    parts = STREAMS[plan.loop](plan, everywhere=True, journal=_path(journal), **arguments)
-    return joined(list(watched(parts, pipe, arguments.get("num_frames"), dim)), dim)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
+    return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
 def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
@@ -96,20 +82,26 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         >>> #     frames = part.frames[0]
     """
     pipe = _checked(plan, arguments, "stream")
-    if plan.loop is None or plan.loop not in STREAMS:
+    row = None if plan.loop is None else row_of(plan.loop)
+    if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
-        raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or DualParallel to stream")
-    parts = STREAMS[plan.loop](plan, everywhere=False, journal=_path(journal), **arguments)
-    return watched(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
+        raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
+    return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
+
+
+def can_stream(strategy: Strategy | None) -> bool:
+    """Says whether a strategy makes a video block after block, so that `stream` can yield it and a journal keep it."""
+    return strategy is not None and row_of(strategy).stream is not None
+
+
+def _streaming() -> str:
+    return " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None)
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:
-    """Latents keep the model's order of dims; pictures come frame by frame."""
+    """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
     return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
-
-
-def _path(journal: str | os.PathLike[str] | None) -> Path | None:
-    return None if journal is None else Path(journal)
 
 
 def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
@@ -133,8 +125,8 @@ def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         default = known[name].default
         if isinstance(default, int | float) and isinstance(value, str):
-            wanted = "true or false" if isinstance(default, bool) else f"a number such as {default}"
-            raise ArgumentError(f"{pipeline.__name__} takes {wanted} for {name}, not {value!r}")
+            legal = "true or false" if isinstance(default, bool) else f"a number such as {default}"
+            raise ArgumentError(f"{pipeline.__name__} takes {legal} for {name}, not {value!r}")
 
 
 def check_prompt(prompt: Any) -> None:

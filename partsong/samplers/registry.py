@@ -1,38 +1,106 @@
-"""The strategies by name: one line each, from which command lines, exports, tables and documents are derived."""
+"""Lists the strategies by name: one row each, from which command lines, exports, tables and pages are derived."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from partsong.knobs import by_name, parse_knobs
+from partsong.knobs import kebab, parse_knobs
 from partsong.parallel.cfg_parallel import CfgParallel as CfgParallel
+from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
 from partsong.parallel.data_parallel import DataParallel as DataParallel
-from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
-from partsong.parallel.exchange.ring import Ring as Ring
-from partsong.parallel.exchange.usp import Usp as Usp
-from partsong.parallel.exchange.token_ring import TokenRing as TokenRing
 from partsong.parallel.dynamic_sequence import DynamicSequence as DynamicSequence
-from partsong.parallel.exchange.sync_patch import SyncPatch as SyncPatch
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch as DisplacedPatch
 from partsong.parallel.exchange.partial_patch import PartialPatch as PartialPatch
-from partsong.samplers.patch_pipeline.strategy import PatchPipeline as PatchPipeline
-from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
-from partsong.samplers.dual_parallel.strategy import DualParallel as DualParallel
-from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline as TimestepPipeline
-from partsong.samplers.structure_guidance.strategy import StructureGuidance as StructureGuidance
-from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
+from partsong.parallel.exchange.ring import Ring as Ring
+from partsong.parallel.exchange.sync_patch import SyncPatch as SyncPatch
+from partsong.parallel.exchange.token_ring import TokenRing as TokenRing
+from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
+from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.step_cache import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
+from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
+from partsong.plugins import Registry
+from partsong.samplers.dual_parallel.loop import dual_parallel
+from partsong.samplers.dual_parallel.strategy import DualParallel as DualParallel
+from partsong.samplers.patch_pipeline.loop import patch_pipeline
+from partsong.samplers.patch_pipeline.strategy import PatchPipeline as PatchPipeline
+from partsong.samplers.structure_guidance.loop import structure_guidance
+from partsong.samplers.structure_guidance.strategy import StructureGuidance as StructureGuidance
+from partsong.samplers.timestep_pipeline.loop import timestep_pipeline
+from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline as TimestepPipeline
 
 
-#: The strategies imported above, in that order.
-BUILT_IN = tuple(
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Strategy) and kind is not Strategy
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """Describes one strategy, with its sampling loop where it needs one of its own.
+
+    Attributes:
+        strategy: its class.
+        loop: samples with it: ``loop(plan, strategy, **arguments)`` returns what the pipeline returns, on every rank.
+            The arguments are the pipeline's own, checked already and the same on every rank.
+        stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=True, journal=None,
+            **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
+            only the first rank decodes, and the others yield None. Progress goes to the folder `journal`, and a run
+            goes on from what it holds; see `VideoJournal`.
+    """
+
+    strategy: type[Strategy]
+    loop: Callable[..., Any] | None = None
+    stream: Callable[..., Generator[Any, None, None]] | None = None
+
+
+#: What this package brings, in the order of every table.
+BUILT_IN = (
+    StrategyRow(CfgParallel),
+    StrategyRow(DataParallel),
+    StrategyRow(Ulysses),
+    StrategyRow(Ring),
+    StrategyRow(Usp),
+    StrategyRow(TokenRing),
+    StrategyRow(DynamicSequence),
+    StrategyRow(SyncPatch),
+    StrategyRow(DisplacedPatch),
+    StrategyRow(PartialPatch),
+    StrategyRow(PatchPipeline, loop=patch_pipeline),
+    StrategyRow(ClipParallel),
+    StrategyRow(DualParallel, stream=dual_parallel),
+    StrategyRow(TimestepPipeline, stream=timestep_pipeline),
+    StrategyRow(StructureGuidance, loop=structure_guidance),
+    StrategyRow(ParallelVae),
+    StrategyRow(StepCache),
 )
-#: Strategy classes by their kebab-case name.
-STRATEGIES: Mapping[str, type[Strategy]] = by_name(BUILT_IN)
+
+
+def _read(thing: Any) -> StrategyRow:
+    """Reads what a plug-in offers: a strategy class, or a `StrategyRow` where it needs a loop of its own.
+
+    Raises:
+        TypeError: something else.
+    """
+    row = thing if isinstance(thing, StrategyRow) else StrategyRow(thing)
+    if not isinstance(row.strategy, type) or not issubclass(row.strategy, Strategy):
+        raise TypeError(f"{thing!r} is neither a Strategy class nor a StrategyRow")
+    if row.strategy.has_loop and row.loop is None and row.stream is None:
+        raise TypeError(f"{row.strategy.__name__} needs a loop of its own; offer a StrategyRow that names it")
+    return row
+
+
+#: The rows by the kebab-case name of their strategy, those of plug-ins last.
+ROWS: Mapping[str, StrategyRow] = Registry(
+    "partsong.strategies", BUILT_IN, name=lambda row: kebab(row.strategy.__name__), read=_read
+)
+
+
+def strategies() -> dict[str, type[Strategy]]:
+    """Returns the strategy classes by their kebab-case name."""
+    return {name: row.strategy for name, row in ROWS.items()}
+
+
+def row_of(strategy: Strategy) -> StrategyRow:
+    """Returns the row of a strategy; one that is not registered has no loop."""
+    return ROWS.get(kebab(type(strategy).__name__), StrategyRow(type(strategy)))
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -42,7 +110,7 @@ def parse_strategy(text: str) -> Strategy:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
 
     Example:
-        >>> parse_strategy("displaced-patch:warmup_steps=4")
-        DisplacedPatch(degree=None, warmup_steps=4, order=1, norms='fresh')
+        >>> parse_strategy("displaced-patch:warmup_steps=4").warmup_steps
+        4
     """
-    return parse_knobs(text, STRATEGIES, "strategy", "strategies")
+    return parse_knobs(text, strategies(), "strategy", "strategies")

@@ -1,4 +1,4 @@
-"""Small models trained by this repository's recipes and shipped with it, and the tasks they are measured on.
+"""Offers small models that this repository's recipes trained, and the tasks they are measured on.
 
 >>> from partsong import zoo
 >>> pipe = zoo.load("shapes")

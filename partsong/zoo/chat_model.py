@@ -1,4 +1,4 @@
-"""What the zoo's chat models have in common: ids, template, tokenizer and a stock Llama. Importing this loads torch."""
+"""Holds what the zoo's chat models share: ids, template, tokenizer and a stock Llama. Importing this loads torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["CONTEXT", "EOS", "MODEL", "PAD", "UNKNOWN", "USER", "Words", "chat_l
 
 SPECIAL = ("<pad>", "<unk>", "<user>", "<model>", "<eos>")
 PAD, UNKNOWN, USER, MODEL, EOS = range(len(SPECIAL))
-#: The most tokens of a chat.
+#: How many tokens a chat may have.
 CONTEXT = 1024
 _HEAD_WIDTH = 32
-#: A chat: each question after <user>, each answer after <model> and before <eos>.
+#: Writes a chat: each question after <user>, each answer after <model> and before <eos>.
 _TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'user' -%}{{ '<user>' + message['content'] }}"
@@ -26,15 +26,15 @@ _TEMPLATE = (
 
 
 class Words:
-    """A vocabulary of special tokens, phrases of one token each, and characters.
+    """Holds a vocabulary of special tokens, phrases of one token each, and characters.
 
     Args:
-        phrases: the longer of two that begin alike first.
-        characters: every other token.
+        phrases: phrases; of two that begin alike, the longer comes first.
+        characters: all other tokens.
 
     Attributes:
-        texts: of every token, by id.
-        ids: of every token, by text.
+        texts: the text of every token, by id.
+        ids: the id of every token, by text.
 
     >>> words = Words(["make "], "0123456789")
     >>> words.encode("make 7"), words.tokenizer(normalizers.Lowercase())("Make 7").input_ids
@@ -47,11 +47,11 @@ class Words:
         self._piece = "|".join(map(re.escape, phrases)) + "|[\\s\\S]"
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text that needs no normalising, as the tokenizer makes them, with less ado."""
+        """Encodes a text that needs no normalising as the tokenizer does, but faster."""
         return [self.ids.get(piece, UNKNOWN) for piece in re.findall(self._piece, text)]
 
     def tokenizer(self, normalizer: normalizers.Normalizer) -> PreTrainedTokenizerFast:
-        """A stock tokenizer with a chat template; what is not of the language becomes `<unk>`."""
+        """Makes a stock tokenizer with a chat template; what is not of the language becomes `<unk>`."""
         tokenizer = Tokenizer(models.WordLevel(dict(self.ids), unk_token="<unk>"))
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(self._piece), "isolated")
@@ -69,12 +69,12 @@ class Words:
 
 
 def chat_llama(vocabulary: int, heads: int, depth: int) -> LlamaForCausalLM:
-    """A Llama of random weights.
+    """Makes a Llama of random weights.
 
     Args:
-        vocabulary: tokens.
-        heads: attention heads of 32 channels.
-        depth: layers.
+        vocabulary: how many tokens there are.
+        heads: how many attention heads of 32 channels there are.
+        depth: how many layers there are.
     """
     width = _HEAD_WIDTH * heads
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Folders of the zoo's small language models: stock transformers, half precision on disk, single precision loaded."""
+"""Saves and loads the zoo's small language models: stock folders, half precision on disk, single precision loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
     """
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # Transformers loads the type its configuration names.
+    # Transformers loads the type that the configuration names.
     path = folder / "config.json"
     settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
     settings["dtype"] = "float32"
@@ -30,6 +30,6 @@ def save_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
 
 
 def load_folder(folder: Path, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """The model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None."""
+    """Loads the model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None."""
     model: Any = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model.to(dtype=dtype or torch.float32).eval()

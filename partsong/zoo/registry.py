@@ -1,4 +1,4 @@
-"""The zoo's models as data rows. Importing this module loads neither torch nor diffusers."""
+"""Lists the zoo's models as data rows. Importing this module loads neither torch nor diffusers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import ArgumentError
+from partsong.model_folders import ZOO
 from partsong.zoo import lists, motion, products, shapes, sums
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = Path(__file__).parent / "weights"
-
 
 class TextPair(NamedTuple):
-    """A text model of the zoo.
+    """Holds a text model of the zoo.
 
     Attributes:
         model: What `AutoModelForCausalLM` makes of the folder, in evaluation mode.
@@ -32,114 +31,90 @@ class TextPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZooModel:
-    """A small model that ships with the package.
+    """Describes a small model that ships with the package.
 
     Attributes:
         name: The name `load` and the command line know it by.
         kind: What it makes.
-        folder: A stock diffusers pipeline folder, for text a stock transformers folder.
         description: One sentence for listings.
-        license: Licence of weights and training data.
-        defaults: Keyword arguments to call the pipeline with; measured results use these. For text `canvas`, the most
-            tokens an answer and its end may take.
+        defaults: Keyword arguments for calls of the pipeline; measured results use these. For text only `canvas`, the
+            number of tokens that an answer and its end may take.
         task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
             `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`; for text
             `examples`, `parse`, `check`, `support`).
         recipe: The script that makes it.
+        license: Licence of weights and training data.
     """
 
     name: str
     kind: Literal["image", "video", "text"]
-    folder: Path
     description: str
-    license: str
     defaults: Mapping[str, Any]
     task: ModuleType
     recipe: str
+    license: str = "Apache-2.0"
 
+    @property
+    def folder(self) -> Path:
+        """Returns a stock diffusers pipeline folder, for text a stock transformers folder."""
+        return ZOO / self.name
+
+
+_SCENES = {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}
+_VIDEOS = {"height": 32, "width": 32, "num_frames": 31, "max_sequence_length": 24}
 
 _ROWS = (
     ZooModel(
         name="shapes",
         kind="image",
-        folder=WEIGHTS / "shapes",
         description=(
             "Text to image, 64 x 64: one to three coloured shapes, their sizes, places and relations "
             '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 9 M parameters.'
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64, "max_sequence_length": 1}
-        ),
+        defaults=MappingProxyType(_SCENES | {"max_sequence_length": 1}),
         task=shapes,
         recipe="recipes/train_shapes.py",
     ),
     ZooModel(
         name="shapes-unet",
         kind="image",
-        folder=WEIGHTS / "shapes-unet",
         description=(
             "The same scenes through a Stable Diffusion pipeline with a UNet of 5.8 M parameters; it draws what a "
             "caption names but rarely where the caption wants it."
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType({"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}),
+        defaults=MappingProxyType(_SCENES),
         task=shapes,
         recipe="recipes/train_shapes_unet.py",
     ),
     ZooModel(
         name="motion",
         kind="video",
-        folder=WEIGHTS / "motion",
         description=(
             "Text to video, 32 x 32, 31 frames and more: one or two coloured shapes that move or bounce, slowly or "
             'quickly ("a red circle moves right"); a Wan pipeline of 5 M parameters.'
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {
-                "num_inference_steps": 20,
-                "guidance_scale": 2.0,
-                "height": 32,
-                "width": 32,
-                "num_frames": 31,
-                "max_sequence_length": 24,
-            }
-        ),
+        defaults=MappingProxyType(_VIDEOS | {"num_inference_steps": 20, "guidance_scale": 2.0}),
         task=motion,
         recipe="recipes/train_motion.py",
     ),
     ZooModel(
         name="motion-causal",
         kind="video",
-        folder=WEIGHTS / "motion-causal",
         description=(
             "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
             "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {
-                "num_inference_steps": 4,
-                "guidance_scale": 1.0,
-                "height": 32,
-                "width": 32,
-                "num_frames": 31,
-                "max_sequence_length": 24,
-            }
-        ),
+        defaults=MappingProxyType(_VIDEOS | {"num_inference_steps": 4, "guidance_scale": 1.0}),
         task=motion,
         recipe="recipes/train_motion.py",
     ),
     ZooModel(
         name="lists-mdlm",
         kind="text",
-        folder=WEIGHTS / "lists-mdlm",
         description=(
             "Masked diffusion language model of list operations, Latin squares and additions in words "
             '("sort : dog ant cat ="); a Llama of 1.3 M parameters whose tokens all see each other.'
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 24}),
         task=lists,
         recipe="recipes/train_lists.py",
@@ -147,9 +122,7 @@ _ROWS = (
     ZooModel(
         name="lists-ar",
         kind="text",
-        folder=WEIGHTS / "lists-ar",
         description="The causal twin of lists-mdlm: the same tasks, size and words, one token after the other.",
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 24}),
         task=lists,
         recipe="recipes/train_lists.py",
@@ -157,12 +130,10 @@ _ROWS = (
     ZooModel(
         name="sums",
         kind="text",
-        folder=WEIGHTS / "sums",
         description=(
             "Sums and countdowns worked out in steps, from scratch or from earlier attempts "
             '("make 64 from 3 7 25 6"); a chat model, a causal Llama of 2 M parameters.'
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 96}),
         task=sums,
         recipe="recipes/train_sums.py",
@@ -170,12 +141,10 @@ _ROWS = (
     ZooModel(
         name="products",
         kind="text",
-        folder=WEIGHTS / "products",
         description=(
             'Multiplications worked out in threads that fork and join ("4729*386=?"); a chat model that writes the '
             "tags of Multiverse, a causal Llama of 0.9 M parameters."
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 256}),
         task=products,
         recipe="recipes/train_threads.py",

@@ -1,4 +1,4 @@
-"""What the zoo's tasks share when they score a pipeline: fresh captions sampled in batches, and facts counted."""
+"""Scores pipelines for the zoo's tasks: samples fresh captions in batches, and counts the facts that hold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["FactScore", "sample"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactScore:
-    """Facts read back from what a pipeline made.
+    """Holds facts read back from what a pipeline made.
 
     Attributes:
         captions: The captions.
-        facts: Per caption its facts and whether each holds.
+        facts: For each caption its facts, and whether each holds.
     """
 
     captions: list[str]
@@ -29,16 +29,16 @@ class FactScore:
 
     @property
     def facts_read(self) -> float:
-        """The fraction of all facts of all captions that hold."""
+        """Returns the fraction of all facts of all captions that hold."""
         return float(np.mean([held for row in self.facts for held in row.values()]))
 
     @property
     def all_right(self) -> float:
-        """The fraction of captions all of whose facts hold."""
+        """Returns the fraction of captions all of whose facts hold."""
         return float(np.mean([all(row.values()) for row in self.facts]))
 
     def by_kind(self) -> dict[str, tuple[float, int]]:
-        """Fraction that holds and number of facts, for each kind of fact of the task, such as `count` or `colour`."""
+        """Returns for each kind of fact, such as `count` or `colour`, the fraction that holds and their number."""
         kinds: dict[str, list[bool]] = {}
         for row in self.facts:
             for name, held in row.items():
@@ -60,14 +60,14 @@ def sample(
     Args:
         pipeline: Any text-to-something pipeline.
         captions: One per sample.
-        take: What the pipeline returned to an array `[batch, ...]`.
-        seed: Of the noise.
+        take: Turns what the pipeline returned into an array `[batch, ...]`.
+        seed: Seeds the noise.
         batch: Captions per call.
         **arguments: Passed to the pipeline's call.
     """
     import torch
 
-    call: Any = pipeline  # the base class has no call; every text-to-something pipeline does
+    call: Any = pipeline  # the base class has no call, but every text-to-something pipeline has one
     parts = []
     for first in range(0, len(captions), batch):
         texts = list(captions[first : first + batch])

@@ -1,4 +1,4 @@
-"""Zoo models that were trained to think with many calls: how answers are found, what strategies are given for them."""
+"""Knows the zoo models that think with many calls: how their answers are found, and which knobs strategies need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["knobs_for", "task_of"]
 
 
 def task_of(model: Any) -> Any:
-    """The task of a zoo model that was trained to think; None for all other models.
+    """Returns the task of a zoo model that was trained to think; None for all other models.
 
     Args:
-        model: what a user calls it.
+        model: the name that a user gave.
 
     >>> task_of("sums").answer_of("3+4=7. answer: 7"), task_of("lists-ar"), task_of("/models/other")
     ('7', None, None)
@@ -23,17 +23,17 @@ def task_of(model: Any) -> Any:
     return None if row is None or not hasattr(row.task, "thinking_knobs") else row.task
 
 
-def knobs_for(model: Any, strategy: str, given: Collection[str] = ()) -> dict[str, Any]:
-    """What a zoo model wants a strategy to be given, such as prompts of its language.
+def knobs_for(model: Any, strategy: str, chosen: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the knobs that a zoo model needs for a strategy, such as prompts in its language.
 
     Args:
-        model: what a user calls it.
-        strategy: its name, such as "pdr".
-        given: names of knobs that somebody has set; they stay.
+        model: the name that a user gave.
+        strategy: the name of the strategy, such as "pdr".
+        chosen: names of knobs that the user has set; they stay.
 
     >>> sorted(knobs_for("sums", "pdr", ["keep"])), knobs_for("smollm2-135m", "pdr")
     (['distillation', 'prompts'], {})
     """
     task = task_of(model)
     own = {} if task is None else task.thinking_knobs(strategy)
-    return {name: value for name, value in own.items() if name not in given}
+    return {name: value for name, value in own.items() if name not in chosen}

@@ -1,6 +1,6 @@
-"""What the zoo's recipes share: ranks that average gradients, the learning-rate schedule, averaged weights.
+"""Holds what the zoo's recipes share: ranks that average gradients, the learning rate's schedule, averaged weights.
 
-Importing this module loads torch; nothing but recipes does.
+Importing this module loads torch; only recipes import it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
 
+#: Optimizers, each with its peak learning rate.
+Optimizers = list[tuple[torch.optim.Optimizer, float]]
+
 
 class World:
-    """This process among the others: rank, device, averaging of gradients, a clock shared by all ranks."""
+    """Knows this process among the others: its rank, its device, averaged gradients, a clock that all ranks share."""
 
     def __init__(self, device: str) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -42,8 +45,20 @@ class World:
         for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
             grad.copy_(part.view_as(grad)).div_(self.size)
 
+    def descend(self, loss: Tensor, parameters: list[nn.Parameter], optimizers: Optimizers, scale: float) -> None:
+        """Makes one step of every optimizer, at `scale` times its peak learning rate."""
+        # Optimizers cannot do this: one may see the parameters through views that have gradients of their own.
+        for parameter in parameters:
+            parameter.grad = None
+        loss.backward()
+        self.average(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = scale * peak
+            optimizer.step()
+
     def minutes(self, start: float) -> float:
-        """Minutes since `start` on rank 0's clock, so that all ranks stop together."""
+        """Returns the minutes since `start` on rank 0's clock, so that all ranks stop together."""
         value = torch.tensor([(time.time() - start) / 60.0], dtype=torch.float64)
         if self.size > 1:
             value = value.to(self.device if self.device.type == "cuda" else "cpu")
@@ -57,17 +72,17 @@ class World:
 
 
 def mixed_precision(world: World, enabled: bool = True) -> torch.autocast:
-    """Mixed precision: bfloat16 products."""
+    """Computes products in bfloat16 while it is open."""
     return torch.autocast(world.device.type, torch.bfloat16, enabled=enabled)
 
 
 def schedule(progress: float, warm: float = 0.03) -> float:
-    """Warm-up, then a cosine to zero, of the learning rate."""
+    """Returns the learning rate as a share of its peak: it warms up, then falls as a cosine to zero."""
     return min(progress / warm, 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0)))
 
 
 class Average:
-    """An exponential moving average of a model's weights, in float32."""
+    """Keeps an exponential moving average of a model's weights, in float32."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module).requires_grad_(False)
@@ -75,7 +90,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module, decay: float = 0.998) -> None:
-        """Moves towards the weights of `module`; early averages are short."""
+        """Moves towards the weights of `module`; the first averages are over fewer steps."""
         self.count += 1
         weight = 1.0 - min(decay, (1 + self.count) / (10 + self.count))
         torch._foreach_lerp_(list(self.module.parameters()), list(module.parameters()), weight)

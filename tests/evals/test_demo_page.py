@@ -17,7 +17,7 @@ from PIL import Image
 from partsong import parse_strategy, zoo
 from partsong.cli import main
 from partsong.jobs.demo import DemoJob, Method, methods_for
-from partsong.jobs.page import bars, picture, render_page
+from partsong.jobs.demo_page import bars, picture, render_page
 from partsong.parallel import mesh_for
 
 

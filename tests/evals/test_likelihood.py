@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.evals.harness.likelihood import chain_log_likelihood, log_likelihood
-from partsong.evals.oracle import OracleModel, Support, oracle_tasks
+from partsong.evals.oracle.model import OracleModel, Support
+from partsong.evals.oracle.tasks import oracle_tasks
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.runner import StockTextModel
 

@@ -17,7 +17,7 @@ from partsong.errors import ArgumentError
 from partsong.evals import parallelbench as bench
 from partsong.evals.parallelbench import BenchProblem, Facts, problems, score, tasks
 from partsong.evals.parallelbench.curves import SWEEPS, curve, scores, sweep
-from partsong.evals.parallelbench.running import ask, reads_lists, run
+from partsong.evals.parallelbench.runner import ask, reads_lists, run
 from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapter, parse_cache, parse_rule
 from partsong.samplers.text.model import Head
@@ -43,7 +43,8 @@ def written(*people: str) -> str:
 
 def test_no_torch_is_loaded_for_problems_and_scores() -> None:
     code = (
-        "import sys; from partsong.evals import parallelbench as b, parallel_curves, aup\n"
+        "import sys; from partsong.evals import parallelbench as b\n"
+        "from partsong.evals.parallelbench import aup, curves\n"
         "p = b.problems('sudoku', 2)[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "p = b.problems('sort', 2, language='lists')[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "raise SystemExit('torch' in sys.modules)"

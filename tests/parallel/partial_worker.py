@@ -15,7 +15,7 @@ from partsong import CfgParallel, DisplacedPatch, PartialPatch, TokenRing, Ulyss
 from partsong.errors import UnsupportedError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
-from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.exchange.partial_patch import PartialStage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.shards import split_sizes

@@ -170,9 +170,9 @@ def test_a_prediction_without_ranks_is_what_ranks_send() -> None:
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"window": -1}, "window=-1; use 0 or more, or None for all frames"),
+        ({"window": -1}, "window=-1; use an integer of 0 or more, or None"),
         ({"window": 2.5}, "window=2.5"),
-        ({"stride": 0}, "stride=0; use 1 or more, or None for no others"),
+        ({"stride": 0}, "stride=0; use a positive integer, or None"),
         ({"stride": True}, "stride=True"),
         ({"local_emphasis": -1}, "local_emphasis=-1"),
         ({"global_emphasis": math.inf}, "global_emphasis=inf"),

@@ -67,7 +67,7 @@ def test_what_is_kept_is_what_was_told(previous: str, lag: int) -> None:
     with parallelize(dual_worker.pipeline(), knobs) as plan:
         for _ in stream(plan, **dual_worker.call(65)):
             pass
-        keys = plan.denoisers[0].sequence.keeps.__self__.keys
+        keys = plan.denoisers[0].cut.loop.keys
         (line,) = plan.explain().kept
     # Two frames of 6 tokens, keys and values of 24 numbers in 4 layers; two calls in each of 4 steps, and one more.
     once = 2 * 6 * 2 * 24 * 8 * 4
@@ -102,13 +102,13 @@ def test_refusals_before_any_work(alone: dict[str, Any], several: dict[str, Any]
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"block_frames": 0}, "block_frames=0; use 1 or more"),
-        ({"context": -1}, "context=-1; use 0 or more"),
+        ({"block_frames": 0}, "block_frames=0; use a positive integer"),
+        ({"context": -1}, "context=-1; use an integer of 0 or more"),
         ({"block_frames": 4, "context": 5}, "use at most a block"),
         ({"admit_every": 0}, "admit_every=0"),
-        ({"previous": "kept"}, "use 'cached' or 'recomputed'"),
-        ({"noise": "pink"}, "use 'pool' or 'independent'"),
-        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not 2"),
+        ({"previous": "kept"}, "use cached or recomputed"),
+        ({"noise": "pink"}, "use pool or independent"),
+        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not degree=2"),
     ],
 )
 def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from partsong.parallel.cuts.tokens import AttentionCall
+from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.exchange import ring
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 

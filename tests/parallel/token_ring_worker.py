@@ -10,7 +10,7 @@ from torch import Tensor
 from partsong.kernels import attention
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, attend_locally
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, attend_locally
 from partsong.parallel.exchange.token_ring import TokenRingStage
 from tests.parallel.ranks import gathered
 

@@ -171,7 +171,7 @@ def test_memory_is_the_prompt_once_and_each_workers_own_tokens() -> None:
         writing = written(tiny("llama"), PROMPT, workers, answer_tokens=0, ends=frozenset())
         store, model = writing.store, writing.model
         # What a worker drew last was never read.
-        own = sum(writer.given + writer.drawn - 1 for writer in writing.writers)
+        own = sum(writer.inserted + writer.drawn - 1 for writer in writing.writers)
         shared.add(store.num_tokens - own)
         assert store.num_tokens - own == writing.prefill
         assert len(store.pages) == sum(-(-block.length // PAGE) for block in store.blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning import Message, Parameters, Request
-from partsong.reasoning.local import LocalEngine, loading, smollm2
+from partsong.reasoning.local import LocalEngine, loading, packed_linear, smollm2
 from partsong.reasoning.local.answer_store import AnswerStore
 from partsong.reasoning.local.model import FAMILIES, LocalModel
 from partsong.reasoning.local.packed_linear import PackedLinear, can_pack, pack_linears
@@ -151,19 +152,88 @@ def test_the_users_model_stays_as_it_is_and_two_engines_do_not_meet() -> None:
     assert _registered() == registered, "engines of other tests may be open still"
 
 
+def layers(dtype: torch.dtype) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(96, 40, dtype=dtype), nn.Sequential(nn.Linear(40, 24, bias=False, dtype=dtype)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
-    linear = nn.Linear(96, 40).to(dtype)
-    able, why = can_pack(linear.weight)
-    if not able:
-        pytest.skip(why)
-    holder = nn.Sequential(linear, nn.Sequential(nn.Linear(40, 24, bias=False, dtype=dtype)))
-    x = torch.randn(3, 5, 96).to(dtype)
+    """Where the processor cannot pack the type, the layers stay, and the operator itself must agree that it cannot."""
+    holder, x = layers(dtype), torch.randn(3, 5, 96).to(dtype)
+    able, why = can_pack(next(holder.parameters()))
     with torch.inference_mode():
         plain = holder(x)
+        if not able:
+            operators = packed_linear._operators()
+            assert str(dtype) in why or operators is None
+            assert pack_linears(holder) == 0 and type(holder[0]) is nn.Linear and torch.equal(holder(x), plain)
+            if operators is not None:
+                with pytest.raises(RuntimeError):
+                    operators[1](x, operators[0](holder[0].weight, 8), None, "none", [], "")
+            return
         assert pack_linears(holder) == 2 and isinstance(holder[0], PackedLinear)
         error = (holder(x) - plain).abs().max() / plain.abs().max()
     assert error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.fixture(params=["pack", "multiply"])
+def tries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
+    """A processor without AVX-512: oneDNN refuses bfloat16, packing it or multiplying it. Lists the types tried."""
+    calls: list[torch.dtype] = []
+
+    def refuse(weight: torch.Tensor) -> None:
+        if weight.dtype is torch.bfloat16:
+            raise RuntimeError(REFUSAL)
+
+    def pack(weight: torch.Tensor, rows: int) -> torch.Tensor:
+        calls.append(weight.dtype)
+        if request.param == "pack":
+            refuse(weight)
+        return weight
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+        refuse(weight)
+        return nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(packed_linear, "_operators", lambda: (pack, multiply))
+    packed_linear._refusal.cache_clear()
+    yield calls
+    packed_linear._refusal.cache_clear()
+
+
+#: What oneDNN says on a processor with AVX2 and no more.
+REFUSAL = (
+    "mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or avx512bw, avx512vl and avx512dq"
+)
+
+
+def test_layers_stay_plain_where_the_processor_cannot_pack_their_type(tries: list[torch.dtype]) -> None:
+    for _ in range(2):
+        holder, x = layers(torch.bfloat16), torch.randn(3, 96).bfloat16()
+        plain = holder(x)
+        able, why = can_pack(next(holder.parameters()))
+        assert not able and REFUSAL in why and "torch.bfloat16" in why
+        assert pack_linears(holder) == 0 and type(holder[0]) is nn.Linear and torch.equal(holder(x), plain)
+    assert tries == [torch.bfloat16]
+    # Another type has a verdict of its own: a try, and the two layers.
+    assert pack_linears(layers(torch.float32)) == 2 and tries[1:] == [torch.float32] * 3
+
+
+def test_engines_answer_where_the_processor_cannot_pack(tries: list[torch.dtype]) -> None:
+    for _ in range(2):
+        local = LocalEngine("lists-ar", dtype=torch.bfloat16)
+        assert local.model.packed == 0
+        assert run(all_of(local, [lists_request(LISTS[0], 0, 0.0)]))[0].text == "ant cat dog"
+    with pytest.raises(ArgumentError, match="pack=True, but .* needs the cpu support .* use pack=False or None"):
+        LocalEngine("lists-ar", dtype=torch.bfloat16, pack=True)
+    assert tries == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_engines_answer_in_every_type_on_this_processor(dtype: torch.dtype) -> None:
+    local = LocalEngine("lists-ar", dtype=dtype)
+    assert bool(local.model.packed) == can_pack(torch.zeros(2, 2, dtype=dtype))[0]
+    assert run(all_of(local, [lists_request(LISTS[0], 0, 0.0)]))[0].text == "ant cat dog"
 
 
 def test_what_is_no_plain_linear_layer_is_not_packed() -> None:
@@ -204,8 +274,8 @@ LISTS = ["sort : dog ant cat =", "shuffle : dog ant cat fox =", "reverse : cow b
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no-such-model", "lists-ar"),
-        ("motion", "not a language model"),
+        ("no-such-model", "not one of lists-ar, .*, smollm2-135m"),
+        ("motion", "makes images or videos; those that make text are lists-ar"),
         ("lists-mdlm", "diffusion"),
         (".", "cannot be"),
     ],

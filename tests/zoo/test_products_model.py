@@ -14,8 +14,8 @@ from partsong.reasoning import Answer, Parameters, Run
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads import FORMATS, encoded
-from partsong.reasoning.threads.layout import Run as Tokens
-from partsong.reasoning.training.rollouts import drawn_parts, forked
+from partsong.reasoning.threads.layout import TokenRun
+from partsong.reasoning.training.rollouts import drawn_parts, has_forked
 from partsong.reasoning.training.thread_batch import pack_threads
 from partsong.reasoning.training.thread_training import log_likelihoods
 from partsong.zoo import products
@@ -76,7 +76,7 @@ def test_it_forks_is_mostly_right_and_computes_nothing_twice(
     )
     assert right / NUM >= LEAST_RIGHT
     for problem, (_, one) in zip(problems, answered, strict=True):
-        assert one.details["threads"] == [len(str(problem.numbers[1]))] and forked(one)
+        assert one.details["threads"] == [len(str(problem.numbers[1]))] and has_forked(one)
         assert one.details["tokens_repeated"] == 0
 
 
@@ -101,7 +101,7 @@ def _flat(tree: Any) -> list[int]:
     return [
         token
         for part in tree
-        for token in (part.tokens if isinstance(part, Tokens) else [t for one in part.threads for t in _flat(one)])
+        for token in (part.tokens if isinstance(part, TokenRun) else [t for one in part.threads for t in _flat(one)])
     ]
 
 
@@ -114,7 +114,7 @@ def test_training_gives_what_was_drawn_the_probabilities_it_was_drawn_with() -> 
     speech, texts, expected = speech_of(pair.tokenizer), [], []
     for question, (run, one) in zip(questions, ask(questions, torch.float64, temperature=1.0, logprobs=1), strict=True):
         parts = encoded(drawn_parts(run, one, FORM, EOS), speech.encode)
-        texts.append((Tokens(tuple(speech.prompt(question))), *parts))
+        texts.append((TokenRun(tuple(speech.prompt(question))), *parts))
         calls = [node.completion for node in run.graph.nodes.values()]
         expected.append(sum(sum(call.logprobs or ()) for call in calls if call is not None))
     batch = pack_threads(texts, length=400)

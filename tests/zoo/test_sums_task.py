@@ -175,7 +175,7 @@ def test_other_bad_input_is_refused() -> None:
         draw("product", random.Random(0), fresh=True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(PartsongError, match="at least one family"):
         examples(3, families=[])
-    with pytest.raises(ArgumentError, match="5 attempts below the question; the model reads 1 to 4"):
+    with pytest.raises(ArgumentError, match="5 attempts are given with the question; the model reads 1 to 4"):
         again("3+4=?", ["x"] * 5)
     with pytest.raises(ArgumentError, match="1 to 8"):
         distil("3+4=?", [])

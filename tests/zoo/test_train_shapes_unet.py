@@ -25,7 +25,7 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.shapes_unet.stage import Stage, adam
+from partsong.zoo.stage import TrainingStage, adam
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
 
@@ -68,7 +68,7 @@ def train_scaling(path: Path, stop_at: int | None = None) -> dict[str, Any]:
     """Trains for eight steps, or until interrupted in step `stop_at`; the checkpoint."""
     model = Scaling()
     options: dict[str, Any] = {"key": (1, 2), "steps": 8, "minutes": 9e9, "save_minutes": 0.0}
-    stage = Stage(World("cpu"), path, model, [adam(list(model.parameters()), 0.1)], **options)
+    stage = TrainingStage(World("cpu"), path, model, [adam(list(model.parameters()), 0.1)], **options)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         if stage.step == stop_at:

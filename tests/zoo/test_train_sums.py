@@ -31,9 +31,9 @@ from partsong.zoo.sums.training import (
     draw_batch,
     ending,
     first_row,
+    invent,
     later_row,
     loss_of,
-    made_up,
     pack,
     row_ids,
 )
@@ -222,10 +222,10 @@ def test_later_rows_repeat_the_first_right_attempt_or_solve_anew() -> None:
     assert 60 <= copied <= 140
 
 
-def test_made_up_attempts_are_many_and_right_where_they_say_so() -> None:
+def test_invented_attempts_are_many_and_right_where_they_say_so() -> None:
     rng, said = random.Random(4), set()
     for _ in range(40):
-        one = made_up(rng)
+        one = invent(rng)
         assert not held_out(parse(one.question))
         assert len(one.drafts) >= 4 and one.solution in one.drafts
         for draft in one.drafts:

@@ -19,8 +19,8 @@ from partsong.reasoning.training.thread_training import supervised_loss
 from partsong.zoo.products import examples
 from partsong.zoo.products.model import build_tokenizer
 from partsong.zoo.products.rollouts import Rollout, rewards_of
-from partsong.zoo.products.stage import Stage
 from partsong.zoo.products.training import speech_of, text_of
+from partsong.zoo.stage import TrainingStage
 from tests.recipe_module import loaded
 
 
@@ -88,15 +88,15 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     recipe: ModuleType, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, mode = finished
-    config, save = tiny(recipe, tmp_path, mode=mode, stages="sft"), Stage.save
+    config, save = tiny(recipe, tmp_path, mode=mode, stages="sft"), TrainingStage.save
 
-    def dies(stage: Stage) -> None:
+    def dies(stage: TrainingStage) -> None:
         save(stage)
         if stage.step == 7:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "save", dies)
+        patch.setattr(TrainingStage, "save", dies)
         with pytest.raises(KeyboardInterrupt):
             recipe.run(config)
     recipe.run(config)

@@ -1,4 +1,4 @@
-"""Long videos of the zoo by every method: facts, identity, block borders, time, memory and bytes, in one table."""
+"""Samples long videos of the zoo by every method, and measures their content, time, memory and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
-from partsong.jobs.video_run import Film, shoot
+from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
@@ -24,20 +24,20 @@ from partsong.seeds import generators
 
 __all__ = ["Case", "study"]
 
-#: The serial way to a long video that the others are compared with.
+#: The serial method that the others are compared with.
 BASELINE = "sliding windows"
-#: Latent frames of the zoo's training videos, and from one window to the next.
+#: Latent frames of a window, as in the zoo's training videos, and from one window to the next.
 WINDOW, STRIDE = 16, 8
 SHEET_FRAMES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A method.
+    """Describes a method for long videos.
 
     Attributes:
         model: of the zoo.
-        strategy: what makes the video long; None is the baseline, on one rank.
+        strategy: how to sample a long video; None is the baseline, on one rank.
     """
 
     model: str
@@ -45,14 +45,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Returns the name of the method for tables."""
         return BASELINE if self.strategy is None else repr(self.strategy)
 
 
 def study(
     cases: Sequence[Case], *, nproc: int, frames: int = 161, num_captions: int = 20, seed: int = 1
 ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    """Samples a long video for each of some fresh captions with each method.
+    """Samples a long video for each of several fresh captions with each method.
 
     Args:
         cases: the methods, each on all ranks.
@@ -63,9 +63,9 @@ def study(
 
     Returns:
         A row per case: ``case model nproc num_captions frames facts_read identity_kept border_jump_ratio
-        border_jump_typical trend_colour trend_size seconds first_frame_seconds peak_memory_mb bytes_sent``; seconds and
-        bytes (of the rank that sends most) per video, fractions over captions, ratios and trends as medians. And for
-        each case a strip of frames of the first caption.
+        border_jump_typical trend_colour trend_size seconds first_frame_seconds peak_memory_mb bytes_sent``. Seconds and
+        bytes (of the rank that sends most) are per video. Fractions are means over captions, ratios and trends medians.
+        The second result is a strip of frames of the first caption for each case.
     """
     return launch(_on_rank, nproc, tuple(cases), frames, num_captions, seed)
 
@@ -83,7 +83,7 @@ def _on_rank(
         pipe.set_progress_bar_config(disable=True)
         degrees: dict[str, Any] = {"data": world} if case.strategy is None else mesh_for((case.strategy,), world)
         with Mesh(**degrees, timeout=1800.0) as mesh:
-            films, sent = _films(case, pipe, mesh, frames, num_captions, seed)
+            runs, sent = _runs(case, pipe, mesh, frames, num_captions, seed)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
             spent = gather(mesh, [sent, peak], "end of a case")
             if mesh.is_main:
@@ -92,13 +92,13 @@ def _on_rank(
                     "bytes_sent": max(row[0] for row in spent) / num_captions,
                     "peak_memory_mb": [row[1] for row in spent],
                 }
-                rows.append(row | _scores(case, films, num_captions, seed, world) | used)
-                strips.append(_strip(films[0]))
+                rows.append(row | _scores(case, runs, num_captions, seed, world) | used)
+                strips.append(_strip(runs[0]))
     return rows, strips
 
 
-def _films(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, seed: int) -> tuple[list[Film], float]:
-    row, films = zoo.MODELS[case.model], []
+def _runs(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, seed: int) -> tuple[list[VideoRun], float]:
+    row, runs = zoo.MODELS[case.model], []
     draws = generators(seed, num_captions)
     calls = [
         {**row.defaults, "num_frames": frames, "prompt": caption, "generator": draw}
@@ -107,15 +107,15 @@ def _films(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, se
     with Ledger(flops=False) as ledger:
         if case.strategy is None:
             if mesh.is_main:
-                films = [shoot(_Windows(pipe), call) for call in calls]
+                runs = [sample_video(_Windows(pipe), call) for call in calls]
         else:
             with parallelize(pipe, case.strategy, mesh=mesh) as plan:
-                films = [shoot(plan, call, keeps=mesh.is_main) for call in calls]
-    return films, ledger.summary().get("bytes_sent", 0.0)
+                runs = [sample_video(plan, call, keeps=mesh.is_main) for call in calls]
+    return runs, ledger.summary().get("bytes_sent", 0.0)
 
 
 class _Windows:
-    """The baseline as something to call."""
+    """Calls the baseline like a pipeline."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -124,11 +124,11 @@ class _Windows:
         return sliding_windows(self.pipe, window=WINDOW, stride=STRIDE, **arguments)
 
 
-def _borders(case: Case, film: Film, factor: int, world: int) -> list[int]:
-    """Where parts of the video meet: blocks as they came, clips as ranks had them, windows as they began."""
-    if film.borders:
-        return film.borders
-    latents = (film.num_frames - 1) // factor + 1
+def _borders(case: Case, run: VideoRun, factor: int, world: int) -> list[int]:
+    """Returns the frames at which parts of the video begin: blocks, the clips of ranks, or windows."""
+    if run.borders:
+        return run.borders
+    latents = (run.num_frames - 1) // factor + 1
     if case.strategy is None:
         starts = range(STRIDE, latents - WINDOW + 1, STRIDE)
     else:
@@ -136,36 +136,36 @@ def _borders(case: Case, film: Film, factor: int, world: int) -> list[int]:
     return [1 + factor * (start - 1) for start in starts]
 
 
-def _scores(case: Case, films: list[Film], num_captions: int, seed: int, world: int) -> dict[str, Any]:
+def _scores(case: Case, runs: list[VideoRun], num_captions: int, seed: int, world: int) -> dict[str, Any]:
     task, factor = zoo.MODELS[case.model].task, 2
     facts, identity, jumps, typical, trends = [], [], [], [], []
-    for caption, film in zip(task.captions(num_captions, seed), films, strict=True):
-        video = np.concatenate(film.frames)
+    for caption, run in zip(task.captions(num_captions, seed), runs, strict=True):
+        video = np.concatenate(run.frames)
         facts += list(task.facts(caption, video).values())
         identity.append(task.identity_kept(caption, video))
-        found = task.border_jumps(video, _borders(case, film, factor, world))
-        jumps.append(found.ratio)
-        typical.append(found.typical)
+        jump = task.border_jumps(video, _borders(case, run, factor, world))
+        jumps.append(jump.ratio)
+        typical.append(jump.typical)
         try:
             trends.append(task.trend(video))
-        except ValueError:  # nothing in it can be followed, which facts and identity tell
+        except ValueError:  # no object can be followed, which facts and identity show
             continue
     return {
         "num_captions": num_captions,
-        "frames": films[0].num_frames,
+        "frames": runs[0].num_frames,
         "facts_read": float(np.mean(facts)),
         "identity_kept": float(np.mean(identity)),
         "border_jump_ratio": statistics.median(jumps),
         "border_jump_typical": statistics.median(typical),
         "trend_colour": statistics.median(t["colour"] for t in trends) if trends else None,
         "trend_size": statistics.median(t["size"] for t in trends) if trends else None,
-        "seconds": statistics.median(film.seconds for film in films),
-        "first_frame_seconds": statistics.median(film.first for film in films),
+        "seconds": statistics.median(run.seconds for run in runs),
+        "first_frame_seconds": statistics.median(run.first for run in runs),
     }
 
 
-def _strip(film: Film) -> np.ndarray:
-    """Evenly spaced frames of a film, side by side, `[H, W * n, 3]`."""
-    video = np.concatenate(film.frames)
+def _strip(run: VideoRun) -> np.ndarray:
+    """Returns evenly spaced frames of a video side by side, `[H, W * n, 3]`."""
+    video = np.concatenate(run.frames)
     chosen = np.linspace(0, len(video) - 1, SHEET_FRAMES).round().astype(int)
     return np.concatenate(list(video[chosen]), axis=1)

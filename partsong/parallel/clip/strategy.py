@@ -1,49 +1,51 @@
-"""Clip parallelism: every rank runs the whole model on its own frames of a video (arXiv 2406.16260)."""
+"""Gives each rank a clip of a video's frames, on which it runs the whole model (arXiv 2406.16260)."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
+from partsong.knobs import Count, Number, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import JOINT, TEXT
+from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.clip.attention import Emphasis, FrameAttention
 from partsong.parallel.clip.frames import ClipFrames
 from partsong.parallel.clip.tokens import ClipTokens
-from partsong.parallel.cuts.tokens import TOKEN_AXES
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["ClipParallel"]
 
+_Emphasis = Annotated[float, Number(0.0)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipParallel(Strategy):
     """Gives each rank a clip of the video's frames; attention sees the near frames and a sample of the rest.
 
-    Every rank runs the whole model on its clip. Where the model looks across frames, the ranks exchange what is
-    needed: convolutions over time get border frames, norms over time the statistics of the whole video, and attention
-    the frames within `window` of each of its own and one out of every `stride` others, which counts for as many frames
-    as it stands for. A frame's keys depend on its place in the video only, so the video is the same on 1, 2, 3 or 4
-    ranks, one included. Approximate; with ``window=None``, or one that reaches from end to end, it is exact.
+    Every rank runs the whole model on its clip. Where the model looks across frames, the ranks exchange what is needed.
+    Convolutions over time get border frames, and norms over time the statistics of the whole video. Attention gets the
+    frames within `window` of each of its own, and one out of every `stride` others, which counts for all frames it
+    stands for. A frame's keys depend only on its place in the video, so the video is the same on any number of ranks.
+    Approximate; with ``window=None``, or a window that reaches from end to end, it is exact.
 
     Args:
-        degree: number of ranks; None takes all ranks that other strategies leave. Any number of frames of at least
-            that many.
+        degree: number of ranks, at most the number of frames; None takes all ranks that other strategies leave.
         window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.
             Frames are those the model sees: of a video autoencoder's latent, not of the video.
-        stride: of all other frames the middle one of every `stride` is attended to, in the others' place; 1 is every
-            frame, None leaves out what lies outside the window. None is the default because a model with positions
-            along time has seen no distances longer than its training videos.
+        stride: length of the blocks of other frames, of which only the middle one is attended to; 1 is every frame, and
+            None leaves out all frames outside the window. That is the default because a model with positions along time
+            has seen no distances longer than its training videos.
         local_emphasis: added to the logits of near frames below the timestep `emphasis_from`; the paper adds 10.
         global_emphasis: added to the logits of the sampled frames from that timestep on; the paper adds 10.
-        emphasis_from: that timestep, on the scale the model is called with (0 to 1000 as a rule).
+        emphasis_from: that timestep, on the scale the model is called with, usually 0 to 1000.
 
-    Source: Video-Infinity, arXiv 2406.16260; the key set, the exact norms and the ends of the video are partsong's.
+    Source: Video-Infinity, arXiv 2406.16260. Partsong adds the key set, exact norms, and the ends of the video.
 
     Example:
         >>> ClipParallel(window=4, stride=2).kind
@@ -53,28 +55,15 @@ class ClipParallel(Strategy):
     axes: ClassVar[tuple[str, ...]] = ("clip",)
     kind: ClassVar[Kind] = "approximate"
 
-    degree: int | None = None
-    window: int | None = 8
-    stride: int | None = None
-    local_emphasis: float = 0.0
-    global_emphasis: float = 0.0
-    emphasis_from: float = 800.0
-
-    def validate(self) -> None:
-        """Refuses windows below 0, strides below 1, and emphasis that is no number of at least 0."""
-        super(ClipParallel, self).validate()
-        for name, least, nothing in (("window", 0, "all frames"), ("stride", 1, "no others")):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ArgumentError(f"ClipParallel: {name}={value!r}; use {least} or more, or None for {nothing}")
-        for name in ("local_emphasis", "global_emphasis", "emphasis_from"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise ArgumentError(f"ClipParallel: {name}={value!r}; use a finite number of 0 or more")
+    degree: Count | None = None
+    window: Annotated[int, Whole(0)] | None = 8
+    stride: Count | None = None
+    local_emphasis: _Emphasis = 0.0
+    global_emphasis: _Emphasis = 0.0
+    emphasis_from: _Emphasis = 800.0
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models without frames, and those whose frames cannot be told from the text."""
+        """Refuses models without frames, and those whose frames cannot be separated from the text."""
         if adapter.factored is not None:
             return "it adds the positions of all frames in the middle of its blocks; use DynamicSequence"
         if adapter.frames is None:
@@ -90,10 +79,10 @@ class ClipParallel(Strategy):
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> ClipFrames | ClipTokens | None:
-        """The clip of this rank; None where one rank sees everything.
+        """Returns the clip of this rank; None where one rank sees everything.
 
         Raises:
-            UnsupportedError: an architecture without frames, or another strategy that cuts tokens.
+            UnsupportedError: the architecture has no frames, or another strategy cuts tokens.
         """
         axis = mesh.axis("clip")
         if axis.size == 1 and self.window is None:
@@ -107,6 +96,8 @@ class ClipParallel(Strategy):
                 "combine it with CfgParallel and DataParallel"
             )
         assert adapter.frames is not None
+        emphasis = Emphasis(self.local_emphasis, self.global_emphasis, self.emphasis_from)
+        attention = FrameAttention(axis, adapter.model, self.window, self.stride, emphasis)
         if adapter.frames.mixers:
-            return ClipFrames(module, adapter, axis, self)
-        return ClipTokens(module, adapter, mesh, self)
+            return ClipFrames(module, adapter, axis, attention)
+        return ClipTokens(module, adapter, mesh, attention)

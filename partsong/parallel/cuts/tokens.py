@@ -1,156 +1,35 @@
-"""Tokens sharded over ranks: what is cut where, and the attention that puts it together again.
+"""Shards tokens over ranks: what is cut where, and the attention that puts it together again.
 
 Each rank holds a contiguous run of every token stream (image, text). Projections, norms and feed-forward layers see
-local tokens only; self-attention goes through a chain of stages, one per mesh axis, outermost call first: `Ulysses`
-swaps tokens for heads, then `Ring` or `DisplacedPatch` brings the keys and values, then one kernel computes. Keys
-may arrive in any token order: attention does not depend on it once positions are in the keys.
+local tokens only; self-attention goes through the chain of stages in `attention_call`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
-from partsong.kernels import attention
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import (
+    TOKEN_AXES,
+    AttentionCall,
+    AttentionShape,
+    Runs,
+    Stage,
+    attend_through,
+    predict_through,
+)
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.hooks.model_hooks import Attend, AttentionHook, HookSet, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
-from partsong.parallel.ranks.mesh import Axis, Mesh
+from partsong.parallel.ranks.mesh import Mesh
 
-__all__ = [
-    "TOKEN_AXES",
-    "AttentionCall",
-    "AttentionShape",
-    "Runs",
-    "SequenceParallel",
-    "Stage",
-    "abandon_stages",
-    "attend_locally",
-    "attend_through",
-    "merged_runs",
-    "shard_runs",
-]
-
-#: Mesh axes over which tokens are cut, outermost first.
-TOKEN_AXES = ("patch", "ring", "ulysses")
-
-#: The tokens of one shard: runs of one stream each, (stream, tokens), in order.
-Runs = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """One self-attention of one rank.
-
-    Attributes:
-        layer: index of the attention module in its model.
-        q: queries `[B, Hq, L, D]` of the tokens this rank holds.
-        k: their keys `[B, Hkv, L, D]`.
-        v: their values.
-        sizes: token count of every shard still apart, in order.
-        index: which of them this rank holds.
-        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
-        scale: logit scale; None is ``D ** -0.5``.
-        wave: which part of the layer's heads this is, where a stage deals them out.
-        runs: what the tokens of every shard are; empty where all are one run of image tokens.
-    """
-
-    layer: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    sizes: tuple[int, ...]
-    index: int
-    masks: tuple[Tensor, ...] | None = None
-    scale: float | None = None
-    wave: int = 0
-    runs: tuple[Runs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    itemsize: int
-    sizes: tuple[int, ...]
-    index: int
-    step: int = 0
-    is_last: bool = False
-    layer: int = 0
-    runs: tuple[Runs, ...] = ()
-
-
-def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
-    """What the tokens of every shard are.
-
-    Example:
-        >>> shard_runs(AttentionShape(1, 1, 1, 8, 4, sizes=(3, 2), index=0))
-        ((('image', 3),), (('image', 2),))
-    """
-    return of.runs or tuple(((IMAGE, size),) for size in of.sizes)
-
-
-def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
-    """The runs of shards put together `size` by `size`, in order."""
-    return tuple(sum(runs[start : start + size], ()) for start in range(0, len(runs), size))
-
-
-class Stage(Protocol):
-    """One link of the attention chain."""
-
-    axis: Axis
-
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
-        """Attention of the call's queries to all keys; `inner` does the rest of the work."""
-        ...
-
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in one attention, and the shape that `inner` sees."""
-        ...
-
-
-def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
-    """Attention through a chain of stages, outermost first, which ends at the keys at hand."""
-    if not stages:
-        return attend_locally(call)
-    return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
-
-
-def abandon_stages(stages: Sequence[Stage]) -> None:
-    """Drops the messages of a chain that are under way; most stages wait for theirs and keep none."""
-    for stage in stages:
-        drop = getattr(stage, "abandon", None)
-        if drop is not None:
-            drop()
-
-
-def attend_locally(call: AttentionCall) -> Tensor:
-    """The end of the chain: attention to the keys at hand."""
-    mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
-    return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
-
-
-def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """`kernels.attention` with a mask that is boolean or additive."""
-    if mask is None:
-        return attention(q, k, v, scale=scale)
-    if mask.dtype == torch.bool:
-        return attention(q, k, v, mask=mask, scale=scale)
-    return attention(q, k, v, bias=mask, scale=scale)
+__all__ = ["SequenceParallel", "head_counts"]
 
 
 class SequenceParallel(TokenCuts):
@@ -196,17 +75,14 @@ class SequenceParallel(TokenCuts):
                 hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
 
     def begin_forward(self, sample: Any) -> None:
-        """Forgets the token counts of the last call: the next one may have another shape.
-
-        Args:
-            sample: the noisy latents of this call.
-        """
+        """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
         self._mask_bytes.clear()
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
-        abandon_stages(self.stages)
+        for stage in self.stages:
+            stage.abandon()
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
         # Frames may be folded into the first dimension, so its length is no number of samples.
@@ -234,7 +110,7 @@ class SequenceParallel(TokenCuts):
         return attend
 
     def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
-        """A number for the next attention of a layer, the samples it is for, and each rank's tokens by stream."""
+        """Returns a number for the next attention of a layer, its samples, and each rank's tokens by stream."""
         self.shard_sizes(streams)
         if not self.present.counts:
             return layer, self.batch, self.sizes
@@ -246,7 +122,7 @@ class SequenceParallel(TokenCuts):
         return attend_through(self.stages, call)
 
     def _once_per_group(self, query: Tensor, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values as they were before the model repeated them for every query head of a group."""
+        """Returns keys and values as they were before the model repeated them for every query head of a group."""
         _, kv_heads, _ = head_counts(self.layers[layer][2])
         if not self.adapter.repeats_keys or key.shape[1] != query.shape[1]:
             return key, value
@@ -261,7 +137,7 @@ class SequenceParallel(TokenCuts):
         if mask.shape[-2] != 1 or mask.shape[-1] not in (local, total) or not is_alike:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: only key-padding masks (the same for all queries and heads) can be cut; "
-                f"found shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
+                f"this one has shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
             )
         rows = mask[:, 0, 0].contiguous()  # [B, L]
         if rows.shape[1] == total:
@@ -270,32 +146,32 @@ class SequenceParallel(TokenCuts):
         return self._whole_masks(rows, sizes)
 
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """The key masks of all parts out of this one's."""
+        """Gathers the key masks of all parts from this one's."""
         whole = gather_tokens(self.axis, rows.to(torch.uint8) if rows.dtype == torch.bool else rows, sizes, 1)
         whole = whole.to(rows.dtype)
         return tuple(part[:, None, None] for part in whole.split(list(sizes), dim=1))
 
     def _shares(self, rows: Tensor, streams: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """A mask of all tokens, stream after stream, as the masks of the ranks' tokens."""
+        """Cuts a mask of all tokens, stream after stream, into the masks of the ranks' tokens."""
         whole = rows.split([sum(self.sizes[stream]) for stream in streams], dim=1)
         cut = [part.split(list(self.sizes[stream]), dim=1) for part, stream in zip(whole, streams, strict=True)]
         return tuple(torch.cat(parts, dim=1)[:, None, None] for parts in zip(*cut, strict=True))
 
     def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The key masks of all parts, known without an exchange."""
+        """Returns the key masks of all parts, known without an exchange."""
         return shares
 
     def _calls(
         self, layer: int, batch: int, cut: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
-        """The attentions of a layer in one forward, as `_next_call` tells them."""
+        """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
             return [(layer, batch * self._folds.get(layer, 1), cut)]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
         return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` of the token axes sends in one forward of a step (its number, whether the last)."""
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether the last)."""
         cut = {stream: self.cut_sizes(total) for stream, total in tokens.items()}
         moved = self.sums.predict(batch, index)
         for layer, (_, streams, module) in enumerate(self.layers):
@@ -303,26 +179,24 @@ class SequenceParallel(TokenCuts):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
                 shape = AttentionShape(samples, *head_counts(module), itemsize, sizes, index, *step, number, runs)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
-                for stage in self.stages:
-                    sent, shape = stage.predict(shape)
-                    moved += sent
+                moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)
 
     def predict_gather(self, batch: int, cut: Mapping[str, tuple[int, ...]], index: int) -> int:
-        """Bytes the rank at `index` sends where tokens are put together again."""
+        """Returns the bytes the rank at `index` sends where tokens are put together again."""
         per_token = (cut[stream][index] * token_bytes for stream, token_bytes in self._gathered.values())
         return batch * sum(per_token) * (self.axis.size - 1)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
-    """What each rank contributes to an attention over `streams`."""
+    """Says what each rank contributes to an attention over `streams`."""
     return tuple(
         tuple(zip(streams, lengths, strict=True)) for lengths in zip(*(sizes[s] for s in streams), strict=True)
     )
 
 
 def head_counts(module: Any) -> tuple[int, int, int]:
-    """Query heads, key/value heads and head dimension of a diffusers attention module."""
+    """Returns query heads, key/value heads and head dimension of a diffusers attention module."""
     heads = module.heads
     if getattr(module, "fused_projections", False) or not hasattr(module, "to_q"):
         head_dim = getattr(module, "head_dim", None) or module.inner_dim // heads

@@ -1,4 +1,4 @@
-"""A UNet under a plan: its latent is cut into rows, its prediction put together again."""
+"""Cuts a UNet's latent into rows, and puts its prediction together again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
-from partsong.parallel.cuts.tokens import TOKEN_AXES, Stage, abandon_stages
-from partsong.parallel.exchange.borders import Borders
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.strategy import Borders, Cut
 
 __all__ = ["RowParallel"]
 
 
-class RowParallel:
+class RowParallel(Cut):
     """Cuts a UNet's rows over the token axes of a mesh.
 
     Args:
@@ -42,7 +42,7 @@ class RowParallel:
         self.split = RowSplit(module, self.axis, borders, stages, is_attention)
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
-        self._gathered = (0, 0)
+        self._row_bytes = 0
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the cutting, gathering and layer hooks on the module.
@@ -67,7 +67,8 @@ class RowParallel:
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         self.borders.abandon()
-        abandon_stages(self.stages)
+        for stage in self.stages:
+            stage.abandon()
 
     def _cut_inputs(self, named: dict[str, Any]) -> None:
         if "ip_adapter_masks" in (named.get("cross_attention_kwargs") or {}):
@@ -94,17 +95,16 @@ class RowParallel:
         return image[:, :, self.split.own].contiguous()
 
     def _gather(self, rows: Tensor) -> Tensor:
-        self._gathered = (rows[0, :, 0].numel(), rows.element_size())
+        self._row_bytes = rows[0, :, 0].nbytes
         sizes = self.split.levels.sizes(0)
         return gather_tokens(self.axis, rows, sizes, 2, name="gather of the output rows").contiguous()
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Rows of each rank."""
+        """Returns the rows of each rank."""
         return {"latent rows": self.split.levels.sizes(0)}
 
     def predict(self, batch: int, tokens: Mapping[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
-        row, size = self._gathered
-        gathered = batch * self.split.levels.sizes(0)[index] * row * size * (self.axis.size - 1)
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        gathered = batch * self.split.levels.sizes(0)[index] * self._row_bytes * (self.axis.size - 1)
         return gathered + self.split.predict(batch, index, step)

@@ -1,42 +1,44 @@
-"""Displaced patch parallelism: the other ranks' keys and values are one step old (arXiv 2402.19481)."""
+"""Splits tokens over ranks and reads the other ranks' keys and values one step late (arXiv 2402.19481)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape, shard_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
-from partsong.parallel.exchange.ring import unpack_keys_values
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
 from partsong.parallel.exchange.slots import Slots, View, num_rows, view_of, visible
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["DisplacedPatch", "DisplacedStage", "attend_to"]
+__all__ = ["DisplacedPatch", "DisplacedStage", "WarmUp", "attend_to"]
+
+#: First steps that wait for fresh values.
+WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisplacedPatch(Strategy):
     """Splits tokens over ranks; after the warm-up each attends to its own fresh keys and to a forecast of the others'.
 
-    Diffusion changes little from step to step, so the exchange needs not be waited for: keys and values travel behind
-    the computation and are read one step later. DistriFusion reads them as they are (``order=0``); here they are by
-    default carried on along the line through the last two steps, which moves no byte more and costs one more buffer.
-    Approximate; with ``warmup_steps`` at or above the number of steps it is exact.
+    Diffusion changes little from step to step. So no rank waits for the exchange: keys and values travel while ranks
+    compute, and are read one step later. DistriFusion reads them as they are (``order=0``). By default they are
+    extrapolated here from the last two steps, which moves no more bytes and costs one more buffer. Approximate; with
+    ``warmup_steps`` at or above the number of steps it is exact.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        warmup_steps: first steps that wait for fresh keys and values; at least 1, since there is nothing old to read
-            in the first step.
+        warmup_steps: first steps that wait for fresh keys and values; the first step always has to.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
-        norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer; ``forecast``
-            displaces them too, which four ranks on few rows do not bear.
+        norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer. ``forecast``
+            displaces them too, which spoils pictures on four ranks with few rows each.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
 
@@ -49,26 +51,13 @@ class DisplacedPatch(Strategy):
     kind: ClassVar[Kind] = "approximate"
     reads_last_step: ClassVar[bool] = True
 
-    degree: int | None = None
-    warmup_steps: int = 2
-    order: int = 1
-    norms: str = "fresh"
-
-    def validate(self) -> None:
-        """Refuses a warm-up of less than one step and orders other than 0 and 1."""
-        super(DisplacedPatch, self).validate()
-        name = type(self).__name__
-        if isinstance(self.warmup_steps, bool) or not isinstance(self.warmup_steps, int) or self.warmup_steps < 1:
-            raise ArgumentError(
-                f"{name}: warmup_steps={self.warmup_steps!r}; use 1 or more, the first step has nothing old to read"
-            )
-        if isinstance(self.order, bool) or self.order not in (0, 1):
-            raise ArgumentError(f"{name}: order={self.order!r}; use 0 (one step old) or 1 (extrapolated)")
-        if self.norms not in ("forecast", "fresh"):
-            raise ArgumentError(f"{name}: norms={self.norms!r}; use 'forecast' or 'fresh'")
+    degree: Count | None = None
+    warmup_steps: WarmUp = 2
+    order: Literal[0, 1] = 1
+    norms: Literal["fresh", "forecast"] = "fresh"
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         how = "one step old" if self.order == 0 else "extrapolated from the last two steps"
         return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
 
@@ -79,15 +68,15 @@ class DisplacedPatch(Strategy):
         return super(DisplacedPatch, self).refuses(adapter)
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
-        """Border rows of an image are as old as the keys and values, and so are norms where they are forecast."""
+        """Returns border rows as old as the keys and values; norms are as old where they are forecast."""
         return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=self.norms == "fresh")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
 
 
-class DisplacedStage:
+class DisplacedStage(Stage):
     """Attends to own fresh and others' forecast keys, and sends the fresh ones for the next step."""
 
     def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
@@ -106,35 +95,34 @@ class DisplacedStage:
         self._slots.clear()
 
     def portion(self, layer: int) -> float:
-        """How far this rank sees, in patches: everything."""
+        """Returns how far this rank sees, in patches: without a limit."""
         return math.inf
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
-        """Attention of the local queries to all slots; `inner` computes it."""
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
+        """Attends with the local queries to all slots; `inner` computes it."""
         key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
         slots = self._slots.get(key)
         if slots is None:
-            batch, heads, _, dim = call.k.shape
-            like = call.k.new_empty((0, batch, 2, heads, dim))
+            like = empty_block(call.k, 0)
             slots = self._slots[key] = Slots(self.axis, runs, like, self.portion(call.layer), self.order)
         assert slots.runs == runs, "the token count changed within a generation"
         if self.clock.step < self.warmup_steps or slots.is_empty:
             return self.run_warmup(call, slots, inner)
         return self.run_displaced(call, slots, inner)
 
-    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
-        """Attention to the fresh keys of everybody."""
+    def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
+        """Attends to the fresh keys of all ranks."""
         return attend_to(slots.gather(call), view_of(slots.runs, self.axis.index, math.inf), call, inner)
 
-    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Any) -> Tensor:
-        """Attention to own fresh keys and to those of the others that are known."""
+    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
+        """Attends to own fresh keys and to a forecast of the others'."""
         rows = slots.forecast(call, self.clock.step_ratio if self.order else None)
         if not self.clock.is_last_step:
             slots.send(rows)
         return attend_to(rows, slots.view, call, inner)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in a step: to every other rank what it sees (the last ones have no reader)."""
+        """Returns the bytes this rank sends in a step: to each other rank what that one sees, in the last nothing."""
         is_warm = shape.step < self.warmup_steps
         if shape.is_last and not is_warm:
             return 0, shape
@@ -144,8 +132,8 @@ class DisplacedStage:
         return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
 
 
-def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Any) -> Tensor:
-    """Attention of a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
+def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Inner) -> Tensor:
+    """Attends with a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
     k, v = unpack_keys_values(rows)
     pieces = [(index, stream, part) for index, shard in enumerate(view) for stream, part in shard]
     runs = tuple((stream, part.stop - part.start) for _, stream, part in pieces)

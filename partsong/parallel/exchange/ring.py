@@ -1,15 +1,17 @@
-"""Ring attention: key/value blocks travel around the ranks while each computes on the one it has (arXiv 2310.01889)."""
+"""Passes key/value blocks around the ranks while each computes on the one it has (arXiv 2310.01889)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from partsong.kernels import attention
-from partsong.parallel.cuts.tokens import AttentionCall, AttentionShape
+from partsong.knobs import Count
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -22,8 +24,8 @@ __all__ = ["Ring", "RingStage"]
 class Ring(Strategy):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
-    The next block is in flight while the current one is computed, and each block's attention goes on from the result
-    so far by its log-sum-exp. Any number of heads, also fewer than ranks; memory for two blocks, never for all keys.
+    The next block is under way while the current one is computed, and each block's attention continues from the result
+    so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for two blocks of keys.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
@@ -37,23 +39,24 @@ class Ring(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    degree: int | None = None
+    degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [RingStage(mesh.axis("ring"))]
 
 
-class RingStage:
-    """Attends to one key/value block after the other as they come around."""
+class RingStage(Stage):
+    """Attends to one key/value block after the other, as they come around."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    def run(self, call: AttentionCall, inner: Any) -> Tensor:
-        """Attention of the local queries to the blocks of all ranks; `inner` is not needed."""
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
+        """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
         k, v, total, pending = call.k, call.v, None, None
-        block = pack_keys_values(call.k, call.v)
+        block = empty_block(k, k.shape[2])
+        write_keys_values(block, k, v)
         for turn in range(self.axis.size):
             owner = (self.axis.index - turn) % self.axis.size
             if turn < self.axis.size - 1:
@@ -70,7 +73,7 @@ class RingStage:
         return total[0].to(call.q.dtype)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends: its own block, then every block it passes on."""
+        """Returns the bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, shape
 
@@ -78,29 +81,9 @@ class RingStage:
 def _attend(
     call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """The result so far with the block of rank `owner` added to it."""
+    """Adds the block of rank `owner` to the result so far."""
     mask = None if call.masks is None else call.masks[owner]
     keep, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
     out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
     # In half precision every turn would round the total once more.
     return out.to(lse.dtype), lse
-
-
-def pack_keys_values(k: Tensor, v: Tensor) -> Tensor:
-    """`[L, B, 2, H, D]` in one piece of memory, tokens first, so blocks of several ranks can lie end to end."""
-    batch, heads, length, dim = k.shape
-    block = k.new_empty((length, batch, 2, heads, dim))
-    write_keys_values(block, k, v)
-    return block
-
-
-def write_keys_values(block: Tensor, k: Tensor, v: Tensor) -> None:
-    """Writes keys and values `[B, H, L, D]` into a block `[L, B, 2, H, D]`."""
-    block[:, :, 0] = k.permute(2, 0, 1, 3)
-    block[:, :, 1] = v.permute(2, 0, 1, 3)
-
-
-def unpack_keys_values(block: Tensor) -> tuple[Tensor, Tensor]:
-    """Views `[B, H, L, D]` of the keys and values in a block."""
-    k, v = block.permute(2, 1, 3, 0, 4)
-    return k, v

@@ -1,4 +1,4 @@
-"""Methods of a user's object that a plan looks at as they are called, on the object and on deep copies of it."""
+"""Replaces methods of a user's object, and restores them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,50 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Followed"]
+from partsong.errors import UnsupportedError
+
+__all__ = ["Method", "ReplacedMethods", "replace_method"]
 
 Method = Callable[..., Any]
+#: Takes a method and returns the function to call instead.
+Around = Callable[[Method], Method]
 
 
-class Followed:
-    """Stands for a method on one object; where the object is deep-copied, the copy's own method is called.
+class ReplacedMethods:
+    """Keeps the methods that one plan has replaced."""
 
-    A plain function in the method's place would be the same one on a copy, and change the original. Pipelines that
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str]] = []
+
+    def replace(self, owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:
+        """Replaces a method of one object until `restore`; see `replace_method`.
+
+        Raises:
+            UnsupportedError: that method of the object is replaced already.
+        """
+        if name in vars(owner):
+            raise UnsupportedError(f"{type(owner).__name__}.{name} is already replaced on this object; undo that first")
+        replace_method(owner, name, around, around_copies)
+        self._replaced.append((owner, name))
+
+    def restore(self) -> None:
+        """Restores the classes' own methods, last first."""
+        for owner, name in reversed(self._replaced):
+            vars(owner).pop(name, None)
+        self._replaced.clear()
+
+
+def replace_method(owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:
+    """Replaces a method of one object; a deep copy of the object has a method of its own.
+
+    A plain function in the method's place would be shared by a copy, and would change the original. Pipelines that
     denoise frames at several noise levels keep a copy of their scheduler for each frame.
 
     Args:
         owner: the object.
-        name: of its method.
-        around: makes, of the method, what is called instead.
-        around_copies: the same for the method of a copy; None leaves it as it is.
+        name: name of its method.
+        around: takes the method and returns the function to call instead.
+        around_copies: the same for the method of a copy; None leaves that one as it is.
 
     Example:
         >>> import copy
@@ -30,35 +58,33 @@ class Followed:
         ...     def step(self):
         ...         self.count += 1
         >>> counter = Counter()
-        >>> counter.step = Followed(counter, "step", lambda method: method)
+        >>> replace_method(counter, "step", lambda method: method)
         >>> twin = copy.deepcopy(counter)
         >>> twin.step()
         >>> counter.count, twin.count
         (0, 1)
     """
+    # This goes round the object's own __setattr__, with which a pipeline would add the method to its configuration.
+    vars(owner)[name] = _Replacement(owner, name, around, around_copies)
 
-    def __init__(
-        self,
-        owner: Any,
-        name: str,
-        around: Callable[[Method], Method],
-        around_copies: Callable[[Method], Method] | None = None,
-    ) -> None:
+
+class _Replacement:
+    """Stands in for a method of one object, and becomes the copy's own method on a deep copy of it."""
+
+    def __init__(self, owner: Any, name: str, around: Around, around_copies: Around | None) -> None:
         original = getattr(owner, name)
         functools.update_wrapper(self, original)
         self._owner, self._name, self._around_copies = owner, name, around_copies
         self._called = around(original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls what stands in the method's place."""
         return self._called(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copy = memo.get(id(self._owner))
         if copy is None:
             return self
-        # The copy is still empty: this is its class' method.
-        method = getattr(copy, self._name)
         if self._around_copies is None:
-            return method
-        return Followed(copy, self._name, self._around_copies, self._around_copies)
+            # The copy has no attributes yet, so this is its class' method.
+            return getattr(copy, self._name)
+        return _Replacement(copy, self._name, self._around_copies, self._around_copies)

@@ -1,4 +1,4 @@
-"""What a plan would move on ranks that need not exist, from shapes alone: no weights are read, nothing is sent."""
+"""Predicts from shapes alone what a plan would move on ranks that need not exist."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
-from partsong.parallel.plan.explain import AGREED_STEPS, Explanation
+from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan
+from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES, Axis, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
 
@@ -19,7 +20,7 @@ __all__ = ["DryMesh", "predict"]
 
 
 class DryMesh:
-    """A mesh as one rank would see it, without the other ranks: exchanges on its axes are counted and not made."""
+    """Shows a mesh as one rank would see it: exchanges on its axes are counted and not made."""
 
     def __init__(self, degrees: dict[str, int], world_size: int, rank: int = 0) -> None:
         check_degrees(degrees, world_size)
@@ -29,19 +30,19 @@ class DryMesh:
         self._axes: dict[tuple[str, ...], Axis] = {}
 
     def axis(self, *names: str) -> Axis:
-        """One axis by name, or several flattened into one (outermost first)."""
-        wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
-        if wanted not in self._axes:
+        """Returns one axis by name, or several flattened into one (outermost first)."""
+        split = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
+        if split not in self._axes:
             grid = torch.arange(self.world_size).view(*self.degrees.values())
             mine = (grid == self.rank).nonzero()[0].tolist()
-            line = grid[tuple(slice(None) if name in wanted else place for name, place in zip(AXES, mine, strict=True))]
+            line = grid[tuple(slice(None) if name in split else place for name, place in zip(AXES, mine, strict=True))]
             ranks = tuple(line.flatten().tolist())
-            self._axes[wanted] = Axis("*".join(wanted) or "alone", ranks, ranks.index(self.rank), dry=True)
-        return self._axes[wanted]
+            self._axes[split] = Axis("*".join(split) or "alone", ranks, ranks.index(self.rank), dry=True)
+        return self._axes[split]
 
 
 def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any) -> Explanation:
-    """The bytes a plan would move for one call of a denoiser, on any number of ranks.
+    """Predicts the bytes a plan would move for one call of a denoiser, on any number of ranks.
 
     Args:
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
@@ -54,28 +55,30 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
         step in the middle of a generation.
 
     Raises:
-        ArgumentTypeError: not a module.
+        ArgumentTypeError: `module` is no module.
         ArgumentError: degrees and ranks do not fit.
-        UnsupportedError: an architecture or a combination without a correct parallel form, or a model whose code needs
+        UnsupportedError: the architecture or the combination has no correct parallel form, or the model's code needs
             more than shapes.
 
     Example:
         >>> from diffusers import DiTTransformer2DModel
-        >>> from partsong.parallel import SyncPatch
+        >>> from partsong import SyncPatch
         >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
         ...     sample_size=8, num_embeds_ada_norm=10)
         >>> latents, labels = torch.zeros(1, 4, 8, 8), torch.zeros(1, dtype=torch.long)
-        >>> said = predict(model, SyncPatch(), ranks=2, hidden_states=latents, timestep=labels, class_labels=labels)
-        >>> len(said.bytes_per_step)
+        >>> inputs = {"hidden_states": latents, "timestep": labels, "class_labels": labels}
+        >>> explanation = predict(model, SyncPatch(), ranks=2, **inputs)
+        >>> len(explanation.bytes_per_step)
         2
     """
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
-    if any(getattr(strategy, "portion", None) == "auto" for strategy in strategies):
-        raise UnsupportedError('portion="auto" depends on what the layers compute; give predict() a number')
+    for strategy in strategies:
+        if (reason := strategy.unpredictable()) is not None:
+            raise UnsupportedError(f"predict(): {reason}")
     mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks)
     # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
-    steady = max(AGREED_STEPS, *(getattr(strategy, "warmup_steps", 0) for strategy in strategies))
+    steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
     steps = 2 * steady + 2
     # Not the state dict: it leaves out tables that a model computes for itself.
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())

@@ -1,1 +1,1 @@
-"""Hogwild! inference: workers that write at the same time and see each other's words as they appear."""
+"""Runs Hogwild! inference: workers write at the same time and see each other's words as they appear."""

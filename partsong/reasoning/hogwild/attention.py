@@ -1,7 +1,7 @@
-"""One forward of several workers, each of which sees the same blocks of keys in an order of its own.
+"""Computes one forward of several workers, each of which sees the same blocks of keys in an order of its own.
 
-Where a worker sees a block, each of its queries is turned by the distance between its own position and the block's
-beginning, so no key is moved, copied or turned again (Hogwild! Inference, Rodionov et al., arXiv 2504.06261). The
+For each block that a worker sees, its queries are turned by the distance between their own position and the block's
+beginning. So no key is moved, copied or turned again (Hogwild! Inference, Rodionov et al., arXiv 2504.06261). The
 scores of all blocks stand under one softmax. Keys lie in pages of one size, so that any number of blocks takes one
 matrix product per slab.
 """
@@ -23,12 +23,12 @@ __all__ = ["Feed", "ViewStep", "forward"]
 
 
 class Feed(NamedTuple):
-    """Tokens that are read in a step.
+    """Names tokens that are read in a step.
 
     Attributes:
-        view: what they see, in order. The tokens become the end of the last block.
-        tokens: one at least.
-        asked: whether the logits behind the last of them are wanted.
+        view: the blocks they see, in order. The tokens become the end of the last one.
+        tokens: at least one token.
+        asked: whether the logits after the last of them are needed.
     """
 
     view: Sequence[CacheBlock]
@@ -39,14 +39,14 @@ class Feed(NamedTuple):
 def forward(model: LocalModel, rotary: Rotary, store: BlockStore, feeds: Sequence[Feed]) -> Tensor:
     """Reads tokens and writes their keys.
 
-    Every token sees its own block up to itself, and the other blocks of its view as they are after the step: workers
-    see each other's tokens of the same step.
+    Every token sees its own block up to itself, and the other blocks of its view as they are after the step. So
+    workers see each other's tokens of the same step.
 
     Args:
-        model: computes.
-        rotary: its own.
-        store: of all blocks.
-        feeds: no two of them write to one block.
+        model: the model that computes.
+        rotary: the model's rotary embedding.
+        store: the store of all blocks.
+        feeds: the tokens; no two feeds write to one block.
 
     Returns:
         Logits `[feeds that ask, vocabulary]`.
@@ -56,16 +56,16 @@ def forward(model: LocalModel, rotary: Rotary, store: BlockStore, feeds: Sequenc
     keep = [end for end, feed in zip(ends.tolist(), feeds, strict=True) if feed.asked]
     tokens = [token for feed in feeds for token in feed.tokens]
     attends: Any = step
-    # At position 0 the model turns neither queries nor keys: both is done here, where it is known for which block.
+    # At position 0 the model turns neither queries nor keys. Both are turned here, where the block is known.
     return model.forward(tokens, [0] * len(tokens), keep, attends)
 
 
 class ViewStep:
-    """What the tokens of a step attend to.
+    """Computes what the tokens of a step attend to.
 
     Args:
-        store: of all blocks; those that are written to grow.
-        rotary: turns.
+        store: the store of all blocks, of which those that are written to grow.
+        rotary: turns queries and keys.
         feeds: the tokens.
     """
 
@@ -86,7 +86,7 @@ class ViewStep:
         own = torch.tensor(targets, device=device)[feed_of]
         dtype = store.dtype
         self._key_tables = tuple(table[:, None] for table in rotary.tables(places, dtype))
-        # [blocks, tokens]: how far each token stands from each block's beginning, and how much of it it sees.
+        # [blocks, tokens]: how far each token stands from each block's beginning, and how much of the block it sees.
         standing = first[feed_of, own] + places
         distance, visible = standing[None] - first[feed_of].T, seen[feed_of].T.clone()
         visible[own, torch.arange(len(places), device=device)] = places + 1
@@ -94,7 +94,7 @@ class ViewStep:
         block_of, start = torch.tensor(store.pages, device=device).T
         self._block_of = block_of
         unseen = torch.arange(PAGE, device=device) >= (visible[block_of] - start[:, None])[..., None]
-        # Most pages are seen whole, by everybody. Of the others: [pages, 1, tokens, 1, PAGE]
+        # Most pages are seen whole by all. This mask is for the others: [pages, 1, tokens, 1, PAGE]
         self._partly = unseen.flatten(1).any(dim=1).nonzero()[:, 0]
         self._hidden = unseen[self._partly][:, None, :, None]
 
@@ -102,7 +102,7 @@ class ViewStep:
         """Writes the step's keys, then attends.
 
         Args:
-            layer: which one.
+            layer: the number of the layer.
             query: `[1, heads, tokens, head_dim]`, not turned.
             key: `[1, kv_heads, tokens, head_dim]`, not turned.
             value: of the same shape.
@@ -120,22 +120,22 @@ class ViewStep:
             slab.keys[layer][pages, :, places] = keys[rows]
             slab.values[layer][pages, :, places] = values[rows]
         # [kv_heads, tokens, group, head_dim], then one such per block
-        asked = (query[0] * scale).unflatten(0, (key.shape[1], -1)).transpose(1, 2)
-        turned = self.rotary.turned(asked, *self._query_tables) if turns else asked[None]
+        queries = (query[0] * scale).unflatten(0, (key.shape[1], -1)).transpose(1, 2)
+        turned = self.rotary.turned(queries, *self._query_tables) if turns else queries[None]
         out = self._read(layer, turned)
         return out.transpose(0, 1).flatten(1, 2)[None]
 
     def _read(self, layer: int, queries: Tensor) -> Tensor:
-        """Attention of queries `[blocks or 1, kv_heads, tokens, group, head_dim]`; the same without the first dim."""
+        """Attends with queries `[blocks or 1, kv_heads, tokens, group, head_dim]`; drops the first dimension."""
         _, heads, tokens, group, width = queries.shape
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         for slab in self._slabs:
             blocks = self._block_of[slab.pages]
-            asked = queries[blocks] if len(queries) > 1 else queries.expand(len(blocks), -1, -1, -1, -1)
+            split = queries[blocks] if len(queries) > 1 else queries.expand(len(blocks), -1, -1, -1, -1)
             keys = slab.keys[layer][: len(blocks)].flatten(0, 1)
-            scores = torch.bmm(asked.reshape(-1, tokens * group, width), keys.transpose(1, 2))
-            found.append(scores.view(-1, heads, tokens, group, PAGE))
-        scores = found[0] if len(found) == 1 else torch.cat(found)
+            scores = torch.bmm(split.reshape(-1, tokens * group, width), keys.transpose(1, 2))
+            parts.append(scores.view(-1, heads, tokens, group, PAGE))
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts)
         scores[self._partly] = scores[self._partly].masked_fill(self._hidden, -math.inf)
         count = len(scores)
         wide = torch.promote_types(scores.dtype, torch.float32)
@@ -152,7 +152,7 @@ class ViewStep:
 
 
 def _views(feeds: Sequence[Feed], num_blocks: int) -> tuple[Tensor, Tensor]:
-    """By feed and block: position at which the view shows the block, and how many of its tokens; 0 where it is not."""
+    """Says, by feed and block, at which position the view shows the block and how many tokens of it (0: not shown)."""
     first = [[0] * num_blocks for _ in feeds]
     seen = [[0] * num_blocks for _ in feeds]
     for feed, begins, counts in zip(feeds, first, seen, strict=True):
@@ -164,12 +164,12 @@ def _views(feeds: Sequence[Feed], num_blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def _targets(slots: list[int], num_slabs: int, device: torch.device) -> list[tuple[int, Tensor, Tensor, Tensor]]:
-    """Where tokens are written, by slab: its number, the tokens, their pages there and places in these."""
-    found = []
+    """Says where tokens are written, by slab: its number, the tokens, their pages there and their places in these."""
+    targets = []
     for number in range(num_slabs):
         rows = [row for row, slot in enumerate(slots) if slot // (SLAB * PAGE) == number]
         if rows:
             pages = [slots[row] // PAGE % SLAB for row in rows]
             places = [slots[row] % PAGE for row in rows]
-            found.append((number, *(torch.tensor(x, device=device) for x in (rows, pages, places))))
-    return found
+            targets.append((number, *(torch.tensor(x, device=device) for x in (rows, pages, places))))
+    return targets

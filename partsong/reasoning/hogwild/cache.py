@@ -1,7 +1,7 @@
-"""Keys and values in blocks that grow where they lie: written once, read by whoever has the block in view.
+"""Keeps keys and values in blocks that grow in place: written once, read by all workers with the block in view.
 
-A key is stored turned by its place in its own block, so it is right wherever the block stands: whoever reads it turns
-the query instead (Hogwild! Inference, Rodionov et al., arXiv 2504.06261).
+A key is stored turned by its place in its own block, so it is right wherever the block stands: the reader turns the
+query instead (Hogwild! Inference, Rodionov et al., arXiv 2504.06261).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from partsong.reasoning.local.model import LocalModel
 
 __all__ = ["PAGE", "SLAB", "CacheBlock", "BlockStore", "Slab"]
 
-#: Tokens of a page. Each page is one small matrix product; a block wastes half a page on average.
+#: How many tokens a page has. Each page is one small matrix product; a block wastes half a page on average.
 PAGE = 32
-#: Pages that are taken from the system at once.
+#: How many pages are allocated at once.
 SLAB = 32
 
 
 class Slab(NamedTuple):
-    """Pages that lie together.
+    """Holds pages that lie together.
 
     Attributes:
-        pages: numbers of those in use.
+        pages: the numbers of those in use.
         keys: `[layers, SLAB, kv_heads, PAGE, head_dim]`.
-        values: likewise.
+        values: of the same shape.
     """
 
     pages: slice
@@ -36,12 +36,12 @@ class Slab(NamedTuple):
 
 
 class CacheBlock:
-    """A run of tokens whose keys lie together.
+    """Describes a run of tokens whose keys lie together.
 
     Attributes:
-        number: of the block in its store.
-        pages: numbers of its pages, in order.
-        length: tokens.
+        number: the number of the block in its store.
+        pages: the numbers of its pages, in order.
+        length: how many tokens it has.
     """
 
     __slots__ = ("length", "number", "pages")
@@ -52,16 +52,16 @@ class CacheBlock:
 
 
 class BlockStore:
-    """Memory of blocks: pages in slabs that are added and never moved.
+    """Holds the memory of blocks: pages in slabs that are added and never moved.
 
     Args:
-        model: whose keys and values these are.
+        model: the model whose keys and values these are.
 
     Attributes:
-        keys: of each slab, `[layers, pages, kv_heads, PAGE, head_dim]`.
-        values: likewise.
-        blocks: all of them.
-        pages: by page, the block and the place there of its first token.
+        keys: the keys of each slab, `[layers, pages, kv_heads, PAGE, head_dim]`.
+        values: the values of each slab, of the same shape.
+        blocks: all blocks.
+        pages: for each page, the number of its block and the place of its first token there.
 
     >>> from partsong.reasoning.local import LocalEngine
     >>> engine = LocalEngine("lists-ar")
@@ -79,7 +79,7 @@ class BlockStore:
         self.pages: list[tuple[int, int]] = []
 
     def block(self) -> CacheBlock:
-        """A new block without tokens."""
+        """Adds a block without tokens."""
         self.blocks.append(CacheBlock(len(self.blocks)))
         return self.blocks[-1]
 
@@ -95,7 +95,7 @@ class BlockStore:
         return [block.pages[place // PAGE] * PAGE + place % PAGE for place in places]
 
     def slabs(self) -> list[Slab]:
-        """The pages in use."""
+        """Returns the pages in use, by slab."""
         return [
             Slab(slice(first, min(first + SLAB, len(self.pages))), keys, values)
             for first, keys, values in zip(range(0, len(self.pages), SLAB), self.keys, self.values, strict=True)
@@ -103,17 +103,17 @@ class BlockStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """Returns the dtype of keys and values."""
         return self._model.dtype
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all blocks."""
+        """Counts the tokens of all blocks."""
         return sum(block.length for block in self.blocks)
 
     @property
     def num_bytes(self) -> int:
-        """Memory taken, unused pages included."""
+        """Counts the bytes of memory taken, including unused pages."""
         return sum(x.numel() * x.itemsize for x in (*self.keys, *self.values))
 
     def _add_slab(self) -> None:

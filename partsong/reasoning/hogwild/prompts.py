@@ -1,4 +1,4 @@
-"""What workers that write side by side are told, as data."""
+"""Holds the texts for workers that write side by side."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 from partsong.reasoning.strategies.prompts import Prompts
 
-__all__ = ["HogwildPrompts", "filled", "worker_names"]
+__all__ = ["HogwildPrompts", "fill", "worker_names"]
 
 _NAMES = ("Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HogwildPrompts(Prompts):
-    """What `hogwild` says: the rules with the problem; the same for one that is alone; headings, labels and questions.
+    """Holds the prompts of `hogwild`, its headings, its labels and its questions.
 
-    `history` stands before the finished steps, `others` before what the others are writing, `own` before what a worker
-    writes itself, `label` at the beginning of each step. `probe` asks a worker whether it repeats another one's work.
-    `finish` is put into the mouth of one where all have run out of tokens and nobody has named a result.
+    `problem` has the rules and the problem, and `alone` is the same for a single worker. `history` stands before the
+    finished steps, `others` before what the others are writing, `own` before what a worker writes itself, and `label`
+    at the beginning of each step. `probe` asks a worker whether it repeats another one's work. If all have run out of
+    tokens and nobody has named a result, one worker goes on from `finish`.
     """
 
     problem: str = (
@@ -39,17 +40,17 @@ class HogwildPrompts(Prompts):
     finish: str = "\n\nThere is no time left. From everything found so far, the final result is \\boxed{{"
 
 
-def filled(template: str, **gaps: str) -> str:
-    """A template as text, its gaps filled.
+def fill(template: str, **gaps: str) -> str:
+    """Fills the gaps of a template.
 
-    >>> filled("**{name}:** ", name="Bob")
+    >>> fill("**{name}:** ", name="Bob")
     '**Bob:** '
     """
     return template.format(**gaps)
 
 
 def worker_names(num: int) -> tuple[str, ...]:
-    """Names of workers.
+    """Names a number of workers.
 
     >>> worker_names(2), worker_names(9)[-1]
     (('Alice', 'Bob'), 'Worker 9')

@@ -1,7 +1,7 @@
-"""Rotary position embedding of a local model, applied by us: to queries and keys that the model was kept from turning.
+"""Applies a local model's rotary position embedding to queries and keys that the model itself does not turn.
 
-A model that is told that all its tokens stand at position 0 turns none of them. Whoever computes attention may then
-turn a query differently for every block of keys it reads.
+A model whose tokens all stand at position 0 turns none of them. Attention may then turn a query differently for every
+block of keys it reads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Rotary", "rotary_of"]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How a model turns queries and keys.
+    """Turns queries and keys as a model does.
 
-    Position p turns elements i and i + n of the first 2n of a head by the angle ``p * frequencies[i]``; what lies
-    behind them stays (Su et al., arXiv 2104.09864, in the order of dims of GPT-NeoX).
+    Position p turns elements i and i + n of the first 2n of a head by the angle ``p * frequencies[i]``. The elements
+    after these stay (Su et al., arXiv 2104.09864, in the order of dims of GPT-NeoX).
 
     Attributes:
         frequencies: `[n]`, float64, radians per position.
-        layers: by layer, whether it turns anything; some models have layers without positions.
+        layers: for each layer, whether it turns queries and keys; some models have layers without positions.
 
     >>> rotary = Rotary(torch.tensor([1.0, 0.1], dtype=torch.float64), (True,))
     >>> x = torch.randn(3, 4, dtype=torch.float64)
@@ -39,13 +39,13 @@ class Rotary:
     layers: tuple[bool, ...]
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each `[*positions.shape, n]`, for vectors of a dtype.
+        """Computes cosines and sines, each `[*positions.shape, n]`, for vectors of a dtype.
 
-        Angles are worked out in float64: a position of some thousands times a frequency in float32 is off by 1e-4.
+        Angles are computed in float64: a position of some thousands times a frequency in float32 is off by 1e-4.
 
         Args:
             positions: integers; negative ones turn back.
-            dtype: of the vectors; the tables of those narrower than float32 are float32.
+            dtype: the vectors' type; tables for types narrower than float32 are float32.
         """
         angles = positions.double()[..., None] * self.frequencies
         wide = torch.promote_types(dtype, torch.float32)
@@ -57,10 +57,10 @@ class Rotary:
         Args:
             x: `[..., head_dim]`.
             cos: broadcasts against `[..., n]`.
-            sin: likewise.
+            sin: broadcasts likewise.
 
         Returns:
-            Of the dtype of x, and of the shape that x and the tables broadcast to.
+            The turned vectors, with the dtype of x, and the shape that x and the tables broadcast to.
         """
         half = len(self.frequencies)
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -77,13 +77,15 @@ def rotary_of(model: LocalModel) -> Rotary:
         UnsupportedError: the model has none, or several.
     """
     config = model._module.config
-    found = [each.inv_freq for each in model._module.modules() if isinstance(getattr(each, "inv_freq", None), Tensor)]
-    if len(found) != 1:
-        what = f"{len(found)} different ones" if found else "another kind of position, or none"
+    frequencies = [
+        each.inv_freq for each in model._module.modules() if isinstance(getattr(each, "inv_freq", None), Tensor)
+    ]
+    if len(frequencies) != 1:
+        what = f"{len(frequencies)} different ones" if frequencies else "another kind of position, or none"
         raise UnsupportedError(
             f"sharing keys at several positions needs one rotary position embedding, and {config.model_type} has "
             f"{what}: use a model such as Llama, Mistral or Qwen"
         )
     # The list says 1 where a layer is rotary, whatever its name says.
     layers = getattr(config, "no_rope_layers", None) or [1] * model.layers
-    return Rotary(found[0].double(), tuple(map(bool, layers)))
+    return Rotary(frequencies[0].double(), tuple(map(bool, layers)))

@@ -1,4 +1,4 @@
-"""Hogwild! Inference: workers of one model that write at the same time and see each other's tokens as they appear."""
+"""Lets workers of one model write at the same time and see each other's tokens as they appear: Hogwild! Inference."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from partsong.reasoning.calls.call import Completion, Parameters, Request
 from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.hogwild.layouts import LAYOUTS
-from partsong.reasoning.hogwild.prompts import HogwildPrompts, filled, worker_names
+from partsong.reasoning.hogwild.prompts import HogwildPrompts, fill, worker_names
 from partsong.reasoning.hogwild.workers import WorkerReport, WorkerText, Writing
-from partsong.reasoning.local.engine import LocalEngine
-from partsong.reasoning.local.engine import _check as check_parameters
+from partsong.reasoning.local.engine import LocalEngine, check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 from partsong.reasoning.strategies.prompts import ask
 from partsong.seeds import derive
 
@@ -47,36 +46,37 @@ async def hogwild(
     prompts: HogwildPrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    r"""Workers write at the same time, each with the others' text in view; the first to box a result answers for all.
+    r"""Lets workers write at the same time and see each other's text; the first to box a result answers for all.
 
     Each worker is a call of the run. They end together: when one closes a ``\boxed{}`` or ends its text with an answer
-    in it, when all have used up their tokens, or when the model's context is full. Draws depend on the seed alone: all
-    workers take one step at a time.
+    in it, when all have used up their tokens, or when the model's context is full. All workers take one step at a time,
+    so draws depend on the seed alone.
 
     Args:
-        run: with a `LocalEngine`: a server shares no keys between its calls.
+        run: a run with a `LocalEngine`, since a server shares no keys between its calls.
         question: the problem.
         extract: finds the answer in a text.
-        num_workers: how many; one is a plain call, without headings, labels and questions.
-        layout: what a worker sees before its own text. "combined": the steps (paragraphs) that are finished, in the
-            order in which they were, then what the others are writing; "contiguous": all that each of the others has
-            written; "interleaved": the finished steps alone.
+        num_workers: how many workers there are. One is a plain call, without headings, labels and questions.
+        layout: what a worker sees before its own text. "combined" shows the finished steps (paragraphs) in the order in
+            which they ended, then what the others are writing. "contiguous" shows all that each of the others has
+            written. "interleaved" shows the finished steps alone.
         probe_every: tokens after which a worker is asked, at the end of a paragraph, whether somebody else is doing the
-            same already; after twice as many it is asked in the middle of one. 0 asks nobody.
-        answer_tokens: where no worker names a result, the first is made to, greedily, in at most so many tokens; 0
+            same already. After twice as many it is asked in the middle of a paragraph. 0 asks nobody.
+        answer_tokens: if no worker names a result, the first one must do so, greedily, in at most this many tokens. 0
             leaves the run without an answer.
-        names: of the workers, at least as many; None gives them some.
-        prompts: what is said.
-        parameters: of each worker's draws; `max_tokens` is each worker's own.
+        names: the workers' names, at least as many as workers. Default: "Alice", "Bob" and so on.
+        prompts: the texts the workers read.
+        parameters: how each worker's tokens are drawn; `max_tokens` is each worker's own.
 
     Returns:
-        The answer. Its details have ``texts``, by worker, without the labels; ``steps``, forwards in which workers
-        wrote, which is the longest worker's tokens; ``probes``, (worker, reply) of each question about redundancy.
+        The answer. Its details have ``texts``, by worker, without the labels; ``steps``, the number of forwards in
+        which workers wrote, which is the longest worker's tokens; and ``probes``, a (worker, reply) for each question
+        about redundancy.
 
     Raises:
-        UnsupportedError: the engine is no `LocalEngine`, its model's positions are not rotary, or `parameters` ask for
-            stop strings or log-probabilities.
-        ArgumentError: a knob that cannot be, or a prompt that leaves no room in the model's context.
+        UnsupportedError: the engine is not a `LocalEngine`, its model's positions are not rotary, or `parameters` ask
+            for stop strings or log-probabilities.
+        ArgumentError: a knob is out of bounds, or the prompt leaves no room in the model's context.
         EngineError: the engine failed.
 
     Source: Hogwild! Inference (Rodionov et al., arXiv 2504.06261).
@@ -89,8 +89,8 @@ async def hogwild(
     ...     return answer
     >>> answer = asyncio.run(main())  # doctest: +SKIP
     """
-    asked, people = parameters or Parameters(), _names(names, num_workers)
-    engine = _local_engine(run, asked)
+    drawing, people = parameters or Parameters(), _names(names, num_workers)
+    engine = _local_engine(run, drawing)
 
     def begin(request: Request) -> Writing:
         work = WorkerText(
@@ -98,7 +98,7 @@ async def hogwild(
             names=people,
             layout=LAYOUTS[layout],
             texts=prompts,
-            parameters=asked,
+            parameters=drawing,
             seed=derive(run.seed, *request.path),
             probe_every=probe_every,
             answer_tokens=answer_tokens,
@@ -113,42 +113,42 @@ async def hogwild(
     inner = run.branch("hogwild")
     inner.engine = _Workers(engine.name, begin)
     path = (layout, f"{num_workers} workers", f"probe {probe_every}")
-    found = await together(inner.call(chat, path=path, sample=n, parameters=asked) for n in range(num_workers))
-    return _answer(run, found, extract, filled(prompts.probe))
+    completions = await together(inner.call(chat, path=path, sample=n, parameters=drawing) for n in range(num_workers))
+    return _answer(run, completions, extract, fill(prompts.probe))
 
 
-def _local_engine(run: Run, asked: Parameters) -> LocalEngine:
-    """The engine of a run, if it can do what is asked."""
+def _local_engine(run: Run, parameters: Parameters) -> LocalEngine:
+    """Returns the engine of a run if it can do what the parameters ask."""
     engine = run.engine
     if not isinstance(engine, LocalEngine):
         raise UnsupportedError(
             f"hogwild lets calls read each other's keys while they are written, which needs a model in this process; "
             f"found {type(engine).__name__}: use LocalEngine, or a strategy of separate calls such as decompose"
         )
-    if asked.stop or asked.logprobs:
+    if parameters.stop or parameters.logprobs:
         raise UnsupportedError(
-            f"hogwild takes neither stop={asked.stop!r} nor logprobs={asked.logprobs}: leave them out"
+            f"hogwild takes neither stop={parameters.stop!r} nor logprobs={parameters.logprobs}: leave them out"
         )
-    check_parameters(asked, engine.model.vocab_size)
+    check_parameters(parameters, engine.model.vocab_size)
     return engine
 
 
-def _answer(run: Run, found: Sequence[Completion | None], extract: Extract, probe: str) -> Answer:
-    kept = [each for each in found if each is not None]
-    winner = next((each for each in kept if vote_of(each, extract) is not None), None)
-    # A worker that was asked replies before it begins its next line.
+def _answer(run: Run, completions: Sequence[Completion | None], extract: Extract, probe: str) -> Answer:
+    written = [each for each in completions if each is not None]
+    winner = next((each for each in written if vote_of(each, extract) is not None), None)
+    # A worker replies to a question before it begins its next line.
     probes = [
         (number, reply.strip().partition("\n")[0])
-        for number, each in enumerate(found)
+        for number, each in enumerate(completions)
         for reply in ([] if each is None else each.text.split(probe)[1:])
     ]
-    return answered(
+    return answer_of(
         run,
         winner,
         extract,
-        "done" if len(kept) == len(found) else "budget",
-        texts=[None if each is None else each.text for each in found],
-        steps=max((each.usage.completion for each in kept), default=0),
+        "done" if len(written) == len(completions) else "budget",
+        texts=[None if each is None else each.text for each in completions],
+        steps=max((each.usage.completion for each in written), default=0),
         probes=probes,
     )
 
@@ -162,31 +162,31 @@ def _names(names: Sequence[str] | None, num: int) -> tuple[str, ...]:
 
 
 class _Workers:
-    """An engine whose calls are the workers of one writing.
+    """Acts as an engine whose calls are the workers of one writing.
 
-    The first call begins it, for all workers: which of them are under way, and when, changes nothing. It ends when all
-    have ended, or when nobody waits any more.
+    The first call begins the writing for all workers, so it does not matter which calls are under way, and when. It
+    ends when all workers have ended, or when nobody waits any more.
 
     Args:
-        name: of the engine beneath.
-        begin: makes the writing of a worker's request; those of the others differ in their number alone.
+        name: the name of the engine beneath.
+        begin: makes the writing of a worker's request; the others' requests differ only in their number.
     """
 
     def __init__(self, name: str, begin: Callable[[Request], Writing]) -> None:
         self.name, self._begin = name, begin
         self._writing: Writing | None = None
         self._driver: asyncio.Task[None] | None = None
-        # Of those that wait: whom to tell; of those that have gone: that their worker has stopped.
+        # Reports for the calls that wait, and for cancelled calls an event that is set when their worker has stopped.
         self._open: dict[int, Progress | None] = {}
         self._gone: dict[int, asyncio.Event] = {}
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """What worker number `request.sample` writes."""
+        """Waits for what worker number `request.sample` writes."""
         number = request.sample
         if self._driver is None or self._writing is None:
             self._writing = self._begin(request)
             self._driver = asyncio.ensure_future(self._drive(self._writing))
-        # The driver begins when this waits for it, and then somebody is there.
+        # The driver begins when this waits for it, and then a call is there.
         self._open[number] = progress
         try:
             await asyncio.shield(self._driver)
@@ -194,21 +194,21 @@ class _Workers:
             del self._open[number]
             if not self._driver.done():
                 self._gone[number] = asyncio.Event()
-                # The worker stops before the next step; who cancels again does not wait for that.
+                # The worker stops before the next step; a second cancellation does not wait for that.
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._gone[number].wait()
             raise
-        found = self._writing.completion(number)
-        if found is None:
+        completion = self._writing.completion(number)
+        if completion is None:
             raise EngineError("the workers were stopped because nobody waited for them any more")
-        return found
+        return completion
 
     async def close(self) -> None:
-        """Nothing: the engine beneath is its owner's."""
+        """Does nothing, since the engine beneath belongs to its owner."""
 
     async def _drive(self, writing: Writing) -> None:
         loop = asyncio.get_running_loop()
-        # Threads count their cores anew; the caller's setting is to hold there too.
+        # A new thread has its own number of cores; the caller's setting shall hold there, too.
         threads = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(1, "hogwild", torch.set_num_threads, (threads,)) as pool:
@@ -218,7 +218,7 @@ class _Workers:
                     for number in list(self._gone):
                         writing.stop(number)
                         self._gone.pop(number).set()
-                    self._tell(news)
+                    self._report(news)
                     if not self._open:
                         return
         except PartsongError:
@@ -229,7 +229,7 @@ class _Workers:
             for event in self._gone.values():
                 event.set()
 
-    def _tell(self, news: Sequence[WorkerReport]) -> None:
+    def _report(self, news: Sequence[WorkerReport]) -> None:
         for each in news:
             progress: Any = self._open.get(each.worker)
             if progress is not None:

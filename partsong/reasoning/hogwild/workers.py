@@ -1,4 +1,4 @@
-"""Workers that write side by side, token by token: who reads what next, when a step ends, and when all of them stop."""
+"""Runs workers that write side by side: decides who reads what next, when a step ends, and when all stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.hogwild.attention import Feed, forward
 from partsong.reasoning.hogwild.cache import BlockStore, CacheBlock
 from partsong.reasoning.hogwild.layouts import Table, WorkerLayout
-from partsong.reasoning.hogwild.prompts import HogwildPrompts, filled
+from partsong.reasoning.hogwild.prompts import HogwildPrompts, fill
 from partsong.reasoning.hogwild.rotary import rotary_of
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.sampling import TokenDraw, draw
@@ -24,29 +24,29 @@ from partsong.seeds import derive
 
 __all__ = ["WorkerReport", "WorkerText", "HogwildWriter", "Writing"]
 
-#: Tokens of the prompt that are read at a time: each is turned once per page, so more would need much memory.
+#: How many tokens of the prompt are read at a time. Each is turned once per page, so more would need much memory.
 _CHUNK = 128
-#: The end of a step: an empty line behind the end of a sentence.
+#: The end of a step: an empty line after the end of a sentence.
 _PARAGRAPH = re.compile(r"[.!?…。][^\w\s]*[ \t]*\n[ \t]*\n\s*\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerText:
-    """What workers do together.
+    """Says what workers do together.
 
     Attributes:
-        prompt: token ids all begin with.
-        names: of the workers; as many as there are.
+        prompt: token ids with which all begin.
+        names: the workers' names, one for each.
         layout: what each of them sees.
         texts: headings, labels and questions.
-        parameters: of each worker's draws; `max_tokens` is each worker's own.
+        parameters: how each worker's tokens are drawn; `max_tokens` is each worker's own.
         seed: worker w draws from ``derive(seed, "hogwild", w)``.
         probe_every: tokens after which a worker is asked at the end of a paragraph whether its work is redundant, or
             after twice as many in the middle of one; 0 asks nobody.
-        answer_tokens: most tokens of the answer one of them is made to give when all have run out; 0 asks for none.
+        answer_tokens: how many tokens one worker has to name a result when all have run out; 0 asks for no result.
         ends: tokens that end a worker's text.
-        concludes: whether a worker's text names the result, and so ends everything; told whether the text has ended,
-            and asked then and where a brace closes.
+        concludes: returns whether a worker's text names the result, and so ends all work. It gets the text and whether
+            it has ended, then and whenever a brace closes.
     """
 
     prompt: Sequence[int]
@@ -62,12 +62,12 @@ class WorkerText:
 
 
 class WorkerReport(NamedTuple):
-    """What a worker has written in a step.
+    """Reports what a worker has written in a step.
 
     Attributes:
         worker: its number.
-        text: new; questions put to it included.
-        tokens: it has drawn so far.
+        text: the new text, including questions to the worker.
+        tokens: how many tokens it has drawn so far.
     """
 
     worker: int
@@ -77,25 +77,25 @@ class WorkerReport(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HogwildWriter:
-    """A worker.
+    """Describes a worker.
 
     Attributes:
-        number: which one.
-        seed: of its draws.
+        number: its number.
+        seed: the seed of its draws.
         reader: makes text of its tokens.
-        left: tokens it may still draw.
+        left: how many tokens it may still draw.
         pending: tokens that go into its block next.
         opening: tokens that begin its next block; None while the step goes on.
-        text: what it has said, without labels.
-        told: how much of it was reported.
-        begin: where in it the paragraph begins.
-        answer_from: where in it the result may stand.
-        drawn: tokens.
-        given: tokens of labels and questions.
-        steps: begun.
-        since_probe: tokens.
+        text: its text, without labels.
+        reported: how many characters of the text were reported.
+        begin: where in the text the paragraph begins.
+        answer_from: where in the text the result may begin.
+        drawn: how many tokens it has drawn.
+        inserted: how many tokens of labels and questions it has read.
+        steps: how many steps it has begun.
+        since_probe: how many tokens it has drawn since the last question.
         finish: how it ended; None while it writes.
-        greedy: it is made to answer.
+        greedy: whether it must name the result now.
     """
 
     number: int
@@ -105,11 +105,11 @@ class HogwildWriter:
     pending: list[int] = field(default_factory=list)
     opening: list[int] | None = None
     text: str = ""
-    told: int = 0
+    reported: int = 0
     begin: int = 0
     answer_from: int = 0
     drawn: int = 0
-    given: int = 0
+    inserted: int = 0
     steps: int = 1
     since_probe: int = 0
     finish: Literal["stop", "length", "halted", "cancelled"] | None = None
@@ -117,21 +117,22 @@ class HogwildWriter:
 
 
 class Writing:
-    """Workers of one work.
+    """Lets workers write together.
 
-    `compute` may run in another thread, while nothing else is called; `take` reads text and wants the tokenizer's.
+    `compute` may run in another thread, while nothing else is called. `take` uses the tokenizer, so it must run in the
+    tokenizer's thread.
 
     Args:
-        model: computes.
-        tokenizer: its own, a transformers tokenizer.
+        model: the model that computes.
+        tokenizer: the model's tokenizer, of transformers.
         work: what to do.
 
     Attributes:
         store: all keys.
         table: who sees which blocks.
-        writers: by number.
-        steps: forwards in which workers wrote: the critical path.
-        over: nobody writes any more.
+        writers: the workers, by number.
+        steps: the number of forwards in which workers wrote, which is the critical path.
+        over: whether all have stopped.
 
     Raises:
         ArgumentError: the prompt leaves no room.
@@ -153,22 +154,22 @@ class Writing:
         ]
         self.steps, self.over = 0, False
         self._answering = self._concluded = self._full = False
-        self._asked: list[HogwildWriter] = []
+        self._reading: list[HogwildWriter] = []
         self._reads = deque(self._common())
         self.prefill = sum(len(feed.tokens) for feed in self._reads)
         for writer in self.writers:
-            # Alone, a worker goes on right behind the prompt: its last token is fed as the worker's own.
+            # Alone, a worker goes on right after the prompt: its last token is fed as the worker's own.
             writer.pending = self._label(writer) if self._together else [work.prompt[-1]]
-            writer.given = len(writer.pending)
-        self._finish = self._ids(filled(work.texts.finish))
-        # Positions kept for the answer at the end; every worker may have written one token more by then.
+            writer.inserted = len(writer.pending)
+        self._finish = self._ids(fill(work.texts.finish))
+        # Positions reserved for the answer at the end. Every worker may have written one token more by then.
         self._reserve = work.answer_tokens and work.answer_tokens + len(self._finish) + len(work.names)
         self._check_room()
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def turn(self) -> list[WorkerReport]:
-        """A step of everybody who writes."""
+        """Makes a step of every worker that writes."""
         return self.take(self.compute())
 
     def compute(self) -> list[int]:
@@ -177,49 +178,51 @@ class Writing:
             if self._reads:
                 forward(self.model, self._rotary, self.store, [self._reads.popleft()])
                 return []
-            self._asked = [writer for writer in self.writers if writer.finish is None]
-            self._full = self._overflow(self._asked)
+            self._reading = [writer for writer in self.writers if writer.finish is None]
+            self._full = self._overflow(self._reading)
             if self._full:
                 return []
             self.steps += 1
-            logits = forward(self.model, self._rotary, self.store, self._feeds(self._asked))
-            asked = self.work.parameters
-            heat = [0.0 if writer.greedy else asked.temperature for writer in self._asked]
+            logits = forward(self.model, self._rotary, self.store, self._feeds(self._reading))
+            parameters = self.work.parameters
+            heat = [0.0 if writer.greedy else parameters.temperature for writer in self._reading]
             return draw(
                 logits,
-                [TokenDraw(t, asked.top_p, w.seed, w.drawn) for t, w in zip(heat, self._asked, strict=True)],
+                [TokenDraw(t, parameters.top_p, w.seed, w.drawn) for t, w in zip(heat, self._reading, strict=True)],
             )
 
     def take(self, tokens: Sequence[int]) -> list[WorkerReport]:
-        """Takes what `compute` drew; returns what is new of each worker."""
+        """Takes what `compute` drew; reports each worker's new text."""
         if tokens or self._full:
-            for writer, token in zip(self._asked, tokens, strict=False):
+            for writer, token in zip(self._reading, tokens, strict=False):
                 writer.pending = []
                 if writer.finish is None:
                     self._take(writer, token)
             if self._full:
                 self._end_all("length")
             self._settle()
-        return [self._news(writer) for writer in self._asked if tokens]
+        return [self._report(writer) for writer in self._reading if tokens]
 
     def stop(self, number: int) -> None:
-        """A worker leaves; the others still see what it has written."""
+        """Lets a worker leave; the others still see what it has written."""
         self.writers[number].finish = "cancelled"
         self._settle()
 
     def completion(self, number: int) -> Completion | None:
-        """What a worker has written; None while it writes, and of one that was stopped."""
+        """Returns what a worker has written; None while it writes, and for one that was stopped."""
         writer = self.writers[number]
         if not self.over or writer.finish is None or writer.finish == "cancelled":
             return None
         # The prompt is read once, and counted with the first worker.
-        usage = Usage(prompt=self.prefill + writer.given, cached=self.prefill if number else 0, completion=writer.drawn)
+        usage = Usage(
+            prompt=self.prefill + writer.inserted, cached=self.prefill if number else 0, completion=writer.drawn
+        )
         return Completion(text=writer.text, finish=writer.finish, usage=usage)
 
     # --- what is read -------------------------------------------------------------------------------------------------
 
     def _common(self) -> list[Feed]:
-        """What all see: the prompt, then the headings, each of which sees what stands before it."""
+        """Lists what all see: the prompt, then the headings, each of which sees what stands before it."""
         table, texts, prompt = self.table, self.work.texts, list(self.work.prompt)
         if not self._together:
             prompt = prompt[:-1]
@@ -238,7 +241,7 @@ class Writing:
         ]
 
     def _feeds(self, writers: Sequence[HogwildWriter]) -> list[Feed]:
-        """The next tokens of workers; steps that end with theirs go into the history before anybody looks."""
+        """Lists the next tokens of workers. Steps that end with them go into the history before any worker looks."""
         table, feeds = self.table, list[Feed]()
         closing = [writer for writer in writers if writer.opening is not None]
         for writer in closing:
@@ -249,12 +252,12 @@ class Writing:
         return feeds + [Feed(table.view(writer.number), writer.pending) for writer in writers]
 
     def _overflow(self, writers: Sequence[HogwildWriter]) -> bool:
-        """Whether a view might not fit into the model's context after the next step."""
+        """Returns whether a view might not fit into the model's context after the next step."""
         views = [self.table.view(writer.number) for writer in writers]
         longest = max(sum(block.length for block in view) for view in views)
         new = sum(len(writer.pending) + len(writer.opening or ()) for writer in writers)
         if not self.work.layout.live:
-            # What was private until now comes into the others' view.
+            # Text that was private until now comes into the others' view.
             new += sum(view[-1].length for view, writer in zip(views, writers, strict=True) if writer.opening)
         return longest + new > self.model.context - (0 if self._answering else self._reserve)
 
@@ -289,12 +292,12 @@ class Writing:
             self._turn_page(writer, "\n" in new)
 
     def _turn_page(self, writer: HogwildWriter, line: bool) -> None:
-        """Ends the step if a paragraph has ended; asks about redundancy where it is time to."""
+        """Ends the step if a paragraph has ended, and asks about redundancy when it is time."""
         every = self.work.probe_every
         paragraph = line and _PARAGRAPH.search(writer.text, writer.begin) is not None
         due = every > 0 and writer.since_probe >= (every if paragraph else 2 * every)
         if due and not paragraph:
-            self._give(writer, writer.pending, "\n\n", said=True)
+            self._insert(writer, writer.pending, "\n\n", visible=True)
         if not (due or paragraph):
             return
         into = writer.pending
@@ -303,11 +306,11 @@ class Writing:
             writer.opening = into = self._label(writer)
         if due:
             writer.since_probe = 0
-            self._give(writer, into, filled(self.work.texts.probe), said=True)
+            self._insert(writer, into, fill(self.work.texts.probe), visible=True)
         writer.begin, writer.reader = len(writer.text), self._reader()
 
     def _settle(self) -> None:
-        """Sees whether all is over, or somebody has to answer for all."""
+        """Decides whether all is over, or one worker has to answer for all."""
         writing = [writer for writer in self.writers if writer.finish is None]
         if writing:
             return
@@ -320,7 +323,7 @@ class Writing:
             self.table.current[writer.number] = self.store.block()
         writer.answer_from = len(writer.text)
         into = writer.pending if writer.opening is None else writer.opening
-        self._give(writer, into, filled(self.work.texts.finish), said=True)
+        self._insert(writer, into, fill(self.work.texts.finish), visible=True)
         writer.finish, writer.greedy, writer.left, writer.reader = None, True, self.work.answer_tokens, self._reader()
 
     def _end_all(self, finish: Literal["length", "halted"]) -> None:
@@ -330,20 +333,20 @@ class Writing:
     # --- text ---------------------------------------------------------------------------------------------------------
 
     def _label(self, writer: HogwildWriter) -> list[int]:
-        found: list[int] = []
+        tokens: list[int] = []
         name = self.work.names[writer.number]
-        self._give(writer, found, filled(self.work.texts.label, name=name, step=str(writer.steps)))
-        return found
+        self._insert(writer, tokens, fill(self.work.texts.label, name=name, step=str(writer.steps)))
+        return tokens
 
-    def _give(self, writer: HogwildWriter, tokens: list[int], text: str, *, said: bool = False) -> None:
-        """Puts words into a worker's mouth."""
+    def _insert(self, writer: HogwildWriter, tokens: list[int], text: str, *, visible: bool = False) -> None:
+        """Adds a text that the worker has not drawn to its tokens, and if it is visible, to its text as well."""
         ids = self._ids(text)
         tokens += ids
-        writer.given += len(ids)
-        writer.text += text if said else ""
+        writer.inserted += len(ids)
+        writer.text += text if visible else ""
 
-    def _news(self, writer: HogwildWriter) -> WorkerReport:
-        new, writer.told = writer.text[writer.told :], len(writer.text)
+    def _report(self, writer: HogwildWriter) -> WorkerReport:
+        new, writer.reported = writer.text[writer.reported :], len(writer.text)
         return WorkerReport(writer.number, new, writer.drawn)
 
     def _reader(self) -> AnswerText:

@@ -1,4 +1,4 @@
-"""A transformers model in this process as an engine. Importing this package loads torch and transformers."""
+"""Runs a transformers model in this process as an engine. Importing this package loads torch and transformers."""
 
 from partsong.reasoning.local.engine import LocalEngine
 

@@ -1,4 +1,4 @@
-"""Keys and values of the answers being written: a slot per token in memory that is there already."""
+"""Keeps keys and values of the answers being written, a slot per token in memory that is reserved ahead."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SLOTS = 64
 
 
 class AnswerStore:
-    """Keys and values `[layers, rows, kv_heads, slots, head_dim]`; rows are packed from 0 on.
+    """Holds keys and values `[layers, rows, kv_heads, slots, head_dim]`, with rows packed from 0 on.
 
-    Growing copies what is there, and as it doubles that happens seldom; writing a token copies nothing else.
+    Growing copies what is there. It happens seldom, since the room doubles. Writing a token copies nothing else.
 
     Args:
         shape: (layers, kv_heads, head_dim).
@@ -38,7 +38,7 @@ class AnswerStore:
         return both[0], both[1]
 
     def reserve(self, rows: int, slots: int) -> None:
-        """Makes room for so many rows of so many tokens."""
+        """Makes room for `rows` rows of `slots` tokens."""
         have_rows, have_slots = self.keys.shape[1], self.keys.shape[3]
         if rows <= have_rows and slots <= have_slots:
             return
@@ -46,21 +46,21 @@ class AnswerStore:
             have_rows = max(1, 2 * have_rows)
         while have_slots < slots:
             have_slots *= 2
-        old = (self.keys, self.values)
+        before = (self.keys, self.values)
         self.keys, self.values = self._room(have_rows, have_slots)
-        for new, kept in zip((self.keys, self.values), old, strict=True):
-            new[:, : kept.shape[1], :, : kept.shape[3]] = kept
+        for new, old in zip((self.keys, self.values), before, strict=True):
+            new[:, : old.shape[1], :, : old.shape[3]] = old
 
     def write(self, row: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Writes tokens `[layers, kv_heads, tokens, head_dim]` into a row, from a slot on."""
+        """Writes tokens `[layers, kv_heads, tokens, head_dim]` into a row, beginning at a slot."""
         where = slice(first, first + keys.shape[2])
         self.keys[:, row, :, where], self.values[:, row, :, where] = keys, values
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Puts the first tokens of a row where another one was."""
+        """Copies the first tokens of a row over those of another row."""
         for store in (self.keys, self.values):
             store[:, target, :, :length] = store[:, source, :, :length]
 
     def release(self) -> None:
-        """Gives the memory back; there are no rows."""
+        """Gives the memory back once there are no rows."""
         self.keys, self.values = self._room(0, _SLOTS)

@@ -1,4 +1,4 @@
-"""The rows that are being written together: forks of prompts, each with a tail of its own."""
+"""Holds the rows that are being written together: forks of prompts, each with a tail of its own."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from partsong.reasoning.local.ticket import Ticket
 __all__ = ["Batch", "BatchRow"]
 
 
-#: Nodes of at most so many tokens are copied by every row that reads them: a product with few keys costs more than
-#: keeping these again does.
+#: Every row copies the nodes it reads that have at most this many tokens. A product with few keys costs more than
+#: keeping these keys twice.
 _SHORT = 16
-#: Likewise where nobody else reads them, such as the threads that a text has joined.
+#: The same limit for nodes that no other row reads, such as threads that a text has joined.
 _SHORT_ALONE = 128
 
 
 @dataclass(slots=True, eq=False)
 class BatchRow:
-    """A branch.
+    """Describes a branch.
 
     Attributes:
         ticket: whose answer it writes.
-        leaf: the end of what it shares with others.
-        next_token: fed in the next step.
-        mark: thought embedding of what it writes.
+        leaf: the last node that it shares with others.
+        next_token: the token fed in the next step.
+        mark: the thought embedding of what it writes.
         tail: tokens fed so far, whose keys are the row's own.
-        own: nodes of its chain whose keys it has copied; they stand before those of the tail.
-        copied: tokens of these.
+        own: nodes of its chain whose keys it has copied. These keys stand before those of the tail.
+        copied: how many tokens these nodes have.
     """
 
     ticket: Ticket
@@ -47,25 +47,25 @@ class BatchRow:
 
     @property
     def shared(self) -> list[PrefixNode]:
-        """The nodes it reads where they are."""
+        """Returns the nodes whose keys it reads in place."""
         return [node for node in self.leaf.chain() if node not in self.own]
 
     @property
     def length(self) -> int:
-        """Keys of its own."""
+        """Counts the keys of its own."""
         return self.copied + len(self.tail)
 
     @property
     def position(self) -> int:
-        """Of the next token."""
+        """Returns the position of the next token."""
         return self.leaf.end + len(self.tail)
 
 
 class Batch:
-    """Rows in the order in which their keys lie in memory; a row that leaves gives its place to the last one.
+    """Holds rows in the order in which their keys lie in memory; the last row takes the place of one that leaves.
 
     Args:
-        model: computes.
+        model: the model that computes.
     """
 
     def __init__(self, model: LocalModel) -> None:
@@ -75,14 +75,14 @@ class Batch:
         self._branches: Branches | None = None
 
     def join(self, row: BatchRow) -> None:
-        """A row comes in; it holds on to its leaf."""
+        """Takes a row in, which then uses its leaf."""
         row.leaf.users += 1
         self.rows.append(row)
         self._settle(row)
         self.changed()
 
     def _settle(self, row: BatchRow) -> None:
-        """Copies the short nodes of a row's chain. In which order keys stand makes no difference."""
+        """Copies the short nodes of a row's chain. The order of keys makes no difference."""
         short = [node for node in row.leaf.chain() if _is_short(node)]
         self.store.reserve(len(self.rows), sum(len(node.tokens) for node in short) + 1)
         for node in short:
@@ -92,14 +92,14 @@ class Batch:
             row.copied += len(node.tokens)
 
     def note_cut(self, first: PrefixNode, second: PrefixNode) -> None:
-        """A node was cut; the second part is the node it was."""
+        """Takes note that a node was cut in two; the second part is the node that was there before."""
         for row in self.rows:
             if second in row.own:
                 row.own.add(first)
         self.changed()
 
     def leave(self, row: BatchRow) -> None:
-        """A row goes; the last one moves into its place."""
+        """Lets a row go and moves the last one into its place."""
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
             self.rows[place] = last
@@ -110,30 +110,30 @@ class Batch:
             self.store.release()
 
     def changed(self) -> None:
-        """Rows, or the nodes above them, are others than before."""
+        """Takes note that the rows, or the nodes above them, are not the same as before."""
         self._branches = None
 
     def forward(self, chunks: Sequence[tuple[PrefixNode, int]]) -> tuple[Tensor, list[Tensor | None]]:
-        """One token of every row, and the next tokens of prompts.
+        """Computes one token of every row, and the next tokens of prompts.
 
         Args:
-            chunks: (node, tokens to compute), a node behind those it continues.
+            chunks: (node, how many tokens to compute); a node comes after those it continues.
 
         Returns:
-            Logits `[rows, vocabulary]`, and for each chunk those behind its last token, `[vocabulary]`, where the
-            node ends there and somebody asked for them.
+            Logits `[rows, vocabulary]`, and for each chunk the logits `[vocabulary]` after its last token, if the node
+            ends there and a call needs them.
         """
         tokens = [row.next_token for row in self.rows]
         positions = [row.position for row in self.rows]
         marks = [row.mark for row in self.rows]
-        keep, placed, asked = list(range(len(tokens))), list[Chunk](), list[bool]()
+        keep, placed, has_logits = list(range(len(tokens))), list[Chunk](), list[bool]()
         for node, count in chunks:
             placed.append(Chunk(node, node.done, count, len(tokens)))
             tokens += node.tokens[node.done : node.done + count]
             positions += range(node.start + node.done, node.start + node.done + count)
             marks += [node.mark] * count
-            asked.append(node.asked and node.done + count == len(node.tokens))
-            if asked[-1]:
+            has_logits.append(node.needs_logits and node.done + count == len(node.tokens))
+            if has_logits[-1]:
                 keep.append(len(tokens) - 1)
         lengths = [row.length for row in self.rows]
         self.store.reserve(len(self.rows), max(lengths, default=0) + 1)
@@ -144,10 +144,10 @@ class Batch:
         for row in self.rows:
             row.tail.append(row.next_token)
         ends = iter(logits[len(self.rows) :])
-        return logits[: len(self.rows)], [next(ends).clone() if wanted else None for wanted in asked]
+        return logits[: len(self.rows)], [next(ends).clone() if each else None for each in has_logits]
 
     def keys_of(self, row: BatchRow) -> tuple[Tensor, Tensor]:
-        """Keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
+        """Returns keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
         place, own = self.rows.index(row), slice(row.copied, row.length)
         return self.store.keys[:, place, :, own], self.store.values[:, place, :, own]
 

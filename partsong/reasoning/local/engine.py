@@ -1,19 +1,21 @@
-"""`LocalEngine`: a transformers model in this process, many calls at a time."""
+"""Answers with a transformers model in this process, many calls at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
-import math
 import weakref
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Parameters, Request
 from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.local.loading import load
@@ -26,38 +28,39 @@ from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.local.worker import Worker
 from partsong.seeds import check_seed
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalEngine", "check_parameters"]
 
 
 class LocalEngine:
     """Answers with a causal language model of transformers, in a thread of this process.
 
-    Calls under way share everything they can. A prompt, or the beginning that two prompts have in common, is computed
-    once, and so is an earlier answer that a later prompt goes on from; samples of one prompt are forks that read its
-    keys without repeating them; rows join and leave the running batch at any step.
+    Calls under way share all they can. A prompt, or the beginning that two prompts have in common, is computed once.
+    So is an earlier answer that a later prompt continues. Samples of one prompt are forks that read its keys without
+    repeating them. Rows join and leave the running batch at any step.
 
-    What is drawn depends on prompt, parameters and ``request.seed`` alone. In float64 that was found to hold to the
-    last token; in narrower types the batch changes logits in their last bits, which changes a token only where two
-    candidates are that close.
+    What is drawn depends on the prompt, the parameters and ``request.seed`` alone. In float64 that held to the last
+    token in all tests. In narrower types the batch changes the last bits of logits, which changes a token only where
+    two candidates are that close.
 
     Args:
         model: a transformers folder, "smollm2-135m", a zoo name, a hub id, or a loaded model in eval mode (it stays as
             it is).
-        tokenizer: of a loaded model; else the folder's own.
-        dtype: of the weights; None is float32 on a CPU and the checkpoint's own on a GPU.
-        device: None is the GPU if there is one, or where a loaded model is.
-        max_rows: answers written together; further calls wait.
-        prefill_chunk: most tokens of prompts computed beside a step of the rows.
-        cache_mb: keys that are kept after use, in MB, for prompts to come; 0 keeps none.
-        pack: linear layers over packed weights: several times faster for few rows on a CPU, for once more the memory
-            where the model was given loaded. None packs on CPUs in float32 and bfloat16.
-        end_tokens: ids that end an answer; None takes those of the model and its tokenizer, an empty collection lets
+        tokenizer: the tokenizer of a loaded model. Default: the folder's own.
+        dtype: the type of the weights. Default: float32 on a CPU, the checkpoint's own on a GPU.
+        device: where the model runs. Default: the GPU if there is one, or where a loaded model is.
+        max_rows: how many answers are written together; further calls wait.
+        prefill_chunk: how many tokens of prompts are computed beside a step of the rows, at most.
+        cache_mb: how many MB of keys are kept after use for later prompts.
+        pack: whether linear layers read packed weights. That is several times faster for few rows on a CPU, but takes
+            the memory twice if the model was given loaded. None packs on CPUs in float32, and in bfloat16 where the
+            processor has the instructions (AVX-512 or AVX-NE-CONVERT).
+        end_tokens: ids that end an answer. None takes those of the model and its tokenizer. An empty collection lets
             every answer run to its last token.
-        thoughts: embeddings that mark the threads of forks (ParaThinker); None takes no notice of marks.
-        name: for journals; None makes one of the model and the dtype.
+        thoughts: embeddings that mark the threads of forks (ParaThinker); None ignores marks.
+        name: what journals call the engine. Default: made from the model and the dtype.
 
     Raises:
-        ArgumentError: a model, size or dtype that cannot be.
+        ArgumentError: no such model, or a size or dtype that it cannot have.
         ArgumentTypeError: an argument of the wrong type.
         UnsupportedError: a model whose results would be wrong, or packages that are missing.
 
@@ -65,9 +68,9 @@ class LocalEngine:
     >>> async def ask():
     ...     engine = LocalEngine("lists-ar")
     ...     chat = (Message("user", ("sort : dog ant cat =",)),)
-    ...     found = await engine.generate(Request(messages=chat, parameters=Parameters(max_tokens=9, temperature=0)))
+    ...     answer = await engine.generate(Request(messages=chat, parameters=Parameters(max_tokens=9, temperature=0)))
     ...     await engine.close()
-    ...     return found.text, found.finish, found.usage.prompt
+    ...     return answer.text, answer.finish, answer.usage.prompt
     >>> asyncio.run(ask())
     ('ant cat dog', 'stop', 7)
     """
@@ -79,22 +82,19 @@ class LocalEngine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
-        max_rows: int = 64,
-        prefill_chunk: int = 1024,
-        cache_mb: float = 256.0,
+        max_rows: Count = 64,
+        prefill_chunk: Count = 1024,
+        cache_mb: Annotated[float, Number(0)] = 256.0,
         pack: bool | None = None,
         end_tokens: Collection[int] | None = None,
         thoughts: ThoughtEmbeddings | None = None,
         name: str | None = None,
     ) -> None:
-        for what, count in (("max_rows", max_rows), ("prefill_chunk", prefill_chunk)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ArgumentError(f"{what}={count!r}; use a positive integer")
-        if not (isinstance(cache_mb, int | float) and math.isfinite(cache_mb) and cache_mb >= 0):
-            raise ArgumentError(f"cache_mb={cache_mb!r}; use 0 or more")
+        sizes = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "cache_mb": cache_mb}
+        check_knobs(type_hints(LocalEngine.__init__), sizes)
         loaded = load(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
-        # Tokenizers are not to be used by two threads at once: this one belongs to the worker.
+        # Two threads may not use a tokenizer at once: this one belongs to the worker.
         self._decoder = copy.deepcopy(loaded.tokenizer)
         known = _end_tokens(loaded.module, loaded.tokenizer)
         self._ends = known if end_tokens is None else frozenset(end_tokens)
@@ -112,15 +112,15 @@ class LocalEngine:
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request; see `Engine`.
 
-        `Usage.completion` counts every drawn token, the one that ends the answer included; `Usage.cached` the tokens of
-        the prompt that this call did not have to compute. Log-probabilities are the model's own, before temperature
-        and nucleus. `progress` gets the text that is certain: what may be the beginning of a stop string waits.
+        `Usage.completion` counts every drawn token, including the one that ends the answer. `Usage.cached` counts the
+        tokens of the prompt that this call did not have to compute. Log-probabilities are the model's own, before
+        temperature and nucleus. `progress` gets only text that is certain: what may begin a stop string waits.
 
         Raises:
-            ArgumentError: parameters that cannot be, or a prompt that fills the model's context; before any work.
+            ArgumentError: parameters out of bounds, or a prompt that fills the model's context; before any work.
             EngineError: the engine is closed or was closed meanwhile, or the model failed.
         """
-        _check(request.parameters, self.model.vocab_size)
+        check_parameters(request.parameters, self.model.vocab_size)
         seed = check_seed(request.seed)
         prompt = prompt_of(self.tokenizer, request.messages)
         room = self.model.context - prompt.end
@@ -134,7 +134,7 @@ class LocalEngine:
             prompt=prompt,
             parameters=request.parameters,
             seed=seed,
-            most=min(request.parameters.max_tokens, room),
+            max_tokens=min(request.parameters.max_tokens, room),
             ends=self._ends,
             text=AnswerText(self._decoder, request.parameters.stop),
             loop=loop,
@@ -147,7 +147,7 @@ class LocalEngine:
             return await ticket.future
         except asyncio.CancelledError:
             self._worker.cancel(ticket)
-            # The row leaves before the next step; who cancels again does not wait for that.
+            # The row leaves before the next step; a second cancellation does not wait for that.
             with contextlib.suppress(asyncio.CancelledError):
                 await ticket.left.wait()
             raise
@@ -161,30 +161,32 @@ class LocalEngine:
 
 def _end(worker: Worker, model: LocalModel) -> None:
     worker.close()
-    # A thread that is inside torch while the interpreter goes down takes the process with it.
+    # A thread that is inside torch while the interpreter shuts down would crash the process.
     worker.join()
     model.close()
 
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All tokens that end an answer: those of the generation settings, the configuration and the tokenizer."""
-    found: set[int] = set()
+    """Collects all tokens that end an answer, from the generation settings, the configuration and the tokenizer."""
+    ids: set[int] = set()
     for holder in (module.generation_config, module.config, tokenizer):
         ends = getattr(holder, "eos_token_id", None)
-        found.update([ends] if isinstance(ends, int) else ends or ())
-    return frozenset(found)
+        ids.update([ends] if isinstance(ends, int) else ends or ())
+    return frozenset(ids)
 
 
-def _check(asked: Parameters, vocab_size: int) -> None:
-    """Refuses parameters that mean nothing."""
-    for name, low, high in (("max_tokens", 1, math.inf), ("logprobs", 0, vocab_size)):
-        value = getattr(asked, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            most = f" and at most {high}" if high < math.inf else ""
-            raise ArgumentError(f"{name}={value!r}; use an integer of at least {low}{most}")
-    if not (isinstance(asked.temperature, int | float) and math.isfinite(asked.temperature) and asked.temperature >= 0):
-        raise ArgumentError(f"temperature={asked.temperature!r}; use 0 or more")
-    if not (isinstance(asked.top_p, int | float) and 0 < asked.top_p <= 1):
-        raise ArgumentError(f"top_p={asked.top_p!r}; use 0 < top_p <= 1")
-    if isinstance(asked.stop, str) or not all(isinstance(each, str) and each for each in asked.stop):
-        raise ArgumentError(f"stop={asked.stop!r}; use a tuple of strings that are not empty")
+def check_parameters(parameters: Parameters, vocab_size: int) -> None:
+    """Checks parameters against what a model in this process can do.
+
+    Raises:
+        ArgumentError: one is out of bounds.
+    """
+    bounds = {
+        "max_tokens": Count,
+        "logprobs": Annotated[int, Whole(0, vocab_size)],
+        "temperature": Annotated[float, Number(0)],
+        "top_p": Annotated[float, Number(0, 1, above=True)],
+    }
+    check_knobs(bounds, asdict(parameters))
+    if isinstance(parameters.stop, str) or not all(isinstance(each, str) and each for each in parameters.stop):
+        raise ArgumentError(f"stop={parameters.stop!r}; use a tuple of strings that are not empty")

@@ -1,28 +1,28 @@
-"""Finds and loads what ``model=`` names: a folder, a zoo model, SmolLM2 out of its package, or a hub id."""
+"""Loads what ``model=`` names: a folder, a model of the zoo, SmolLM2 from its package, or a hub id."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.model_folders import model_folder
 from partsong.reasoning.local import smollm2
 
 __all__ = ["LoadedModel", "load"]
 
 
 class LoadedModel(NamedTuple):
-    """A model with its tokenizer.
+    """Holds a model with its tokenizer.
 
     Attributes:
-        name: for journals.
-        module: in eval mode.
-        tokenizer: its own.
-        owned: nobody else holds the module.
+        name: what journals call it.
+        module: the model, in eval mode.
+        tokenizer: the model's own.
+        owned: whether nobody else holds the module.
     """
 
     name: str
@@ -37,31 +37,31 @@ def load(
     dtype: torch.dtype | None,
     device: str | torch.device | None,
 ) -> LoadedModel:
-    """Loads by name, or takes what is loaded already.
+    """Loads a model by its name, or takes one that is loaded already.
 
     Args:
         model: a transformers folder, a zoo name such as "lists-ar", "smollm2-135m", a hub id, or a module.
-        tokenizer: needed with a module; else the folder's own.
-        dtype: of the weights; None is float32 on a CPU and the checkpoint's own on a GPU.
-        device: None is the GPU if there is one.
+        tokenizer: needed with a module. Default: the folder's own.
+        dtype: the type of the weights. Default: float32 on a CPU, the checkpoint's own on a GPU.
+        device: where the model goes. Default: the GPU if there is one.
 
     Raises:
-        ArgumentError: no such model, or a dtype or device that is not the module's.
-        ArgumentTypeError: a dtype that is not floating, or a model of another type.
+        ArgumentError: there is no such model, or the module has another dtype or device.
+        ArgumentTypeError: the dtype is not floating, or the model is of another type.
         UnsupportedError: SmolLM2's package is not installed.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise ArgumentTypeError(f"weights have a floating dtype, found {dtype}")
+        raise ArgumentTypeError(f"dtype={dtype}; weights need a floating one")
     if isinstance(model, PreTrainedModel):
-        return _taken(model, tokenizer, dtype, device)
+        return _take(model, tokenizer, dtype, device)
     if not isinstance(model, str | Path):
         raise ArgumentTypeError(f"a model is a name, a folder or a transformers model, found {type(model).__name__}")
     where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    source = _source(str(model))
-    asked: Any = dtype if dtype is not None else "auto" if where.type != "cpu" else torch.float32
+    source = model_folder(model, others={smollm2.NAME: smollm2.folder})
+    weights_dtype: Any = dtype if dtype is not None else "auto" if where.type != "cpu" else torch.float32
     options: dict[str, Any] = {"trust_remote_code": False}
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=asked, use_safetensors=True, **options)
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, use_safetensors=True, **options)
         own = AutoTokenizer.from_pretrained(source, **options) if tokenizer is None else tokenizer
     except (OSError, ValueError, KeyError) as error:
         raise ArgumentError(
@@ -72,7 +72,7 @@ def load(
     return LoadedModel(str(model), ready.to(where), own, owned=True)
 
 
-def _taken(
+def _take(
     module: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
@@ -86,23 +86,3 @@ def _taken(
         raise ArgumentError(f"device={str(device)!r}, but the model is on {module.device}: move it first")
     name = module.config.name_or_path or type(module).__name__
     return LoadedModel(name, module, tokenizer, owned=False)
-
-
-def _source(name: str) -> str:
-    if Path(name).is_dir():
-        return name
-    if name == smollm2.NAME:
-        return str(smollm2.folder())
-    # By path: the zoo lies above this package, which therefore may not import it.
-    weights = Path(str(files("partsong"))) / "zoo" / "weights"
-    if (weights / name).is_dir() and "/" not in name and not name.startswith("."):
-        if not (weights / name / "config.json").is_file():
-            raise UnsupportedError(f"the zoo model {name!r} is not a language model")
-        return str(weights / name)
-    if name.count("/") == 1 and all(name.split("/")) and not name.startswith((".", "~")):
-        return name
-    zoo = sorted(path.parent.name for path in weights.glob("*/config.json"))
-    raise ArgumentError(
-        f"no model {name!r}: not a folder here, not {smollm2.NAME!r}, not of the zoo ({', '.join(zoo)}), and not a "
-        f"hub id (owner/name)"
-    )

@@ -1,4 +1,4 @@
-"""A stock transformers model as the engine runs it: its own layers over flat tokens, our attention, packed weights."""
+"""Runs a stock transformers model as the engine needs it: over flat tokens, with our attention and packed weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
@@ -27,7 +27,7 @@ FAMILIES = (
 )  # fmt: skip
 
 _NAME = "partsong_local"
-#: Entered again where a model is collected while another one registers.
+#: Reentrant, since a model may be collected while another one registers.
 _LOCK = threading.RLock()
 _open_models = 0
 
@@ -35,19 +35,19 @@ _open_models = 0
 class LocalModel:
     """Computes logits of tokens of many sequences at once.
 
-    The module given stays as it is: the engine works on a second tree of modules that shares its weights.
+    The given module stays as it is: the engine works on a second tree of modules that shares its weights.
 
     Args:
         module: a causal language model of `FAMILIES`, in eval mode.
         pack: whether linear layers get a packed copy of their weights (once more the memory, unless `owned`); None
             does so where it is known to be faster, on CPUs.
-        owned: nobody else uses the module, so weights that have been packed are dropped.
-        thoughts: embeddings of marks; None takes no notice of marks, as embeddings of zero would.
+        owned: whether nobody else uses the module, so that weights can be dropped once they are packed.
+        thoughts: embeddings of marks; None ignores marks, as embeddings of zero would.
 
     Raises:
-        UnsupportedError: a model whose result would be wrong.
-        ArgumentError: a module in training mode, or weights that cannot be packed.
-        ArgumentTypeError: no transformers model.
+        UnsupportedError: the model's results would be wrong.
+        ArgumentError: the module is in training mode, or its weights cannot be packed.
+        ArgumentTypeError: the module is not a transformers model.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LocalModel:
             if isinstance(getattr(each, "layer_idx", None), int):
                 each.partsong_local = self
         _register()
-        # A model that nobody closed gives its place back when it is gone.
+        # A model that was never closed leaves the registry when it is collected.
         self._leave = weakref.finalize(self, _unregister)
         self._leave.atexit = False
 
@@ -96,11 +96,11 @@ class LocalModel:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of keys and values."""
+        """Counts the bytes of a token's keys and values."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def room_for(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Memory for keys and values, each `[layers, kv_heads, tokens, head_dim]`."""
+        """Allocates memory for keys and values, each `[layers, kv_heads, tokens, head_dim]`."""
         both = torch.empty(2, self.layers, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
         return both[0], both[1]
 
@@ -112,32 +112,32 @@ class LocalModel:
         step: AttentionStep,
         marks: Sequence[int] = (),
     ) -> Tensor:
-        """Logits behind some tokens.
+        """Computes the logits after some tokens.
 
         Args:
-            tokens: of all sequences, in one row.
-            positions: of each token in its own sequence.
-            keep: which tokens' logits are wanted.
+            tokens: the tokens of all sequences, in one row.
+            positions: each token's position in its own sequence.
+            keep: indices of the tokens whose logits are returned.
             step: what each token attends to.
-            marks: thought embedding of each token; empty is none.
+            marks: each token's thought embedding; empty for no embeddings.
 
         Returns:
             `[len(keep), vocabulary]`.
         """
-        flat, places, wanted = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
+        flat, places, kept = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
         thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([list(marks)])
         with self._turn, thinking:
             self._step = step
             try:
                 out = self._module(
-                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=wanted.long(), return_dict=True
+                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True
                 )
             finally:
                 self._step = None
         return out.logits[0]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """What a layer's attention module gets."""
+        """Computes the attention of a layer."""
         if self._step is None or key.shape[1:] != value.shape[1:] or key.shape[3] != self.head_dim:
             raise UnsupportedError(
                 f"keys {tuple(key.shape)} and values {tuple(value.shape)} are not of one size {self.head_dim}, "
@@ -146,7 +146,7 @@ class LocalModel:
         return self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
 
     def close(self) -> None:
-        """Takes the attention function out of transformers' registry if this is the last model; twice does nothing."""
+        """Takes the attention function out of transformers' registry if this is the last model. Twice does nothing."""
         self._leave()
 
 
@@ -159,7 +159,7 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form of transformers' ``AttentionInterface``."""
+    """Computes attention as transformers' ``AttentionInterface`` calls it."""
     if attention_mask is not None or options.get("sliding_window") is not None or options.get("softcap") is not None:
         raise UnsupportedError("LocalEngine takes no mask, sliding window or softcap: the model asked for one")
     model = getattr(module, "partsong_local")  # noqa: B009
@@ -188,8 +188,8 @@ def _check(module: object) -> None:
     config: Any = module.config
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
-            f"LocalEngine runs {', '.join(FAMILIES)}; found {config.model_type!r}, of which it is not known that its "
-            f"tokens may lie in one row"
+            f"LocalEngine runs {', '.join(FAMILIES)}; found {config.model_type!r}, which was not tested with tokens of "
+            f"several sequences in one row"
         )
     if getattr(config, "mask_token_id", None) is not None or getattr(config, "partsong_adapter", "causal") != "causal":
         raise UnsupportedError("this is a masked or block diffusion model: `partsong text` decodes those")

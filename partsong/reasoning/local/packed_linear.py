@@ -2,11 +2,13 @@
 
 A decoding step multiplies a handful of rows by every weight of the model. The plain product repacks the weight in
 every call or reads it in an order that does not suit so few rows; packed once, it is read at the speed of the memory.
-A row's result was found not to depend on how many rows are with it, which the plain product does not give either.
+With AVX2 and with AVX-512 a row's result was found not to depend on how many rows are with it, which the plain product
+does not give in float32. Without AVX a row alone differs in its last bits.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +39,30 @@ def can_pack(weight: Tensor) -> tuple[bool, str]:
         return False, f"the weights are on {weight.device}, packing is for the CPU"
     if weight.dtype not in _DTYPES:
         return False, f"the weights are {weight.dtype}, packing takes float32 and bfloat16"
-    if not torch.backends.mkldnn.is_available() or _operators() is None:
-        return False, f"torch {torch.__version__} was built without the oneDNN operators this needs"
-    return True, "oneDNN"
+    refusal = _refusal(weight.dtype)
+    return (True, "oneDNN") if refusal is None else (False, refusal)
+
+
+@functools.cache
+def _refusal(dtype: torch.dtype) -> str | None:
+    """Says why this processor cannot pack a dtype, None if it can; the operators are tried once per process.
+
+    Only a try tells: which instructions bfloat16 needs differs between versions of oneDNN, and ONEDNN_MAX_CPU_ISA and
+    its like take instructions away that the processor has.
+    """
+    operators = _operators()
+    if not torch.backends.mkldnn.is_available() or operators is None:
+        return f"torch {torch.__version__} was built without the oneDNN operators this needs"
+    pack, multiply = operators
+    try:
+        with torch.inference_mode():
+            weight = torch.ones(16, 16, dtype=dtype, device="cpu")
+            multiply(weight[:1], pack(weight, _ROWS), None, "none", [], "")
+    except RuntimeError as error:
+        message = str(error).partition("\n")[0]
+        seen = torch.backends.cpu.get_cpu_capability()
+        return f"oneDNN cannot pack {dtype} on this processor, where torch sees {seen}: {message}"
+    return None
 
 
 class PackedLinear(nn.Module):

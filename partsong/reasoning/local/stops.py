@@ -1,4 +1,4 @@
-"""Text out of tokens as they come, and the strings that end it, wherever token borders lie."""
+"""Makes text of tokens as they come, and finds the strings that end it, wherever token borders lie."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 __all__ = ["AnswerText"]
 
-#: What a decoder writes for bytes that are no character yet.
+#: A decoder writes this for bytes that do not make a character yet.
 _BROKEN = "\ufffd"
 
 
 class AnswerText:
-    """The text of one answer.
+    """Builds the text of one answer.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -34,15 +34,15 @@ class AnswerText:
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._ids: list[int] = []
-        # Tokens before `_from` are not read again; those between `_from` and `_to` only to see what the next ones add.
+        # Tokens before `_from` are not read again. Those between `_from` and `_to` only show what the next ones add.
         self._from = self._to = 0
-        self._text, self._told = "", 0
+        self._text, self._returned = "", 0
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Takes a token and returns the text that is certain now and was not before.
 
-        Bytes that are no character yet are held back, and so is what may be the beginning of a stop string.
+        Bytes that do not make a character yet are held back, and so is a possible beginning of a stop string.
         """
         self._ids.append(token)
         known = self._decode(self._ids[self._from : self._to])
@@ -54,24 +54,24 @@ class AnswerText:
         self._from, self._to = self._to, len(self._ids)
         end = _first(self._text, self._stops, begin)
         self.stopped = end is not None
-        certain = end if end is not None else len(self._text) - _held(self._text, self._stops)
-        told, self._told = self._told, max(self._told, certain)
-        return self._text[told : self._told]
+        certain = end if end is not None else len(self._text) - _count_held(self._text, self._stops)
+        before, self._returned = self._returned, max(self._returned, certain)
+        return self._text[before : self._returned]
 
     def final(self) -> str:
-        """The whole answer, cut before the stop string."""
+        """Returns the whole answer, cut before the stop string."""
         whole = self._decode(self._ids)
         end = _first(whole, self._stops)
         if end is None and self.stopped:
-            # Decoded together, the tokens read differently (some tokenizers move spaces): what was seen counts.
+            # Decoded together, the tokens read differently (some tokenizers move spaces): the text as it came counts.
             whole, end = self._text, _first(self._text, self._stops)
         return whole if end is None else whole[:end]
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Ids of the answer's text: those that were pushed, as far as they end with it.
+        """Returns the ids of the answer's text: those that were pushed, up to its end.
 
-        Where the answer ends inside a token, what is left of that one is encoded anew.
+        If the answer ends inside a token, the rest of its text is encoded anew.
         """
         text, count = self.final(), len(self._ids)
         while count and not text.startswith(self._decode(self._ids[:count])):
@@ -85,15 +85,15 @@ class AnswerText:
 
 
 def _first(text: str, stops: Sequence[str], new: int = 0) -> int | None:
-    """Where the earliest stop string begins that ends behind `new`, before which there is none."""
-    found = [text.find(stop, max(0, new - len(stop) + 1)) for stop in stops]
-    return min((place for place in found if place >= 0), default=None)
+    """Finds where the earliest stop string begins, if the text before `new` is known to hold no whole one."""
+    places = [text.find(stop, max(0, new - len(stop) + 1)) for stop in stops]
+    return min((place for place in places if place >= 0), default=None)
 
 
-def _held(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end that may begin a stop string."""
-    most = min(max(map(len, stops), default=1) - 1, len(text))
-    for count in range(most, 0, -1):
+def _count_held(text: str, stops: Sequence[str]) -> int:
+    """Counts the characters at the end that may begin a stop string."""
+    longest = min(max(map(len, stops), default=1) - 1, len(text))
+    for count in range(longest, 0, -1):
         if any(stop.startswith(text[-count:]) for stop in stops):
             return count
     return 0

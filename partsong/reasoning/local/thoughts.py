@@ -1,4 +1,4 @@
-"""Thought embeddings: what tells a thread's keys and values from those of the threads at the same positions."""
+"""Marks each thread's keys and values by a thought embedding, since other threads have the same positions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["ThoughtEmbeddings"]
 
 
 class ThoughtEmbeddings(nn.Module):
-    """A vector for the keys and one for the values of each layer and mark, the same for all heads.
+    """Holds a vector for the keys and one for the values of each layer and mark, the same for all heads.
 
     They are added before the rotary embedding: a key of a token with mark j at position t is R_t (k + T_j), its value
-    v + T'_j. All are zero to begin with, which changes nothing.
+    v + T'_j. All begin at zero, which changes nothing.
 
     Args:
-        layers: of the model.
-        head_dim: of its keys.
-        num_marks: 0 for text outside threads, 1 ... for threads.
+        layers: how many layers the model has.
+        head_dim: channels of its keys.
+        num_marks: how many marks there are: 0 for text outside threads, and 1 ... for threads.
 
     Source: ParaThinker, arXiv 2509.04475, section 3.
 
@@ -42,50 +42,50 @@ class ThoughtEmbeddings(nn.Module):
 
     @classmethod
     def of(cls, model: PreTrainedModel, num_marks: int = 32) -> ThoughtEmbeddings:
-        """Zero embeddings that fit a model, of its dtype and on its device."""
+        """Makes zero embeddings that fit a model, with its dtype and on its device."""
         config: Any = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(config.num_hidden_layers, head_dim, num_marks).to(model.device, model.dtype)
 
     @contextmanager
     def at(self, marks: Sequence[Sequence[int]] | Tensor) -> Iterator[None]:
-        """Says which marks the tokens of the next forward have.
+        """Sets the marks of the next forward's tokens.
 
         Args:
             marks: `[batch, tokens]`.
 
         Raises:
-            ArgumentError: a mark for which there is no embedding.
+            ArgumentError: there is no embedding for a mark.
         """
-        given = torch.as_tensor(marks, device=self.keys.device)
-        most = self.keys.shape[1]
-        if given.numel() and (int(given.min()) < 0 or int(given.max()) >= most):
+        numbers = torch.as_tensor(marks, device=self.keys.device)
+        num_marks = self.keys.shape[1]
+        if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= num_marks):
             raise ArgumentError(
-                f"marks from {int(given.min())} to {int(given.max())}, but there are thought embeddings for 0 to "
-                f"{most - 1}: use fewer threads"
+                f"marks from {int(numbers.min())} to {int(numbers.max())}, but there are thought embeddings for 0 to "
+                f"{num_marks - 1}: use fewer threads"
             )
-        self._marks = given
+        self._marks = numbers
         try:
             yield
         finally:
             self._marks = None
 
     def attach(self, model: nn.Module) -> list[RemovableHandle]:
-        """Hooks them into a model's layers; each handle's ``remove()`` takes one out.
+        """Hooks the embeddings into a model's layers; each handle's ``remove()`` takes one out.
 
         Raises:
-            UnsupportedError: layers that have no key and value projections of their own.
-            ArgumentError: another number of layers.
+            UnsupportedError: the model's layers have no key and value projections of their own.
+            ArgumentError: the model has another number of layers.
         """
-        found = [m for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "v_proj")]
-        if not found:
+        layers = [m for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "v_proj")]
+        if not layers:
             raise UnsupportedError(f"{type(model).__name__} has no layers with k_proj and v_proj to add thoughts to")
-        if len(found) != len(self.keys):
-            raise ArgumentError(f"the model has {len(found)} layers and the thought embeddings {len(self.keys)}")
+        if len(layers) != len(self.keys):
+            raise ArgumentError(f"the model has {len(layers)} layers and the thought embeddings {len(self.keys)}")
         handles: list[RemovableHandle] = []
-        for module in found:
+        for module in layers:
             layer: Any = module
-            # A norm of the keys comes before the rotary embedding too; the thought is added behind it.
+            # A norm of the keys comes before the rotary embedding, too; the thought is added after it.
             keys = layer.k_norm if hasattr(layer, "k_norm") else layer.k_proj
             handles.append(keys.register_forward_hook(self._adder(self.keys, layer.layer_idx)))
             handles.append(layer.v_proj.register_forward_hook(self._adder(self.values, layer.layer_idx)))

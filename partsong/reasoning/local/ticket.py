@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and the way back to the loop that waits for it."""
+"""Takes a request through the engine, and its answer back to the loop that waits for it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["Ticket"]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request.
+    """Describes one request under way.
 
     Attributes:
         prompt: what it reads.
-        parameters: of the draw.
-        seed: of its random stream.
-        most: tokens the answer may have, the model's context considered.
+        parameters: how its tokens are drawn.
+        seed: the seed of its random stream.
+        max_tokens: how many tokens the answer may have, considering the model's context.
         ends: tokens that end an answer.
         text: the answer's text so far.
-        loop: where somebody waits.
-        future: for the completion.
-        left: set once the engine does no more for it.
-        progress: told of new text.
-        cancelled: nobody waits any more.
-        cached: tokens of the prompt whose keys were there.
-        answer: tokens drawn.
-        logprobs: of these.
-        confidence: by token.
+        loop: the loop in which the caller waits.
+        future: takes the completion.
+        left: set once the engine is done with it.
+        progress: called with new text.
+        cancelled: whether nobody waits any more.
+        cached: how many tokens of the prompt had their keys.
+        answer: the tokens drawn.
+        logprobs: their log-probabilities.
+        confidence: their confidence.
     """
 
     prompt: Prompt
     parameters: Parameters
     seed: int
-    most: int
+    max_tokens: int
     ends: frozenset[int]
     text: AnswerText
     loop: asyncio.AbstractEventLoop
@@ -54,45 +54,44 @@ class Ticket:
 
     @property
     def draw(self) -> TokenDraw:
-        """How the next token is drawn."""
-        asked = self.parameters
-        return TokenDraw(asked.temperature, asked.top_p, self.seed, len(self.answer))
+        """Says how the next token is drawn."""
+        return TokenDraw(self.parameters.temperature, self.parameters.top_p, self.seed, len(self.answer))
 
     def take(self, token: int) -> tuple[str, Completion | None]:
-        """Takes a drawn token; returns the text that is new, and the completion if this was the last token."""
+        """Takes a drawn token; returns the new text, and the completion if this was the last token."""
         self.answer.append(token)
         if token in self.ends:
             return "", self.completion("stop")
         new = self.text.push(token)
         if self.text.stopped:
             return new, self.completion("stop")
-        return new, self.completion("length") if len(self.answer) >= self.most else None
+        return new, self.completion("length") if len(self.answer) >= self.max_tokens else None
 
     def completion(self, finish: str) -> Completion:
-        """What has been written, as an answer."""
+        """Returns what has been written, as a completion."""
         assert finish in ("stop", "length")
-        asked = self.parameters.logprobs > 0
+        has_logprobs = self.parameters.logprobs > 0
         text, tokens = self.text.final(), self.text.tokens
         return Completion(
             text=text,
             finish="stop" if finish == "stop" else "length",
             usage=Usage(prompt=self.prompt.num_tokens, cached=self.cached, completion=len(self.answer)),
-            logprobs=tuple(self.logprobs) if asked else None,
-            confidence=tuple(self.confidence) if asked else None,
+            logprobs=tuple(self.logprobs) if has_logprobs else None,
+            confidence=tuple(self.confidence) if has_logprobs else None,
             tokens=tokens,
         )
 
-    def tell(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:
-        """In the loop: reports progress."""
+    def report(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:
+        """Reports progress; runs in the loop."""
         if self.progress is not None and not self.future.done():
             self.progress(text, tokens, confidence)
 
-    def deliver(self, found: Completion | Exception) -> None:
-        """In the loop: ends the call."""
+    def deliver(self, outcome: Completion | Exception) -> None:
+        """Ends the call; runs in the loop."""
         self.left.set()
         if self.future.done():
             return
-        if isinstance(found, Completion):
-            self.future.set_result(found)
+        if isinstance(outcome, Completion):
+            self.future.set_result(outcome)
         else:
-            self.future.set_exception(found)
+            self.future.set_exception(outcome)

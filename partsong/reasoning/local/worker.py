@@ -1,4 +1,4 @@
-"""The thread in which an engine computes, so that the loop of its callers stays free."""
+"""Computes for an engine in a thread of its own, so that the loop of its callers stays free."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Worker:
     """Runs a scheduler in a thread of its own as long as there are calls.
 
     Args:
-        scheduler: used by that thread alone.
-        name: of the thread.
+        scheduler: the scheduler, which only that thread uses.
+        name: the name of the thread.
     """
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
@@ -29,15 +29,15 @@ class Worker:
         self._wake = threading.Condition()
         self._arrived: list[Ticket] = []
         self._closing = False
-        # Calls whose end has not been told: whatever breaks, these are told.
+        # Calls whose end has not been reported: if the model fails, they all end.
         self._live: set[Ticket] = set()
-        # Threads count their cores anew; the caller's setting is to hold here too.
+        # A new thread has its own number of cores; the caller's setting shall hold here, too.
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Hands a call in.
+        """Takes a call in.
 
         Raises:
             EngineError: the engine is closed.
@@ -49,7 +49,7 @@ class Worker:
             self._wake.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for the call any more; its row leaves before the next step."""
+        """Cancels a call; its row leaves before the next step."""
         with self._wake:
             ticket.cancelled = True
             self._wake.notify()
@@ -61,7 +61,7 @@ class Worker:
             self._wake.notify()
 
     def join(self) -> None:
-        """Waits for the thread's end, unless it is this thread, in which garbage may be collected too."""
+        """Waits for the thread's end, unless it is the current thread, which may collect garbage, too."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -71,7 +71,7 @@ class Worker:
             while self._wait():
                 try:
                     news = self._scheduler.turn()
-                except Exception as error:  # noqa: BLE001 - whatever a model raises, nobody may be left waiting
+                except Exception as error:  # noqa: BLE001 - a model may raise errors of any kind, and nobody may be left waiting
                     self._fail(error)
                 else:
                     self._live.difference_update(each.ticket for each in news if each.ended)
@@ -79,7 +79,7 @@ class Worker:
         self._fail(EngineError("the engine was closed while this call was under way"))
 
     def _wait(self) -> bool:
-        """Takes in what has arrived; False is the end."""
+        """Waits for calls and takes them in; returns False once the engine is closed."""
         with self._wake:
             while not (self._closing or self._arrived or self._scheduler.tickets):
                 self._wake.wait()
@@ -92,28 +92,28 @@ class Worker:
         tickets = list(self._live)
         self._live.clear()
         self._scheduler.reset()
-        found: Exception = error
+        outcome: Exception = error
         if not isinstance(error, PartsongError):
-            found = EngineError(f"the model could not go on, so all calls under way ended: {error!r}")
-            found.__cause__ = error
+            outcome = EngineError(f"the model could not go on, so all calls under way ended: {error!r}")
+            outcome.__cause__ = error
         for ticket in tickets:
-            _in_loop(ticket.loop, ticket.deliver, found)
+            _in_loop(ticket.loop, ticket.deliver, outcome)
 
 
 def _report(news: list[SchedulerReport]) -> None:
-    """Wakes each loop once, with all that concerns it."""
+    """Wakes each loop once, with all reports for it."""
     loops: defaultdict[asyncio.AbstractEventLoop, list[SchedulerReport]] = defaultdict(list)
     for each in news:
         if each.ended or each.ticket.progress is not None:
             loops[each.ticket.loop].append(each)
-    for loop, told in loops.items():
-        _in_loop(loop, _tell, told)
+    for loop, reports in loops.items():
+        _in_loop(loop, _deliver, reports)
 
 
-def _tell(news: list[SchedulerReport]) -> None:
+def _deliver(news: list[SchedulerReport]) -> None:
     for each in news:
         if each.completion is not None or not each.ended:
-            each.ticket.tell(each.text, each.tokens, each.confidence)
+            each.ticket.report(each.text, each.tokens, each.confidence)
         if each.ended:
             each.ticket.deliver(each.completion or EngineError("the call was cancelled"))
 

@@ -1,1 +1,1 @@
-"""ParScale: parallel streams of one model, whose outputs are weighed and summed."""
+"""Runs parallel streams of one model, whose outputs are weighed and summed: ParScale."""

@@ -1,4 +1,4 @@
-"""The key/value cache of ParScale: every stream's learned prefix in front, positions that do not count it."""
+"""Caches keys and values for ParScale: each stream's learned prefix comes first, and positions do not count it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ __all__ = ["ParScaleCache", "PrefixLayer"]
 
 
 class PrefixLayer(DynamicLayer):
-    """One layer's keys and values, `[streams * batch, kv_heads, prefix + tokens, head_dim]`, stream by stream.
+    """Holds a layer's keys and values, `[streams * batch, kv_heads, prefix + tokens, head_dim]`, stream by stream.
 
-    The prefix is laid down when the first token comes, since only then is the batch known. Its keys carry no rotary
+    The prefix is copied in when the first token comes, since only then is the batch known. Its keys carry no rotary
     embedding and its length is not counted, so the first token is at position 0.
 
     Args:
-        key: the prefix of every stream, `[streams, kv_heads, prefix, head_dim]`.
+        key: the prefix of each stream, `[streams, kv_heads, prefix, head_dim]`.
         value: of the same shape.
     """
 
-    # Nothing is known of the batch before the first token, and a batch that counts no streams would be wrong.
+    # The batch is unknown before the first token, and a batch that does not count streams would be wrong.
     supports_early_init = False
 
     def __init__(self, key: Tensor, value: Tensor) -> None:
         super().__init__()
         self._prefix = (key, value)
         self.num_streams, self.prefix_length = key.shape[0], key.shape[2]
-        #: Streams times batch of the call under way, set by the hook of the attached model.
+        #: Streams times batch in the call under way; the hook of the attached model sets it.
         self.rows: int | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Lays the prefix down for a batch.
+        """Copies the prefix in for a batch.
 
         Args:
-            key_states: of the first tokens, `[streams * batch, kv_heads, tokens, head_dim]`.
+            key_states: the keys of the first tokens, `[streams * batch, kv_heads, tokens, head_dim]`.
             value_states: of the same shape.
 
         Raises:
@@ -58,33 +58,33 @@ class PrefixLayer(DynamicLayer):
         self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """Tokens seen, the prefix not counted."""
+        """Counts the tokens seen, without the prefix."""
         if not self.is_initialized or self.keys is None:
             return 0
         return self.keys.shape[-2] - self.prefix_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that queries of the next call will meet, the prefix among them, and the index of the first."""
+        """Counts the keys that the next call's queries see, including the prefix, and returns the first one's index."""
         return self.prefix_length + self.get_seq_length() + query_length, 0
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last tokens; the prefix stays.
 
         Args:
-            tokens_to_remove: zero, or minus their number.
+            tokens_to_remove: minus the number of tokens, or zero.
 
         Raises:
-            ArgumentError: more tokens than there are.
+            ArgumentError: there are fewer tokens than that.
         """
         if -tokens_to_remove > self.get_seq_length():
             raise ArgumentError(f"crop({tokens_to_remove}): the cache holds {self.get_seq_length()} tokens")
         super().crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Gives every row of every stream the past of another one.
+        """Gives every row of every stream the past of another row.
 
         Args:
-            beam_idx: which row of the batch each row goes on from, `[batch]`.
+            beam_idx: the row of the batch that each row continues, `[batch]`.
         """
         self.batch_select_indices(beam_idx)
 
@@ -92,7 +92,7 @@ class PrefixLayer(DynamicLayer):
         """Keeps some rows of the batch, in every stream.
 
         Args:
-            indices: which, as numbers or as a boolean for every row.
+            indices: which rows, as numbers or as a boolean for every row.
         """
         if not self.is_initialized or self.keys is None or self.values is None:
             return
@@ -105,13 +105,13 @@ class PrefixLayer(DynamicLayer):
 
 
 class ParScaleCache(Cache):
-    """A cache for one call, or one run of `generate`, with a given number of streams; `ParScale.cache` makes it.
+    """Serves one call, or one run of `generate`, with a given number of streams; `ParScale.cache` makes it.
 
     Args:
-        keys: the prefix keys of every layer, each `[streams, kv_heads, prefix, head_dim]`; none for one stream,
-            which has no prefix and is the base model.
+        keys: the prefix keys of every layer, each `[streams, kv_heads, prefix, head_dim]`; empty for the base model,
+            which has one stream and no prefix.
         values: of the same shapes.
-        num_layers: layers of the model.
+        num_layers: how many layers the model has.
     """
 
     layers: list[DynamicLayer]  # type: ignore[assignment]
@@ -124,17 +124,17 @@ class ParScaleCache(Cache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.num_streams: int = keys[0].shape[0] if keys else 1
         self.prefix_length: int = keys[0].shape[2] if keys else 0
-        #: By which a model knows its own caches.
+        #: The first prefix, by which a model knows its own caches.
         self.source: Tensor | None = keys[0] if keys else None
-        #: Whether it serves one call only, whose caller asked for no cache.
+        #: Whether it serves a single call, whose caller asked for no cache.
         self.passing = False
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Index of the next token among all keys, the prefix counted: what masks are made with."""
+        """Returns the index of the next token among all keys, including the prefix, for masks."""
         return self.prefix_length + self.get_seq_length(layer_idx)
 
     def expect(self, rows: int) -> None:
-        """Says how many rows, streams times batch, the call under way has."""
+        """Sets the number of rows, streams times batch, of the call under way."""
         for layer in self.layers:
             if isinstance(layer, PrefixLayer):
                 layer.rows = rows

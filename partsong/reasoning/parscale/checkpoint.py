@@ -1,9 +1,9 @@
-"""ParScale's published checkpoint layout: read and written without running any code of the folder.
+"""Reads and writes ParScale's published checkpoint layout, without running any code of the folder.
 
 One folder holds backbone and streams. Tensors of layer i's prefixes are `model.layers.{i}.self_attn.prefix_k` and
-`prefix_v`, those of the aggregator `model.aggregate_layer.0` and `.2`; `config.json` has `parscale_n`,
-`parscale_n_tokens` and `parscale_attn_smooth`, and names the type `qwen2_parscale` where the backbone is `qwen2`. The
-published models are such folders (Chen et al., arXiv 2505.10475); other backbones keep their own type, so transformers
+`prefix_v`, those of the aggregator `model.aggregate_layer.0` and `.2`. `config.json` has `parscale_n`,
+`parscale_n_tokens` and `parscale_attn_smooth`, and names the type `qwen2_parscale` if the backbone is `qwen2`. The
+published models are such folders (Chen et al., arXiv 2505.10475). Other backbones keep their own type, so transformers
 loads them as the base model.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.model_folders import model_folder, read_settings
 from partsong.reasoning.parscale.weights import FAMILIES, StreamWeights
 
 __all__ = ["LoadedStreams", "load_model", "load_streams", "save"]
@@ -30,11 +31,11 @@ _NUM, _LENGTH, _SMOOTHING = "parscale_n", "parscale_n_tokens", "parscale_attn_sm
 
 
 class LoadedStreams(NamedTuple):
-    """What a folder holds.
+    """Holds a folder's model.
 
     Attributes:
         model: the backbone, in eval mode.
-        weights: of its streams; none if the folder is of one stream, which is the base model.
+        weights: the weights of its streams; empty if the folder has one stream, which is the base model.
     """
 
     model: PreTrainedModel
@@ -47,23 +48,24 @@ def load_model(
     """Loads backbone and streams: `ParScale(*flat)` with `flat = (loaded.model, *loaded.weights)` attaches them.
 
     Args:
-        folder: of the published layout, with safetensors.
-        dtype: of the weights; None is the checkpoint's own.
-        device: None is the CPU.
+        folder: a folder of the published layout, with safetensors, or its hub id.
+        dtype: the type of the weights. Default: the checkpoint's own.
+        device: where the model goes. Default: the CPU.
 
     Raises:
-        ArgumentError: no such folder, or one of another layout or with tensors missing.
-        ArgumentTypeError: a dtype that is not floating.
+        ArgumentError: there is no such folder, it has another layout, or tensors are missing.
+        ArgumentTypeError: the dtype is not floating.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise ArgumentTypeError(f"weights have a floating dtype, found {dtype}")
-    settings, family = _settings(Path(folder))
-    with _Tensors(Path(folder)) as read:
+        raise ArgumentTypeError(f"dtype={dtype}; weights need a floating one")
+    folder = model_folder(folder)
+    settings, family = _settings(folder)
+    with _Tensors(folder) as read:
         state = {name: read(name) for name in read.names}
     rest = {name: value for name, value in state.items() if not _is_stream(name)}
     kinds = {value.dtype for value in rest.values()}
     own = kinds.pop() if len(kinds) == 1 else torch.float32
-    model: Any = _backbone(AutoConfig.for_model(family, **settings), rest, dtype or own, Path(folder))
+    model: Any = _backbone(AutoConfig.for_model(family, **settings), rest, dtype or own, folder)
     model = model.eval().to(device or "cpu")
     if settings[_NUM] == 1:
         return LoadedStreams(model, ())
@@ -74,18 +76,20 @@ def load_streams(folder: str | Path, model: PreTrainedModel) -> StreamWeights:
     """Loads the streams only, for a backbone that is loaded already: several folders can share one.
 
     Args:
-        folder: of the published layout; its backbone's tensors, if it has them, are not read but for the last norm.
+        folder: a folder of the published layout, or its hub id. Of its backbone's tensors, if it has them, only the
+            last norm is read.
         model: the backbone the streams were trained on.
 
     Raises:
-        ArgumentError: no such folder, one of one stream, of other sizes, or of another backbone.
+        ArgumentError: there is no such folder, or it has one stream, other sizes, or another backbone.
     """
-    settings, family = _settings(Path(folder))
+    folder = model_folder(folder)
+    settings, family = _settings(folder)
     if settings[_NUM] == 1:
-        raise ArgumentError(f"{folder} is of one stream, the base model, and has no weights of streams")
+        raise ArgumentError(f"{folder} has one stream, which is the base model, and no weights of streams")
     if family != model.config.model_type:
         raise ArgumentError(f"{folder} has streams for {family!r}, the model is {model.config.model_type!r}")
-    with _Tensors(Path(folder)) as read:
+    with _Tensors(folder) as read:
         state = {name: read(name) for name in read.names if _is_stream(name)}
         norm = "model.norm.weight"
         if norm in read.names:
@@ -100,13 +104,13 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
     """Writes the published layout.
 
     Args:
-        folder: made if it is not there.
+        folder: where to; made if it is not there.
         model: the backbone.
-        weights: of the streams.
-        backbone: whether its tensors are written as well; without them `load_streams` reads the folder.
+        weights: the weights of the streams.
+        backbone: whether the backbone's tensors are written as well; without them `load_streams` reads the folder.
 
     Raises:
-        ArgumentError: the weights do not fit the model, or are of one stream, which the layout has none for.
+        ArgumentError: the weights do not fit the model, or have one stream, for which the layout has no tensors.
 
     >>> import tempfile
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -139,21 +143,15 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], str]:
-    """The configuration without what names code, and the backbone's family."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ArgumentError(f"no {path}: give a folder of a ParScale model")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArgumentError(f"{path} is no JSON: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get(_NUM), int):
-        raise ArgumentError(f"{path} has no {_NUM}: the folder is not of a ParScale model")
+    """Reads the configuration, without the entries that name code, and the backbone's family."""
+    settings = read_settings(folder)
+    if not isinstance(settings.get(_NUM), int):
+        raise ArgumentError(f"{folder}/config.json has no {_NUM}: the folder does not hold a ParScale model")
     for name in ("auto_map", "architectures", "transformers_version"):
         settings.pop(name, None)
     family = str(settings.pop("model_type", "")).removesuffix(_SUFFIX)
     if family not in FAMILIES:
-        raise ArgumentError(f"{path} is of type {family!r}; ParScale runs {', '.join(FAMILIES)}")
+        raise ArgumentError(f"{folder}/config.json is of type {family!r}; ParScale runs {', '.join(FAMILIES)}")
     return settings, family
 
 
@@ -175,19 +173,19 @@ def _is_stream(name: str) -> bool:
 def _backbone(config: Any, state: dict[str, Tensor], dtype: torch.dtype, folder: Path) -> PreTrainedModel:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     try:
-        model, found = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
     except RuntimeError as error:
         raise ArgumentError(f"the backbone of {folder} does not fit its config.json: {error}") from error
-    for what, names in (("lacks", found["missing_keys"]), ("has unknown", found["unexpected_keys"])):
+    for what, names in (("lacks", report["missing_keys"]), ("has unknown", report["unexpected_keys"])):
         if names:
             raise ArgumentError(f"{folder} {what} {len(names)} tensors of the backbone, {min(names)} among them")
     return model
 
 
 class _Tensors:
-    """Tensors by name out of one or several safetensors files."""
+    """Reads tensors by name from one or several safetensors files."""
 
     def __init__(self, folder: Path) -> None:
         self._stack, self._file_of = ExitStack(), dict[str, Any]()
@@ -203,7 +201,7 @@ class _Tensors:
             try:
                 opened = self._stack.enter_context(safe_open(path, framework="pt"))
             except SafetensorError as error:
-                raise ArgumentError(f"{path} is no whole safetensors file: {error}") from error
+                raise ArgumentError(f"{path} is not a whole safetensors file: {error}") from error
             self._file_of |= dict.fromkeys(opened.keys(), opened)
 
     @property

@@ -1,8 +1,8 @@
-"""What streams cost, and what as much quality costs in parameters: the scaling law and a roofline.
+"""Computes what streams cost, and what the same quality costs in parameters, by the scaling law and a roofline.
 
-The law is that of Chen et al., arXiv 2505.10475: P streams of a model of N parameters, embeddings not counted, reach
-the loss of one of N (k ln P + 1). Both sides are then priced alike: memory is weights and keys and values, time is the
-larger of arithmetic and memory traffic. Importing this loads torch, because its package does; it computes with numbers.
+The law is that of Chen et al., arXiv 2505.10475: P streams of a model of N parameters, without embeddings, reach the
+loss of a model of N (k ln P + 1) parameters. Both sides are then priced alike. Memory is weights, keys and values. Time
+is the larger of arithmetic and memory traffic.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.knobs import AboveZero, Count, check_knobs, type_hints
 
 __all__ = ["HARDWARE", "LAWS", "Hardware", "Law", "Shape", "cost_table", "equivalent_parameters", "predicted_loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """L = E + (A 1e9 / (N (k ln P + 1)))^alpha, in nats per token.
+    """Describes the law L = E + (A 1e9 / (N (k ln P + 1)))^alpha, in nats per token.
 
     Attributes:
         irreducible: E.
         scale: A.
         exponent: alpha.
-        gain: k, what a stream is worth.
+        gain: k, the worth of a stream.
     """
 
     irreducible: float
@@ -34,8 +35,8 @@ class Law:
     gain: float
 
 
-#: Fitted to the losses the paper publishes (0.5 to 4.4 billion parameters, P = 1 to 8): R^2 0.998 and 0.999. Beyond
-#: that range, and for small models above all, they are extrapolated.
+#: Laws fitted to the losses that the paper publishes (0.5 to 4.4 billion parameters, P = 1 to 8): R^2 0.998 and 0.999.
+#: Beyond that range, and most of all for small models, they extrapolate.
 LAWS = {
     "stack-v2-python": Law(0.691, 0.0112, 0.189, 0.393),
     "pile": Law(1.289, 0.1976, 0.196, 0.334),
@@ -44,18 +45,18 @@ LAWS = {
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device.
+    """Describes a device.
 
     Attributes:
-        flops_per_second: of dense matrix products in the weights' type.
-        bytes_per_second: of its memory.
+        flops_per_second: the speed of dense matrix products in the weights' type.
+        bytes_per_second: the speed of its memory.
     """
 
     flops_per_second: float
     bytes_per_second: float
 
 
-#: From the makers' data sheets, dense 16-bit products.
+#: Devices as in their makers' data sheets, with dense 16-bit products.
 HARDWARE = {
     "a100-80gb": Hardware(312e12, 2.04e12),
     "h100-sxm": Hardware(989e12, 3.35e12),
@@ -64,42 +65,42 @@ HARDWARE = {
 }
 
 
-def equivalent_parameters(parameters: float, num_streams: int, law: Law) -> float:
-    """Parameters of the model of one stream with the same predicted loss: N (k ln P + 1).
+def equivalent_parameters(parameters: float, num_streams: Count, law: Law) -> float:
+    """Counts the parameters of the one-stream model with the same predicted loss: N (k ln P + 1).
 
     >>> round(equivalent_parameters(1.0, 8, LAWS["stack-v2-python"]), 2)
     1.82
     """
-    return parameters * (law.gain * math.log(_streams(num_streams)) + 1.0)
+    check_knobs(type_hints(equivalent_parameters), {"num_streams": num_streams})
+    return parameters * (law.gain * math.log(num_streams) + 1.0)
 
 
-def predicted_loss(parameters: float, num_streams: int, law: Law) -> float:
-    """The law's loss, in nats per token.
+def predicted_loss(parameters: AboveZero, num_streams: Count, law: Law) -> float:
+    """Predicts the loss by a law, in nats per token.
 
     Args:
-        parameters: embeddings not counted.
+        parameters: how many the model has, without embeddings.
         num_streams: P.
         law: one of `LAWS`.
 
     Raises:
-        ArgumentError: no parameters or no streams.
+        ArgumentError: there are no parameters or no streams.
     """
-    if parameters <= 0:
-        raise ArgumentError(f"a model has more than 0 parameters, found {parameters}")
+    check_knobs(type_hints(predicted_loss), {"parameters": parameters})
     return law.irreducible + (law.scale * 1e9 / equivalent_parameters(parameters, num_streams, law)) ** law.exponent
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder; fractions are allowed, since a model of any number of parameters is to be priced.
+    """Holds the sizes of a decoder, which may be fractions, since a model may have any number of parameters.
 
     Attributes:
-        layers: how many.
-        width: hidden size.
+        layers: how many layers it has.
+        width: the hidden size.
         query_width: heads times their channels.
         kv_width: key heads times their channels.
-        inner: width of the feed-forward network, of three matrices.
-        vocabulary: tokens.
+        inner: the width of the feed-forward network, which has three matrices.
+        vocabulary: how many tokens it has.
         tied: whether the output layer is the embedding.
     """
 
@@ -113,7 +114,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """The sizes in a transformers configuration."""
+        """Reads the sizes in a transformers configuration."""
         heads = config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -122,23 +123,23 @@ class Shape:
 
     @property
     def parameters(self) -> float:
-        """Matrices of the layers; embeddings, norms and biases are not counted."""
+        """Counts the parameters in the layers' matrices, without embeddings, norms and biases."""
         per_layer = self.width * (2 * self.query_width + 2 * self.kv_width + 3 * self.inner)
         return self.layers * per_layer
 
     @property
     def embeddings(self) -> float:
-        """Of input and output."""
+        """Counts the parameters of the embeddings of input and output."""
         return self.vocabulary * self.width * (1 if self.tied else 2)
 
     def widened(self, factor: float) -> Shape:
-        """The same depth with `factor` times the parameters."""
+        """Returns sizes of the same depth with `factor` times the parameters."""
         s = math.sqrt(factor)
         more = {name: getattr(self, name) * s for name in ("width", "query_width", "kv_width", "inner")}
         return replace(self, **more)
 
     def stream_parameters(self, num_streams: int, prefix_length: int) -> float:
-        """What streams add: prefixes and the aggregator; nothing for one."""
+        """Counts the parameters that streams add: prefixes and the aggregator; one stream adds none."""
         if num_streams == 1:
             return 0.0
         prefixes = 2 * self.layers * num_streams * prefix_length * self.kv_width
@@ -156,42 +157,45 @@ def cost_table(
     config: Any,
     *,
     streams: Sequence[int] = (1, 2, 4, 8),
-    batch: int = 1,
-    prompt: int = 1024,
-    new_tokens: int = 1024,
+    batch: Count = 1,
+    prompt: Count = 1024,
+    new_tokens: Count = 1024,
     hardware: Hardware = HARDWARE["h100-sxm"],
     law: Law = LAWS["stack-v2-python"],
-    bytes_per_number: int = 2,
-    prefix_length: int = 48,
+    bytes_per_number: Count = 2,
+    prefix_length: Count = 48,
 ) -> list[dict[str, Any]]:
-    """Memory and time of P streams beside those of a wider model of the same predicted loss.
+    """Compares memory and time of P streams with those of a wider model of the same predicted loss.
 
     Args:
         config: a transformers configuration, or a `Shape`.
-        streams: values of P, the first of them the base that others are compared with.
-        batch: texts at once.
-        prompt: tokens of each prompt.
-        new_tokens: tokens written to each; memory is that at the end, the time of a token that half way.
-        hardware: where.
-        law: which parameters are as good as streams.
-        bytes_per_number: of weights, keys and values.
-        prefix_length: learned keys of a stream.
+        streams: values of P.
+        batch: how many texts there are at once.
+        prompt: how many tokens each prompt has.
+        new_tokens: how many tokens each answer has. Memory is that at the end, the time of a token that half way.
+        hardware: the device.
+        law: says how many parameters are as good as streams.
+        bytes_per_number: the size of a weight, and of a number in keys and values.
+        prefix_length: how many learned keys a stream has.
 
     Returns:
-        Two rows per P, `side` "streams" and "parameters": ``name size side parameters memory_bytes prefill_seconds
-        token_seconds memory_added token_added predicted_loss``, of which `*_added` are over one stream (0.1: a tenth
-        more).
+        Two rows per P, with `side` "streams" and "parameters": ``name size side parameters memory_bytes prefill_seconds
+        token_seconds memory_added token_added predicted_loss``. The columns `*_added` say how much more than one stream
+        it is (0.1: a tenth more).
 
     Raises:
-        ArgumentError: a number that cannot be.
+        ArgumentError: a number is out of bounds, or there are no streams.
 
     >>> from transformers import Qwen2Config
     >>> rows = cost_table(Qwen2Config(hidden_size=2048, num_hidden_layers=24), streams=(1, 8))
     >>> [(row["side"], row["size"]) for row in rows]
     [('streams', 1), ('parameters', 1), ('streams', 8), ('parameters', 8)]
     """
-    if min(batch, prompt, new_tokens, bytes_per_number, prefix_length) < 1 or not streams:
-        raise ArgumentError("batch, prompt, new_tokens, bytes_per_number and prefix_length are 1 or more")
+    sizes = {"batch": batch, "prompt": prompt, "new_tokens": new_tokens}
+    sizes |= {"bytes_per_number": bytes_per_number, "prefix_length": prefix_length}
+    check_knobs(type_hints(cost_table), sizes)
+    if not streams:
+        raise ArgumentError("streams is empty; give at least one number of streams")
     shape = config if isinstance(config, Shape) else Shape.of(config)
 
     def price(one: Shape, num: int) -> _Price:
@@ -202,11 +206,11 @@ def cost_table(
         wide = shape.widened(equivalent_parameters(1.0, num, law))
         loss = predicted_loss(shape.parameters, num, law)
         for side, one, count in (("streams", shape, num), ("parameters", wide, 1)):
-            found = price(one, count)
+            cost = price(one, count)
             row = {"name": f"{side} {num}", "size": num, "side": side, "predicted_loss": loss}
             row["parameters"] = one.parameters + one.embeddings + one.stream_parameters(count, prefix_length)
-            row |= {"memory_bytes": found.memory, "prefill_seconds": found.prefill, "token_seconds": found.token}
-            row |= {"memory_added": found.memory / base.memory - 1, "token_added": found.token / base.token - 1}
+            row |= {"memory_bytes": cost.memory, "prefill_seconds": cost.prefill, "token_seconds": cost.token}
+            row |= {"memory_added": cost.memory / base.memory - 1, "token_added": cost.token / base.token - 1}
             rows.append(row)
     return rows
 
@@ -214,14 +218,14 @@ def cost_table(
 def _price(
     shape: Shape, num: int, batch: int, tokens: tuple[int, int], where: Hardware, size: int, prefix: int
 ) -> _Price:
-    """Memory at the end, a prefill of all prompts, and one step of all texts half way."""
+    """Computes the memory at the end, the time of a prefill of all prompts, and of one step of all texts half way."""
     prompt, new = tokens
     in_front = prefix if num > 1 else 0
     rows = batch * num
     weights = (shape.parameters + shape.embeddings + shape.stream_parameters(num, prefix)) * size
     per_key = 2 * shape.layers * shape.kv_width * size
     memory = weights + per_key * rows * (in_front + prompt + new)
-    # The streams meet before the output layer, which runs once; a step reads the embedding of its tokens only.
+    # The streams meet before the output layer, which runs once. A step reads only the embeddings of its tokens.
     read = weights - (0 if shape.tied else shape.vocabulary * shape.width * size)
     head = 2 * batch * (shape.vocabulary * shape.width + shape.stream_parameters(num, 0))
 
@@ -231,9 +235,3 @@ def _price(
         return max(flops / where.flops_per_second, moved / where.bytes_per_second)
 
     return _Price(memory, seconds(prompt, in_front + prompt / 2), seconds(1, in_front + prompt + new / 2))
-
-
-def _streams(num: int) -> int:
-    if num < 1:
-        raise ArgumentError(f"a model has 1 stream or more, found {num}")
-    return num

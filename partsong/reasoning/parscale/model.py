@@ -1,10 +1,10 @@
-"""ParScale: P streams of one model, told apart by learned prefixes and joined by a learned weighted sum.
+"""Runs P streams of one model, which differ in their learned prefixes and are joined by a learned weighted sum.
 
-Every row of a batch runs P times at once, each time behind another learned prefix of keys and values in every layer;
-behind the last norm a small network weighs the P hidden states of each token and their sum goes to the one head.
+Every row of a batch runs P times at once, each time after another learned prefix of keys and values in every layer.
+After the last norm a small network weighs the P hidden states of each token, and their sum goes to the one head. See
 Chen et al., "Parallel Scaling Law for Language Models", arXiv 2505.10475.
 
-The model stays the user's: two hooks on its decoder do all of it, and `ParScale.undo` takes them off.
+The model stays the user's: two hooks on its decoder do all of this, and `ParScale.undo` takes them off.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Count, check_value
 from partsong.reasoning.parscale.cache import ParScaleCache
 from partsong.reasoning.parscale.weights import StreamWeights, check_model
 
 __all__ = ["ParScale"]
 
-#: Attention that reads a padding mask as long as the cache, which is what the prefix needs.
+#: Kinds of attention that read a padding mask as long as the cache, as the prefix needs it.
 _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 
 
 class ParScale:
-    """A model with streams attached.
+    """Attaches streams to a model.
 
     Calls of the model, and of its `generate`, then run `num_streams` streams, or as many as the cache has that they
-    are given; with one stream that has no weights nothing at all is changed. Hidden states and attentions, where they
-    are asked for, are those of all streams, `[streams * batch, ...]`, stream by stream.
+    are given. One stream without weights changes nothing at all. Hidden states and attentions, if asked for, are those
+    of all streams, `[streams * batch, ...]`, stream by stream.
 
     Args:
         model: a transformers model of `FAMILIES`, or its decoder.
         *weights: prefixes and aggregators, one for each number of streams that calls may ask for.
-        num_streams: of calls that do not say; the first weights' own by default, 1 without any.
+        num_streams: streams of calls that give no cache. Default: as the first weights have, 1 without weights.
 
     Raises:
-        UnsupportedError: a family, an attention or a model that this would be wrong for, or one that has streams.
-        ArgumentError: weights of other sizes than the model's, or two for one number of streams.
-        ArgumentTypeError: no transformers model, or no `StreamWeights`.
+        UnsupportedError: results would be wrong for the family, the attention or the model, or it has streams already.
+        ArgumentError: weights have other sizes than the model, or two have the same number of streams.
+        ArgumentTypeError: not a transformers model, or not `StreamWeights`.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
@@ -73,27 +74,27 @@ class ParScale:
             if one.num_streams in self.weights:
                 raise ArgumentError(f"two weights for {one.num_streams} streams; give one for each number")
             self.weights[one.num_streams] = one
-        self._num_streams = self._known(next(iter(self.weights), 1) if num_streams is None else num_streams)
+        self._num_streams = self._check_number(next(iter(self.weights), 1) if num_streams is None else num_streams)
         self._names = list(inspect.signature(self._decoder.forward).parameters)
-        #: Caches of transformers that a call of several streams was given and put its own in the place of.
+        #: Caches of transformers that a call of several streams was given and replaced by its own.
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hooks = (
             self._decoder.register_forward_pre_hook(self._before, with_kwargs=True),
-            self._decoder.register_forward_hook(self._behind, with_kwargs=True),
+            self._decoder.register_forward_hook(self._join, with_kwargs=True),
         )
 
     @property
     def num_streams(self) -> int:
-        """Streams of calls that give no cache; set it to any number that has weights, or 1."""
+        """Returns the streams of calls that give no cache; set it to any number that has weights, or 1."""
         return self._num_streams
 
     @num_streams.setter
     def num_streams(self, num: int) -> None:
-        self._num_streams = self._known(num)
+        self._num_streams = self._check_number(num)
 
     @contextmanager
     def using(self, num_streams: int) -> Iterator[ParScale]:
-        """Calls within run so many streams unless their cache says another number."""
+        """Runs `num_streams` streams in the calls within, unless their cache has another number."""
         before, self.num_streams = self._num_streams, num_streams
         try:
             yield self
@@ -101,22 +102,22 @@ class ParScale:
             self._num_streams = before
 
     def cache(self, num_streams: int | None = None) -> ParScaleCache:
-        """An empty cache; a call that gets it as `past_key_values` runs its number of streams.
+        """Makes an empty cache; a call that gets it as `past_key_values` runs its number of streams.
 
         Args:
-            num_streams: how many; `num_streams` of this object if None.
+            num_streams: how many. Default: `num_streams` of this object.
 
         Raises:
-            ArgumentError: no weights for so many.
+            ArgumentError: there are no weights for this number of streams.
         """
-        num = self._num_streams if num_streams is None else self._known(num_streams)
+        num = self._num_streams if num_streams is None else self._check_number(num_streams)
         layers = self.model.config.num_hidden_layers
         if num not in self.weights:
             return ParScaleCache((), (), layers)
         return ParScaleCache(tuple(self.weights[num].prefix_k), tuple(self.weights[num].prefix_v), layers)
 
     def undo(self) -> None:
-        """Takes the hooks off; the model is as it was. More than once does nothing."""
+        """Takes the hooks off, so that the model is as it was. Twice does nothing."""
         for hook in self._hooks:
             hook.remove()
 
@@ -126,17 +127,16 @@ class ParScale:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.undo()
 
-    def _known(self, num: int) -> int:
-        if isinstance(num, bool) or not isinstance(num, int):
-            raise ArgumentTypeError(f"a number of streams is an int, found {num!r}")
+    def _check_number(self, num: int) -> int:
+        check_value("num_streams", num, Count)
         if num != 1 and num not in self.weights:
-            there = ", ".join(map(str, sorted({1, *self.weights})))
-            raise ArgumentError(f"{num} streams asked for, but there are weights for {there}; train or load others")
+            known = ", ".join(map(str, sorted({1, *self.weights})))
+            raise ArgumentError(f"{num} streams asked for, but there are weights for {known}; train or load others")
         return num
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Repeats a call's rows, and gives it the prefixes."""
-        call = {**dict(zip(self._names, args, strict=False)), **given}
+        call = {**dict(zip(self._names, args, strict=False)), **keywords}
         cache = call.get("past_key_values")
         own = isinstance(cache, ParScaleCache)
         num = cache.num_streams if own else self._num_streams
@@ -149,12 +149,12 @@ class ParScale:
             return None
         self._check_call(module, call)
         if not own:
-            uses, given_one = call.get("use_cache"), cache is not None
-            if given_one:
+            uses, has_cache = call.get("use_cache"), cache is not None
+            if has_cache:
                 self._replaced.add(cache)
             cache = self.cache(num)
-            # Some families hand on whatever cache they were given, which nobody asked for here.
-            cache.passing = not given_one and not (self.model.config.use_cache if uses is None else uses)
+            # Some families return the cache they were given, which the caller did not ask for here.
+            cache.passing = not has_cache and not (self.model.config.use_cache if uses is None else uses)
         ids = call.get("input_ids")
         batch = len(call["inputs_embeds"] if ids is None else ids)
         cache.expect(num * batch)
@@ -168,41 +168,39 @@ class ParScale:
                 call[name] = value.repeat(num, *(1,) * (value.ndim - 1))
         return (), call
 
-    def _behind(self, module: nn.Module, args: tuple[Any, ...], call: dict[str, Any], found: Any) -> Any:
-        """Joins the streams behind the last norm."""
+    def _join(self, module: nn.Module, args: tuple[Any, ...], call: dict[str, Any], out: Any) -> Any:
+        """Joins the streams after the last norm."""
         cache = call.get("past_key_values")
         if not isinstance(cache, ParScaleCache) or cache.source is None:
-            return found
+            return out
         weights = self.weights[cache.num_streams]
-        if isinstance(found, tuple):
-            rest = (each for each in found[1:] if each is not cache or not cache.passing)
-            return weights.aggregate(found[0]), *rest
-        found.last_hidden_state = weights.aggregate(found.last_hidden_state)
+        if isinstance(out, tuple):
+            rest = (each for each in out[1:] if each is not cache or not cache.passing)
+            return weights.aggregate(out[0]), *rest
+        out.last_hidden_state = weights.aggregate(out.last_hidden_state)
         if cache.passing:
-            found.past_key_values = None
-        return found
+            out.past_key_values = None
+        return out
 
     def _check_call(self, module: Any, call: dict[str, Any]) -> None:
         kind = self.model.config._attn_implementation
         if kind not in _ATTENTION:
-            raise UnsupportedError(f"several streams with attention {kind!r}: one of {', '.join(_ATTENTION)} is needed")
+            raise UnsupportedError(f"several streams do not run with attention {kind!r}; use {' or '.join(_ATTENTION)}")
         if module.training and any(getattr(each, "gradient_checkpointing", False) for each in module.modules()):
             raise UnsupportedError(
                 "gradient checkpointing drops the cache, and with it the prefixes: turn it off for training"
             )
         cache, mask, places = (call.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
         if isinstance(cache, ParScaleCache):
-            if cache.source is not self.weights[self._known(cache.num_streams)].prefix_k[0]:
-                raise ArgumentError("this cache is of other weights; make one with the cache() of this ParScale")
+            if cache.source is not self.weights[self._check_number(cache.num_streams)].prefix_k[0]:
+                raise ArgumentError("this cache belongs to other weights; make one with the cache() of this ParScale")
         elif cache is not None and (type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length()):
             raise UnsupportedError(
                 f"several streams need the cache of ParScale.cache() or an empty DynamicCache, found "
                 f"{type(cache).__name__} of {cache.get_seq_length()} tokens"
             )
         if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
-            raise UnsupportedError(
-                "several streams take an attention_mask [batch, tokens] that marks padding, no other"
-            )
+            raise UnsupportedError("several streams take only an attention_mask [batch, tokens] that marks padding")
         if cache is None and mask is None and places is not None and bool((places.diff(dim=-1) != 1).any()):
             raise UnsupportedError(
                 "position_ids that start anew mean packed rows; several streams take one text per row"

@@ -1,9 +1,10 @@
 """Trains streams, alone on a frozen backbone ("recycling") or together with it, by accelerate.
 
-The three settings of the paper (Chen et al., arXiv 2505.10475) are one function: from nothing, `train(model, weights)`
-of random weights; a second stage, the same of a trained model; recycling, `frozen=True`, which leaves every weight of
-the backbone as it is, so one backbone serves any number of streams. The base model itself is trained by weights=None.
-The paper makes its prefixes by a network that is dropped after training; here they are trained as they are.
+One function does the three settings of the paper (Chen et al., arXiv 2505.10475). Training from nothing is
+`train(model, weights)` with random weights. A second stage is the same with a trained model. Recycling is
+`frozen=True`, which leaves every weight of the backbone as it is, so one backbone serves any number of streams. With
+weights=None the base model itself is trained. The paper makes its prefixes by a network that is dropped after training;
+here they are trained directly.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 
@@ -33,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StreamLesson:
-    """Texts of one step, padding at the end.
+    """Holds the texts of one step, with padding at the end.
 
     Attributes:
         ids: token ids, `[batch, tokens]`.
-        learned: which of them are to be predicted, bool `[batch, tokens]`; the first of a row never is.
+        learned: which of them are predicted, bool `[batch, tokens]`; the first of a row never is.
     """
 
     ids: Tensor
@@ -45,14 +47,14 @@ class StreamLesson:
 
 
 def next_token_loss(model: nn.Module, lesson: StreamLesson) -> Tensor:
-    """The summed negative log-likelihood of a lesson's learned tokens, in nats.
+    """Computes the summed negative log-likelihood of a lesson's learned tokens, in nats.
 
     Args:
         model: a causal language model of transformers.
         lesson: what it learns.
 
     Returns:
-        A scalar in float32, or in float64 where the model is.
+        A scalar in float32, or in float64 if the model is.
     """
     logits = model(input_ids=lesson.ids, use_cache=False).logits[:, :-1]
     learned = lesson.learned[:, 1:]
@@ -61,7 +63,7 @@ def next_token_loss(model: nn.Module, lesson: StreamLesson) -> Tensor:
 
 
 def learning_rate(step: int, steps: int, warm: float = 0.05) -> float:
-    """Share of the peak rate at a step: a linear warm-up, then a cosine to zero.
+    """Returns the share of the peak rate at a step: a linear warm-up, then a cosine to zero.
 
     >>> [round(learning_rate(step, 100), 2) for step in (0, 4, 50, 99)]
     [0.2, 1.0, 0.54, 0.0]
@@ -71,7 +73,7 @@ def learning_rate(step: int, steps: int, warm: float = 0.05) -> float:
 
 
 class _Together(nn.Module):
-    """Backbone and streams as one module, so that whatever averages gradients between ranks sees both."""
+    """Joins backbone and streams in one module, so that gradients of both are averaged between ranks."""
 
     def __init__(self, model: nn.Module, weights: StreamWeights | None) -> None:
         super().__init__()
@@ -86,39 +88,39 @@ def train(
     weights: StreamWeights | None,
     draw: Callable[[int], StreamLesson],
     *,
-    steps: int,
+    steps: Count,
     rate: float = 3e-3,
     prefix_rate: float | None = None,
     frozen: bool = False,
     folder: Path | None = None,
-    save_every: int = 200,
-    rows_at_once: int | None = None,
+    save_every: Count = 200,
+    rows_at_once: Count | None = None,
     accelerator: Accelerator | None = None,
 ) -> list[float]:
-    """Trains by AdamW, gradients clipped to norm 1, and continues from a checkpoint if there is one.
+    """Trains by AdamW, with gradients clipped to norm 1, and continues from a checkpoint if there is one.
 
-    On several ranks (`accelerate launch`) each takes every n-th row of the same lesson, and the loss is the mean over
-    all learned tokens of all ranks, so the number of ranks changes no more than rounding.
+    On several ranks (`accelerate launch`) each takes every n-th row of the same lesson. The loss is the mean over all
+    learned tokens of all ranks, so the number of ranks changes only the rounding.
 
     Args:
         model: the backbone, without ParScale attached; it is attached while this runs.
         weights: the streams; None trains the base model.
-        draw: the lesson of a step, the same whenever asked.
-        steps: in all, those before a stop counted.
-        rate: peak learning rate.
-        prefix_rate: of the prefixes; None is `rate`. Streams come apart sooner where it is a few times that; where
-            the aggregator's rate is as high, it settles on one of them.
-        frozen: only the streams learn.
+        draw: returns the lesson of a step, the same each time.
+        steps: how many steps there are in all, including those before a stop.
+        rate: the peak learning rate.
+        prefix_rate: the peak learning rate of the prefixes. Default: `rate`. If it is a few times higher, streams come
+            apart sooner. If the aggregator's rate were as high, it would settle on one of them.
+        frozen: whether only the streams learn.
         folder: where `training.pt` is kept; None keeps nothing.
         save_every: steps between checkpoints.
-        rows_at_once: rows per forward of a rank, to save memory; None is all.
-        accelerator: device, ranks and precision; None is `Accelerator()`.
+        rows_at_once: rows per forward of a rank, to save memory. Default: all.
+        accelerator: device, ranks and precision. Default: `Accelerator()`.
 
     Returns:
         The loss of every step of this call, in nats per learned token.
 
     Raises:
-        ArgumentError: a frozen backbone without streams, or fewer rows than ranks.
+        ArgumentError: a number is out of bounds, a frozen backbone has no streams, or there are fewer rows than ranks.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
@@ -129,7 +131,9 @@ def train(
     >>> losses[-1] < losses[0]
     True
     """
-    _check(weights, frozen, steps=steps, save_every=save_every, rows_at_once=rows_at_once)
+    check_knobs(type_hints(train), {"steps": steps, "save_every": save_every, "rows_at_once": rows_at_once})
+    if frozen and weights is None:
+        raise ArgumentError("frozen=True without streams: nothing would be learned; give weights")
     place = accelerator or Accelerator()
     together = _Together(model, weights)
     streams = () if weights is None else (weights,)
@@ -151,22 +155,14 @@ def train(
                 _save(path, together, optimizer, frozen, step)
             if step % 100 == 0 and place.is_main_process:
                 _log.info("step %d of %d, loss %.4f", step, steps, sum(losses[-100:]) / len(losses[-100:]))
-        optimizer.zero_grad()  # gradients are as large as what was trained, and nobody's any more
+        optimizer.zero_grad()  # gradients take as much memory as the weights, and nobody needs them now
     return losses
-
-
-def _check(weights: StreamWeights | None, frozen: bool, **counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{name}={count}; give 1 or more")
-    if frozen and weights is None:
-        raise ArgumentError("frozen=True without streams: nothing would be learned; give weights")
 
 
 def _groups(
     learned: list[nn.Parameter], weights: StreamWeights | None, rate: float, prefix_rate: float | None
 ) -> list[dict[str, Any]]:
-    """Prefixes and all else, each with its peak rate."""
+    """Groups prefixes and all other parameters, each group with its peak rate."""
     prefixes = {id(each) for each in (*weights.prefix_k, *weights.prefix_v)} if weights is not None else set[int]()
     both = [[each for each in learned if (id(each) in prefixes) == kind] for kind in (False, True)]
     peaks = (rate, rate if prefix_rate is None else prefix_rate)
@@ -175,7 +171,7 @@ def _groups(
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A rank's rows, and how many tokens all ranks learn together."""
+    """Holds a rank's rows, and how many tokens all ranks learn together."""
 
     rows: StreamLesson
     count: int
@@ -183,7 +179,7 @@ class _Share:
 
 def _own_rows(lesson: StreamLesson, place: Accelerator) -> _Share:
     if len(lesson.ids) < place.num_processes:
-        raise ArgumentError(f"a lesson of {len(lesson.ids)} rows for {place.num_processes} ranks: draw more rows")
+        raise ArgumentError(f"a lesson has {len(lesson.ids)} rows for {place.num_processes} ranks: draw more rows")
     mine = slice(place.process_index, None, place.num_processes)
     rows = StreamLesson(lesson.ids[mine].to(place.device), lesson.learned[mine].to(place.device))
     return _Share(rows, int(lesson.learned[:, 1:].sum()))
@@ -192,7 +188,7 @@ def _own_rows(lesson: StreamLesson, place: Accelerator) -> _Share:
 def _step(
     together: Any, optimizer: Any, learned: list[nn.Parameter], share: _Share, rows: int | None, place: Accelerator
 ) -> float:
-    """One step of the optimizer; the loss over all ranks."""
+    """Makes one step of the optimizer; returns the loss over all ranks."""
     optimizer.zero_grad()
     size = rows or len(share.rows.ids)
     parts = list(zip(share.rows.ids.split(size), share.rows.learned.split(size), strict=True))
@@ -201,18 +197,18 @@ def _step(
         last = number == len(parts) - 1
         with nullcontext() if last else place.no_sync(together):
             loss = together(*part) / share.count
-            # Gradients are averaged over ranks, where they are to be summed.
+            # Gradients are averaged over ranks, but should be summed.
             place.backward(loss * place.num_processes)
         total = total + loss.detach()
     place.clip_grad_norm_(learned, 1.0)
     optimizer.step()
-    found: Any = place.reduce(total, "sum")
-    return float(found)
+    loss_of_all: Any = place.reduce(total, "sum")
+    return float(loss_of_all)
 
 
 @contextmanager
 def _learning(model: PreTrainedModel, frozen: bool) -> Iterator[None]:
-    """Training mode, or a frozen model; afterwards mode and flags are as before."""
+    """Puts the model into training mode, or freezes it; afterwards mode and flags are as before."""
     before, mode = [each.requires_grad for each in model.parameters()], model.training
     if frozen:
         model.requires_grad_(False)
@@ -230,8 +226,8 @@ def _resume(path: Path | None, together: _Together, optimizer: torch.optim.Optim
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["frozen"] != frozen:
-        raise ArgumentError(f"{path} is of a run with frozen={state['frozen']}; give another folder")
-    part: nn.Module = _kept(together, frozen)
+        raise ArgumentError(f"{path} comes from a run with frozen={state['frozen']}; give another folder")
+    part: nn.Module = _saved_part(together, frozen)
     part.load_state_dict(state["weights"])
     optimizer.load_state_dict(state["optimizer"])
     _log.info("%s: goes on at step %d", path, state["step"])
@@ -244,14 +240,14 @@ def _save(path: Path, together: _Together, optimizer: torch.optim.Optimizer, fro
     state = {
         "step": step,
         "frozen": frozen,
-        "weights": _kept(together, frozen).state_dict(),
+        "weights": _saved_part(together, frozen).state_dict(),
         "optimizer": optimizer.state_dict(),
     }
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
-def _kept(together: _Together, frozen: bool) -> nn.Module:
+def _saved_part(together: _Together, frozen: bool) -> nn.Module:
     if not frozen:
         return together
     assert together.weights is not None

@@ -1,4 +1,4 @@
-"""What ParScale learns: prefixes of keys and values for every stream, and the network that weighs the streams."""
+"""Holds what ParScale learns: prefixes of keys and values for every stream, and the network that weighs the streams."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 
 from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.knobs import Count, Share, check_knobs, type_hints
 
 __all__ = ["FAMILIES", "StreamWeights", "aggregate", "check_model", "smooth"]
 
-#: Decoders whose layers write their keys to the cache and take masks from its length; each is compared with itself,
-#: worked out stream by stream, in the tests.
+#: Decoders whose layers write their keys to the cache and take masks from its length. The tests compare each with its
+#: own streams, computed one by one.
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "gemma", "granite", "phi3", "smollm3",
 )  # fmt: skip
@@ -39,11 +40,11 @@ def smooth(weights: Tensor, smoothing: float) -> Tensor:
 
 
 def aggregate(hidden: Tensor, network: nn.Module, num_streams: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the streams, token by token.
+    """Computes the weighted sum of the streams, token by token.
 
     Args:
-        hidden: behind the last norm, `[streams * batch, tokens, width]`, stream by stream.
-        network: from `[batch, tokens, width * streams]`, in which the streams of one feature lie side by side, to
+        hidden: the hidden states after the last norm, `[streams * batch, tokens, width]`, stream by stream.
+        network: maps `[batch, tokens, width * streams]`, in which the streams of one feature lie side by side, to
             `[batch, tokens, streams]`.
         num_streams: P.
         smoothing: as in `smooth`.
@@ -60,54 +61,49 @@ def aggregate(hidden: Tensor, network: nn.Module, num_streams: int, smoothing: f
 
 
 class StreamWeights(nn.Module):
-    """Prefixes and aggregator for one number of streams.
+    """Holds prefixes and aggregator for one number of streams.
 
-    The parameters are apart from the model's. `load_published` and `published` translate to and from the names that
+    The parameters are separate from the model's. `load_published` and `published` translate to and from the names that
     published checkpoints have.
 
     Args:
-        num_streams: P. One stream without weights is the base model; with them it is prefix tuning (Li & Liang,
-            arXiv 2101.00190), which more streams can be compared with, and has no aggregator.
-        num_layers: of the model.
-        kv_heads: of each layer.
+        num_streams: P. One stream without weights is the base model. With weights it is prefix tuning (Li & Liang,
+            arXiv 2101.00190), to compare more streams with, and has no aggregator.
+        num_layers: how many layers the model has.
+        kv_heads: how many key heads each layer has.
         head_dim: channels of a head.
-        hidden_size: of the model.
-        prefix_length: learned keys in front of each layer.
-        smoothing: least share of all streams together that is spread evenly, 0 to 1.
-        seed: of the first values.
+        hidden_size: the model's hidden size.
+        prefix_length: how many learned keys each layer has in front.
+        smoothing: the least share of the weights that is spread evenly over all streams.
+        seed: the seed of the first values.
         spread: standard deviation of the first prefixes.
 
     Attributes:
-        prefix_k: of every layer, `[streams, kv_heads, prefix, head_dim]`; without rotary embedding.
+        prefix_k: the prefix of every layer, `[streams, kv_heads, prefix, head_dim]`; without rotary embedding.
         prefix_v: of the same shapes.
         aggregate_layer: Linear(streams * hidden, hidden), SiLU, Linear(hidden, streams). The last begins at zero, so
             the streams are averaged at first. Empty for one stream.
 
     Raises:
-        ArgumentError: a number that cannot be.
+        ArgumentError: a number is out of bounds.
     """
 
     def __init__(
         self,
-        num_streams: int,
+        num_streams: Count,
         *,
         num_layers: int,
         kv_heads: int,
         head_dim: int,
         hidden_size: int,
-        prefix_length: int = 48,
-        smoothing: float = 0.01,
+        prefix_length: Count = 48,
+        smoothing: Share = 0.01,
         seed: int = 0,
         spread: float = 0.02,
     ) -> None:
         super().__init__()
-        if num_streams < 1 or prefix_length < 1:
-            raise ArgumentError(
-                f"streams are told apart by their prefixes: 1 stream or more and prefixes of 1 key or more, found "
-                f"{num_streams} and {prefix_length}"
-            )
-        if not 0.0 <= smoothing <= 1.0:
-            raise ArgumentError(f"smoothing lies in 0 <= e <= 1, found {smoothing}")
+        knobs = {"num_streams": num_streams, "prefix_length": prefix_length, "smoothing": smoothing}
+        check_knobs(type_hints(StreamWeights.__init__), knobs)
         self.num_streams, self.prefix_length, self.smoothing = num_streams, prefix_length, smoothing
         shape = (num_streams, kv_heads, prefix_length, head_dim)
 
@@ -129,36 +125,35 @@ class StreamWeights(nn.Module):
 
     @classmethod
     def new(cls, model: PreTrainedModel, num_streams: int, **more: Any) -> Self:
-        """Fresh weights of a model's sizes, on its device and in its type.
+        """Makes fresh weights of a model's sizes, on its device and in its type.
 
         Args:
-            model: of `FAMILIES`.
+            model: a model of `FAMILIES`.
             num_streams: P, 1 or more.
             **more: `prefix_length`, `smoothing`, `seed` and `spread` of the class.
         """
         check_model(model)
-        made = cls(num_streams, **_sizes(model.config), **more)
         first = next(model.parameters())
-        return made.to(device=first.device, dtype=first.dtype)
+        return cls(num_streams, **_sizes(model.config), **more).to(device=first.device, dtype=first.dtype)
 
     @classmethod
     @torch.no_grad()
     def from_prompts(cls, model: PreTrainedModel, prompts: Tensor, **more: Any) -> Self:
-        """Streams that begin as prompts: behind its first prefix each says what the model says behind its prompt.
+        """Makes streams that begin as prompts: each first writes what the model writes after its prompt.
 
-        Exactly so where `prefix_length` is not given: the keys are those of a text at the positions before 0. Training
-        goes on from there; prefixes do better from the activations of words than from noise (Li & Liang, arXiv
+        That holds exactly if `prefix_length` is not given: the keys are those of a text at the positions before 0.
+        Training goes on from there. Prefixes do better from the activations of words than from noise (Li & Liang, arXiv
         2101.00190), and streams need not come apart by themselves.
 
         Args:
-            model: of `FAMILIES`, without ParScale attached.
+            model: a model of `FAMILIES`, without ParScale attached.
             prompts: token ids, `[streams, tokens]`; prompts of one length, without padding.
-            **more: `prefix_length`, the prompts' own by default; more keys go in front of the prompts, with values as
-                of `new`. `smoothing`, `seed` and `spread` of the class.
+            **more: `prefix_length`, by default that of the prompts; further keys go in front of the prompts, with
+                values as in `new`. Also `smoothing`, `seed` and `spread` of the class.
 
         Raises:
-            ArgumentError: no token ids of that shape, or a shorter prefix than the prompts.
-            UnsupportedError: a model that streams would be wrong for, or one that has some.
+            ArgumentError: the prompts are not token ids of that shape, or longer than the prefix.
+            UnsupportedError: streams would be wrong for the model, or it has some already.
 
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
@@ -169,24 +164,26 @@ class StreamWeights(nn.Module):
         if prompts.ndim != 2 or prompts.is_floating_point() or not prompts.numel():
             raise ArgumentError(f"prompts are token ids [streams, tokens], found {prompts.dtype} {[*prompts.shape]}")
         num_streams, tokens = prompts.shape
-        made = cls.new(model, num_streams, **{"prefix_length": tokens, **more})
-        if made.prefix_length < tokens:
-            raise ArgumentError(f"prompts of {tokens} tokens do not fit prefix_length={made.prefix_length}; give more")
+        weights = cls.new(model, num_streams, **{"prefix_length": tokens, **more})
+        if weights.prefix_length < tokens:
+            raise ArgumentError(
+                f"prompts of {tokens} tokens do not fit prefix_length={weights.prefix_length}; give more"
+            )
         mode, places = model.training, torch.arange(-tokens, 0, device=model.device)[None]
         model.eval()
         try:
             read: Any = model.base_model(prompts.to(model.device), position_ids=places, use_cache=True)
         finally:
             model.train(mode)
-        for layer, kept in enumerate(read.past_key_values.layers):
-            if len(kept.keys) != num_streams:
+        for layer, cached in enumerate(read.past_key_values.layers):
+            if len(cached.keys) != num_streams:
                 raise UnsupportedError("this model has ParScale attached; undo() that first")
-            made.prefix_k[layer][:, :, -tokens:] = kept.keys
-            made.prefix_v[layer][:, :, -tokens:] = kept.values
-        return made
+            weights.prefix_k[layer][:, :, -tokens:] = cached.keys
+            weights.prefix_v[layer][:, :, -tokens:] = cached.values
+        return weights
 
     def aggregate(self, hidden: Tensor) -> Tensor:
-        """`[streams * batch, tokens, width]` to `[batch, tokens, width]`; see the function of this name."""
+        """Sums the streams: `[streams * batch, tokens, width]` to `[batch, tokens, width]`; see `aggregate` above."""
         if self.num_streams == 1:
             return hidden
         return aggregate(hidden, self.aggregate_layer, self.num_streams, self.smoothing)[0]
@@ -199,16 +196,16 @@ class StreamWeights(nn.Module):
         """
         sizes = _sizes(config)
         streams, heads, _, width = self.prefix_k[0].shape
-        found = {"num_layers": len(self.prefix_k), "kv_heads": heads, "head_dim": width}
+        own = {"num_layers": len(self.prefix_k), "kv_heads": heads, "head_dim": width}
         if self.num_streams > 1:
-            found["hidden_size"] = self.aggregate_layer[0].out_features
+            own["hidden_size"] = self.aggregate_layer[0].out_features
         assert streams == self.num_streams
-        if wrong := {name: (found[name], sizes[name]) for name in found if found[name] != sizes[name]}:
-            said = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
-            raise ArgumentError(f"weights of other sizes than the model's: {said}")
+        if wrong := {name: (own[name], sizes[name]) for name in own if own[name] != sizes[name]}:
+            differences = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
+            raise ArgumentError(f"the weights have other sizes than the model: {differences}")
 
     def published(self) -> dict[str, Tensor]:
-        """The weights under the names that published checkpoints have."""
+        """Returns the weights under the names that published checkpoints have."""
         state = {f"model.{name}": value for name, value in self.state_dict().items() if name.startswith("aggregate")}
         for layer in range(len(self.prefix_k)):
             state[f"model.layers.{layer}.self_attn.prefix_k"] = self.prefix_k[layer].detach()
@@ -219,10 +216,10 @@ class StreamWeights(nn.Module):
         """Takes weights over from a checkpoint's tensors.
 
         Args:
-            state: at least the names that `published` gives; others are left alone.
+            state: tensors with at least the names that `published` gives; others are ignored.
 
         Raises:
-            ArgumentError: a name is missing, or a shape is another.
+            ArgumentError: a name is missing, or a shape differs.
         """
         own = self.published()
         if missing := sorted(set(own) - set(state)):
@@ -230,8 +227,8 @@ class StreamWeights(nn.Module):
         with torch.no_grad():
             for name, value in own.items():
                 if state[name].shape != value.shape:
-                    found, wanted = tuple(state[name].shape), tuple(value.shape)
-                    raise ArgumentError(f"{name} has shape {found} in the checkpoint, {wanted} was expected")
+                    shape, expected = tuple(state[name].shape), tuple(value.shape)
+                    raise ArgumentError(f"{name} has shape {shape} in the checkpoint, {expected} was expected")
                 value.copy_(state[name])
 
 
@@ -239,9 +236,9 @@ def check_model(model: object) -> None:
     """Refuses models that streams would be wrong for.
 
     Raises:
-        ArgumentTypeError: no transformers model.
-        UnsupportedError: another family, layers that do not attend to all tokens before, or a rotary embedding that
-            makes `generate` drop its cache.
+        ArgumentTypeError: it is not a transformers model.
+        UnsupportedError: it is of another family, its layers do not attend to all tokens before, or its rotary
+            embedding makes `generate` drop its cache.
     """
     if not isinstance(model, PreTrainedModel):
         raise ArgumentTypeError(f"ParScale attaches to a transformers model, found {type(model).__name__}")

@@ -1,4 +1,4 @@
-"""Training on texts of threads: the likelihood of what a model wrote, and one step of descent."""
+"""Trains on texts of threads: computes the likelihood of what a model wrote, and makes steps of descent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import AboveZero, check_knobs, type_hints
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask
 
@@ -19,18 +20,18 @@ __all__ = ["ThreadLesson", "learned_logits", "log_likelihoods", "supervised_loss
 
 
 def learned_logits(model: PreTrainedModel, batch: ThreadBatch, thoughts: ThoughtEmbeddings | None = None) -> Tensor:
-    """Logits that predict the learned tokens.
+    """Computes the logits that predict the learned tokens.
 
     Args:
         model: a decoder of transformers that takes a mask per query and key: with eager, sdpa or flex attention.
-        batch: texts; on the model's device.
+        batch: the texts, on the model's device.
         thoughts: embeddings of the batch's marks, attached to the model.
 
     Returns:
         `[learned tokens, vocabulary]`, rows first, then columns.
 
     Raises:
-        UnsupportedError: another kind of attention, or a batch with marks and no thought embeddings.
+        UnsupportedError: the model has another kind of attention, or there are marks and no thought embeddings.
     """
     if thoughts is None and bool(batch.marks.any()):
         raise UnsupportedError("the batch has marks: give thoughts=ThoughtEmbeddings.of(model), attached to the model")
@@ -59,22 +60,25 @@ def _mask_for(model: PreTrainedModel, batch: ThreadBatch) -> Any:
 
 
 def log_likelihoods(
-    model: PreTrainedModel, batch: ThreadBatch, *, temperature: float = 1.0, thoughts: ThoughtEmbeddings | None = None
+    model: PreTrainedModel,
+    batch: ThreadBatch,
+    *,
+    temperature: AboveZero = 1.0,
+    thoughts: ThoughtEmbeddings | None = None,
 ) -> Tensor:
-    """Natural log-probabilities of the learned tokens, float32 or wider, `[learned tokens]`.
+    """Computes natural log-probabilities of the learned tokens, float32 or wider, `[learned tokens]`.
 
     Args:
         model: as in `learned_logits`.
-        batch: texts.
-        temperature: logits are divided by it: that of the draw, where tokens were drawn.
+        batch: the texts.
+        temperature: divides the logits; for drawn tokens, the temperature of the draw.
         thoughts: as in `learned_logits`.
 
     Raises:
-        ArgumentError: a temperature that is not above 0.
+        ArgumentError: the temperature is not above 0.
         UnsupportedError: as in `learned_logits`.
     """
-    if temperature <= 0:
-        raise ArgumentError(f"temperature={temperature}; use a number above 0")
+    check_knobs(type_hints(log_likelihoods), {"temperature": temperature})
     logits = learned_logits(model, batch, thoughts)
     # Half-precision logits would round the probabilities that matter most, those near 1.
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -82,23 +86,23 @@ def log_likelihoods(
 
 
 def supervised_loss(model: PreTrainedModel, batch: ThreadBatch, thoughts: ThoughtEmbeddings | None = None) -> Tensor:
-    """Mean negative log-likelihood of the learned tokens, in nats; each counts once, whatever text it is of.
+    """Computes the mean negative log-likelihood of the learned tokens, in nats; each token of any text counts once.
 
     Raises:
-        ArgumentError: nothing is learned in the batch.
+        ArgumentError: the batch has no learned tokens.
         UnsupportedError: as in `learned_logits`.
     """
     if not bool(batch.learn.any()):
-        raise ArgumentError("no token of the batch is learned: what a model is to write are the texts' pieces")
+        raise ArgumentError("no token of the batch is learned: put what the model shall write into pieces of the texts")
     return -log_likelihoods(model, batch, thoughts=thoughts).mean()
 
 
 class ThreadLesson(nn.Module):
-    """A model and its loss as one module, so that what wraps modules (accelerate, DDP) sees the whole forward.
+    """Joins a model and its loss in one module, so that wrappers (accelerate, DDP) see the whole forward.
 
     Args:
-        model: what is trained.
-        thoughts: trained with it, attached to it.
+        model: the model that is trained.
+        thoughts: embeddings that are trained with it and attached to it.
     """
 
     def __init__(self, model: PreTrainedModel, thoughts: ThoughtEmbeddings | None = None) -> None:
@@ -106,7 +110,7 @@ class ThreadLesson(nn.Module):
         self.model, self.thoughts = model, thoughts
 
     def forward(self, batch: ThreadBatch, temperature: float | None = None) -> Tensor:
-        """The supervised loss, or where a temperature is given, the log-likelihoods of the learned tokens at it."""
+        """Computes the supervised loss or, if a temperature is given, the learned tokens' log-likelihoods at it."""
         if temperature is None:
             return supervised_loss(self.model, batch, self.thoughts)
         return log_likelihoods(self.model, batch, temperature=temperature, thoughts=self.thoughts)
@@ -121,20 +125,20 @@ def train_step(
     scale: float = 1.0,
     clip: float = 1.0,
 ) -> float:
-    """One step of descent.
+    """Makes one step of descent.
 
     Args:
-        accelerator: of accelerate.
-        loss: of the batch.
-        parameters: what is trained.
+        accelerator: an `Accelerator` of accelerate.
+        loss: the loss of the batch.
+        parameters: the parameters that are trained.
         optimizers: each with its peak learning rate.
-        scale: of all learning rates.
-        clip: most the gradient's norm may be.
+        scale: factor on all learning rates.
+        clip: the largest norm the gradient may have.
 
     Returns:
         The norm of the gradient before it was clipped.
     """
-    # Not by the optimizers: one may see the parameters through views that have gradients of their own.
+    # Optimizers cannot do this: one may see the parameters through views that have gradients of their own.
     for parameter in parameters:
         parameter.grad = None
     accelerator.backward(loss)

@@ -1,8 +1,8 @@
-"""One rank's run of a model's blocks on a few frames of a long video, which see frames around them by keys kept."""
+"""Runs one rank's share of a model's blocks on a few frames of a long video, which see kept keys of those around."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,41 +12,51 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
-from partsong.parallel.cuts.tokens import AttentionCall, attend_locally
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.long_video.frame_rotary import FrameRotary
 
-__all__ = ["FrameContext", "KeysAround", "StagedFrames"]
+__all__ = ["FrameContext", "FrameLoop", "KeysAround", "StagedFrames"]
 
 #: Keys and values `[B, H, L, D]` of other frames, and how many frames later they lie than their own count says.
 KeysAround = Sequence[tuple[Tensor, Tensor, int]]
 
 
 class FrameContext(Protocol):
-    """What the frames at work see beside themselves, and what is kept of them for others."""
+    """Describes which keys the frames at work see of others, and which of theirs are kept."""
 
     def read(self, layer: int) -> KeysAround:
-        """Keys and values of the frames around, for one attention of the model."""
+        """Returns keys and values of the frames around, for one attention of the model."""
         ...
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes those of the frames at work."""
+        """Takes the keys and values of the frames at work."""
+        ...
+
+
+class FrameLoop(Protocol):
+    """Describes the sampling loop that a rank's blocks are part of."""
+
+    @property
+    def keys(self) -> FrameContext:
+        """Returns what the frames at work see of others."""
+        ...
+
+    def sends(self, step: int, index: int) -> int:
+        """Returns the bytes the rank at `index` of the pipeline sends in a step, as the loop counts steps."""
+        ...
+
+    def kept(self) -> str | None:
+        """Says what is kept of other frames on this rank; None where the strategy leaves no choice."""
         ...
 
 
 class StagedFrames(StagedBlocks):
-    """The blocks of one rank; between calls, `context` says which frames are seen.
-
-    Args:
-        module: the transformer.
-        adapter: its row, resolved.
-        mesh: the ranks; those of axis ``pipe`` are the stages in order.
-        layers: blocks of each stage; None deals them out evenly.
+    """Runs the blocks of one rank inside a loop, which chooses the frames that are seen; see `StagedBlocks`.
 
     Raises:
-        UnsupportedError: a model whose frames cannot share keys.
-        ArgumentError: the stages do not add up to the model's blocks.
+        UnsupportedError: the model's frames cannot share keys.
     """
 
     parts_name = "videos"
@@ -56,38 +66,39 @@ class StagedFrames(StagedBlocks):
             raise UnsupportedError(f"{adapter.model}: text and video share one attention; use Ulysses or ClipParallel")
         self.rotary = FrameRotary(module)
         super().__init__(module, adapter, mesh, layers)
-        self.context: FrameContext | None = None
-        #: Bytes that a rank of the pipeline sends in a step; the loop says so, which knows what a step is.
-        self.sends: Callable[[int, int], int] | None = None
-        #: What is kept of other frames on this rank, in words; the loop says so too.
-        self.keeps: Callable[[], str] | None = None
-        #: Bytes that each stage sends in one call for so many frames.
+        #: The loop at work, or the last one, which `Plan.explain` may be asked about.
+        self.loop: FrameLoop | None = None
+        #: Bytes that each stage sends in one call, by its number of frames.
         self.sent: dict[int, tuple[int, ...]] = {}
 
     @property
     def own_layers(self) -> list[int]:
-        """Numbers of the attentions that this rank computes."""
+        """Lists the numbers of the attentions that this rank computes."""
         mine = tuple(f"{self.blocks[number].name}." for number in self.own)
         return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """What a call looks like; what each stage sends for that many frames is remembered."""
-        found = super().layout(named)
-        passed = [sum(t.numel() * t.element_size() for t in tensors) for tensors in found.inputs[None][1:]]
-        answer = found.owners.numel() * found.owners.element_size() * (self.pipe.size - 1)
-        self.sent[found.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
-        return found
+        """Says what a call looks like, and remembers what each stage sends for its number of frames."""
+        layout = super().layout(named)
+        passed = [sum(tensor.nbytes for tensor in tensors) for tensors in layout.inputs[None][1:]]
+        answer = layout.owners.nbytes * (self.pipe.size - 1)
+        self.sent[layout.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
+        return layout
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
-        assert self.sends is not None
-        return self.sends(step[0], index)
+        """Returns the bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
+        assert self.loop is not None
+        return self.loop.sends(step[0], index)
+
+    def kept(self) -> str | None:
+        """Says what the loop keeps of other frames on this rank."""
+        return None if self.loop is None else self.loop.kept()
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of the frames at work to themselves and to those around."""
-        assert self.context is not None
-        around = self.context.read(call.layer)
-        self.context.keep(call.layer, call.k, call.v)
+        """Computes attention of the frames at work to themselves and to those around."""
+        assert self.loop is not None
+        around = self.loop.keys.read(call.layer)
+        self.loop.keys.keep(call.layer, call.k, call.v)
         if not around:
             return attend_locally(replace(call, masks=None))
         k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)
@@ -95,7 +106,7 @@ class StagedFrames(StagedBlocks):
         return attend_locally(replace(call, k=k, v=v, sizes=(k.shape[2],), index=0, masks=None))
 
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
-        """A mask over frames that a causal model brings along lets the frames of one block see each other: drop it."""
+        """Drops a causal model's own mask over frames, which lets the frames of one block see each other."""
         if mask.dtype != torch.bool or not bool(mask.all()):
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "

@@ -1,19 +1,16 @@
-"""PipeFusion's loop: every patch has its own call of the pipeline, and the ranks work on different patches at once.
+"""Runs PipeFusion's loop: every patch has its own call of the pipeline, and the ranks work on different patches.
 
-One call per patch, all with the same arguments, paused at the denoiser (see `paused`). Guidance, scheduler and the
-rest of the pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer
-has full size: its own patch is new, the others are the newest known, so whatever the pipeline does position by
-position is right for its patch, and the calls' latents are put together after every step.
+The calls have the same arguments and pause at the denoiser (see `paused`). Guidance, scheduler and the rest of the
+pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer has full
+size: its own patch is new, the others are the newest known. So what the pipeline does position by position is right
+for its patch, and the calls' latents are put together after every step.
 
-Time goes in slots. In every slot each stage works on one patch and one exchange moves the results, so all ranks make
-the same sequence of exchanges: no message can overtake or block another, on any backend.
+Time goes in slots (see `StageSlots`): in every slot each stage works on one patch and one exchange moves the results.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -24,63 +21,45 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.plan.explain import AGREED_STEPS
-from partsong.parallel.ranks.collectives import Pending, exchange
-from partsong.parallel.ranks.noise import share_random_state
-from partsong.samplers.patch_pipeline.stage import StagedPatches
+from partsong.parallel.ranks.agreement import AGREED_STEPS
+from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.plan_call import CallTrack, call_pipeline, refuse_arguments
 from partsong.samplers.pipeline.scheduler_checks import check_positionwise
 from partsong.samplers.pipeline.shared_text import SharedText
+from partsong.samplers.pipeline.stage_slots import StageItem, StageSlots
 
 __all__ = ["patch_pipeline"]
 
-_CALLBACKS = ("callback_on_step_end", "callback")
+_NO_CALLBACK = "patches are in different steps at any time; use a strategy that leaves the pipeline's loop alone"
 
 
 @torch.no_grad()
-def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
-    """Samples with `PatchPipeline`: layers over ranks, patches in flight.
-
-    Args:
-        plan: a `PatchPipeline` on a pipeline.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Returns:
-        What the pipeline returns, on every rank.
+def patch_pipeline(plan: Plan, strategy: PatchPipeline, **arguments: Any) -> Any:
+    """Samples with `PatchPipeline`; see `StrategyRow.loop`.
 
     Raises:
-        UnsupportedError: a scheduler that does not treat every position by itself, a callback, or a call that cannot
-            be cut into patches.
+        UnsupportedError: the scheduler does not treat every position by itself, a callback was given, or the call
+            cannot be cut into patches.
 
     Source: PipeFusion, arXiv 2405.14430.
     """
-    for name in _CALLBACKS:
-        if arguments.get(name) is not None:
-            raise UnsupportedError(
-                f"{name} cannot be honoured: patches are in different steps at any time; use a strategy that leaves "
-                "the pipeline's loop alone"
-            )
-    denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.sequence, StagedPatches)
-    plan.clock.begin()
-    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
-    name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
-    patches = denoiser.sequence.num_patches
+    refuse_arguments(arguments, {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK})
+    stage = plan.denoisers[0].cut
+    assert isinstance(stage, StagedPatches)
+    plan.begin_loop()
     with ExitStack() as stack, plan.looping():
-        # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
-        calls = [
-            stack.enter_context(PausedCall(plan.target, name, arguments, decodes=patch == patches - 1))
-            for patch in range(patches)
-        ]
-        stack.callback(denoiser.sequence.forget)
-        for call in calls[:-1]:  # one bar is enough
-            if hasattr(call.pipe, "set_progress_bar_config"):
-                call.pipe.set_progress_bar_config(disable=True)
         text = SharedText()
-        for call in calls:
-            text.join(call)
-        loop = _Loop(plan, denoiser.sequence, calls)
-        loop.run([loop.tracks], steps=denoiser.sequence.warmup_steps)
+        calls: list[PausedCall] = []
+        for patch in range(stage.num_patches):
+            # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
+            is_last = patch == stage.num_patches - 1
+            calls.append(call_pipeline(plan, arguments, decodes=is_last, shows_progress=is_last))
+            stack.enter_context(calls[-1])
+            text.join(calls[-1])
+        stack.callback(stage.forget)
+        loop = _Loop(plan, stage, calls)
+        loop.run([loop.tracks], steps=strategy.warmup_steps)
         loop.run([[track] for track in loop.tracks], steps=None)
         loop.close()
         calls[-1].hand_back_random_state()
@@ -88,23 +67,17 @@ def patch_pipeline(plan: Plan, **arguments: Any) -> Any:
         return calls[-1].event.output
 
 
-@dataclass(slots=True)
-class _Track:
-    """Where the call of one patch stands: its next call of the denoiser is call `branch` of step `step`."""
+@dataclass(slots=True, kw_only=True)
+class _Track(CallTrack):
+    """Counts how far the call of one patch has come."""
 
-    call: PausedCall
     patch: int
-    step: int = 0
-    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """One call of the denoiser for one part: a patch, or the whole picture (None)."""
+class _Item(StageItem):
+    """Holds one call of the denoiser for a patch or the whole picture, and the step it belongs to."""
 
-    arguments: Mapping[str, Any]
-    layout: PartLayout
-    part: int | None
     step: int
     branch: int
 
@@ -112,7 +85,7 @@ class _Item:
 class _Loop:
     def __init__(self, plan: Plan, stage: StagedPatches, calls: Sequence[PausedCall]) -> None:
         self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
-        self.tracks = [_Track(call, patch) for patch, call in enumerate(calls)]
+        self.tracks = [_Track(call, patch=patch) for patch, call in enumerate(calls)]
         self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches
         self.latents: Tensor | None = None
         self._step = 0
@@ -125,42 +98,30 @@ class _Loop:
     def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
         """Works until a number of steps is done, or to the end.
 
-        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t. Stage s
-        works on item t - `lead` * s, and what it sends is waited for `lead` slots later.
+        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t, which then
+        goes through the stages (see `StageSlots`).
 
         Args:
             groups: calls that are answered together, with the whole picture where there is one group, else a patch.
             steps: None runs until the calls have finished.
         """
-        size, index = self.axis.size, self.axis.index
+        size = self.axis.size
         lead = 2 if len(groups) >= 2 * size else 1
         period = max(len(groups), lead * size)
-        items: dict[int, _Item | None] = {}
-        inputs: dict[int, Tensor] = {}
-        outputs: dict[int, Tensor] = {}
-        flying: deque[Pending] = deque()
-        for slot in itertools.count():
-            if slot >= lead:
-                flying.popleft().wait()
-            group = slot % period
+        slots: StageSlots[_Item] = StageSlots(self.axis, lead, self._work, "patch pipeline")
+        while True:
+            slots.wait()
+            group = slots.slot % period
             if group < len(groups):
-                self._answer(groups[group], items.pop(slot - period, None), outputs.pop(slot - period, None))
-                items[slot] = self._next(groups[group][0], None if len(groups) == 1 else group, steps)
-                if group == len(groups) - 1 and items[slot] is None:
+                done = slots.take(slots.slot - period)
+                if done is not None:
+                    self._answer(groups[group], *done)
+                item = self._next(groups[group][0], None if len(groups) == 1 else group, steps)
+                if item is not None:
+                    slots.items[slots.slot] = item
+                elif group == len(groups) - 1:
                     return
-            sends: dict[int, Tensor] = {}
-            mine, before, last = slot - lead * index, slot - lead * (index - 1), slot - lead * (size - 1)
-            if (item := items.get(mine)) is not None:
-                result = self._work(item, inputs.pop(mine, None))
-                if self.stage.is_last:
-                    outputs[mine] = result
-                sends = dict.fromkeys(range(size - 1) if self.stage.is_last else (index + 1,), result)
-            recvs: dict[int, Tensor] = {}
-            if index > 0 and (item := items.get(before)) is not None:
-                recvs[index - 1] = inputs[before] = item.layout.empty_input(item.part, index)
-            if not self.stage.is_last and (item := items.get(last)) is not None:
-                recvs[size - 1] = outputs[last] = item.layout.empty_output(item.part)
-            flying.append(exchange(self.axis, sends, recvs, name="patch pipeline"))
+            slots.run()
 
     def _work(self, item: _Item, received: Tensor | None) -> Tensor:
         clock = self.plan.clock
@@ -172,13 +133,13 @@ class _Loop:
         return result
 
     def _begin(self, step: int) -> None:
-        """A record of the ledger is a step of this rank's own work, which may lag behind that of others."""
+        """Ends the ledger's record of the step before: a record is a step of this rank's own work."""
         if step > self._step:
             self.plan.close_record()
             self._step = step
 
     def _next(self, track: _Track, part: int | None, steps: int | None) -> _Item | None:
-        """What a call asks for; None where it has finished or made its steps."""
+        """Returns what a call asks for; None where it has finished or made its steps."""
         event = track.call.event
         if isinstance(event, Finished) or (steps is not None and track.step >= steps):
             return None
@@ -193,24 +154,19 @@ class _Loop:
             self.stage.check_filled(layout, track.step, track.branch)
         return _Item(event.arguments, layout, part, track.step, track.branch)
 
-    def _answer(self, tracks: Sequence[_Track], item: _Item | None, output: Tensor | None) -> None:
+    def _answer(self, tracks: Sequence[_Track], item: _Item, output: Tensor) -> None:
         """Gives calls what they asked for, and lets them run to their next question."""
-        if item is None:
-            return
-        assert output is not None
         known = self.predictions.get(item.branch)
         if known is None or known.shape != item.layout.owners.shape:
             known = self.predictions[item.branch] = torch.empty_like(item.layout.owners).contiguous()
         item.layout.write(known, item.part, output)
         for track in tracks:
-            event = track.call.send(item.layout.returned(known.clone()))
-            track.branch += 1
+            event = track.send(item.layout.returned(known.clone()))
             while isinstance(event, Stepped):
-                track.step, track.branch = track.step + 1, 0
-                event = track.call.send(self._assembled(event.latents, item.layout, item.part))
+                event = track.send(self._assembled(event.latents, item.layout, item.part))
 
     def _assembled(self, latents: Tensor, layout: PartLayout, part: int | None) -> Tensor:
-        """A patch's new latents among the newest known of the others."""
+        """Returns a patch's new latents among the newest known of the others."""
         if part is None or self.latents is None:
             self.latents = latents.clone()
         else:
@@ -221,12 +177,11 @@ class _Loop:
     def close(self) -> None:
         """Ends the last record, and leaves the clock at the end."""
         self.plan.close_record()
-        self.plan.clock.num_steps = self.tracks[-1].step
-        self.plan.clock.step = self.tracks[-1].step
+        self.plan.clock.num_steps = self.plan.clock.step = self.tracks[-1].step
 
 
 def _owners_like(latents: Tensor, owners: Tensor) -> Tensor:
-    """The patch of every position of the latents: as in the model's output, which may have other channels or batch."""
+    """Returns the patch of every position of the latents; the model's output may have other channels or batch."""
     mine = owners[:1]
     if latents.shape[1:] != mine.shape[1:] and latents.ndim == mine.ndim:
         channel = mine[:, :1]

@@ -1,23 +1,30 @@
-"""Pipeline of layers and patches: patches of the picture travel through stages of blocks (arXiv 2405.14430)."""
+"""Sends patches of the picture through stages of blocks, in a pipeline of layers and patches (arXiv 2405.14430)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from partsong.errors import ArgumentError
+from partsong.errors import UnsupportedError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.block_lists import chain_reason
+from partsong.parallel.cuts.staged_blocks import Layers, PartLayout, StagedBlocks, check_layers
+from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.strategy import Kind, Strategy
-from partsong.samplers.patch_pipeline.stage import StagedPatches
 
-__all__ = ["PatchPipeline"]
+__all__ = ["PatchPipeline", "StagedPatches"]
 
-#: Numbers up to here are whole in every floating-point type: the model's output once holds the number of its patch.
+#: Numbers up to here are exact in every floating-point type: the model's output once holds the number of its patch.
 MAX_PATCHES = 256
 
 
@@ -48,45 +55,27 @@ class PatchPipeline(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("pipe",)
     kind: ClassVar[Kind] = "approximate"
-    loop: ClassVar[str | None] = "patch_pipeline"
+    has_loop: ClassVar[bool] = True
 
-    degree: int | None = None
-    num_patches: int | None = None
-    warmup_steps: int = 1
-    layers: tuple[int, ...] | None = None
+    degree: Count | None = None
+    num_patches: Annotated[int, Whole(1, MAX_PATCHES)] | None = None
+    warmup_steps: WarmUp = 1
+    layers: Layers | None = None
 
     def validate(self) -> None:
-        """Refuses counts below one, and a number of stages other than the degree."""
+        """Refuses a number of stages other than the degree."""
         super(PatchPipeline, self).validate()
-        counts = {"num_patches": self.num_patches, "warmup_steps": self.warmup_steps}
-        for name, value in counts.items():
-            if value is None and name == "num_patches":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                why = "; the first step has nothing old to read" if name == "warmup_steps" else ""
-                raise ArgumentError(f"PatchPipeline: {name}={value!r}; use 1 or more{why}")
-        if self.num_patches is not None and self.num_patches > MAX_PATCHES:
-            raise ArgumentError(f"PatchPipeline: num_patches={self.num_patches}; use at most {MAX_PATCHES}")
-        if self.layers is None:
-            return
-        if not isinstance(self.layers, tuple) or any(not isinstance(n, int) or n < 1 for n in self.layers):
-            raise ArgumentError(
-                f"PatchPipeline: layers={self.layers!r}; give the blocks of each stage, such as (14, 14)"
-            )
-        if self.degree is not None and len(self.layers) != self.degree:
-            raise ArgumentError(
-                f"PatchPipeline: layers={self.layers} names {len(self.layers)} stages, not {self.degree}"
-            )
+        check_layers("PatchPipeline", self.layers, self.degree)
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         return (
             f"after {self.warmup_steps} step{'s' if self.warmup_steps > 1 else ''}, keys and values of patches that "
             "come later in a step are one step old"
         )
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
+        """Refuses models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
         lists = {path.partition(".")[0] for path in adapter.attention}
         early = [path for path in adapter.gather or () if path.partition(".")[0] in lists]
         reasons = {
@@ -94,9 +83,83 @@ class PatchPipeline(Strategy):
             "it attends sample by sample, to the tokens that each has": adapter.attends_per_sample,
             "it puts tokens together before its last layer": bool(early) or len(adapter.gather or ("",)) != 1,
         }
-        found = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
-        return None if found is None else f"{found}; use another strategy that splits tokens, such as Ulysses"
+        reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
+        return None if reason is None else f"{reason}; use another strategy that splits tokens, such as Ulysses"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedPatches | None:
-        """The stage of this rank; None where one rank has all blocks."""
+        """Returns the stage of this rank; None where one rank has all blocks."""
         return StagedPatches(module, adapter, mesh, clock, self) if mesh.axis("pipe").size > 1 else None
+
+
+@dataclass(slots=True)
+class _KeyValues:
+    """Holds keys and values of the whole picture for one attention, by patch, and their mask `[B, 1, 1, S]`."""
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+class StagedPatches(StagedBlocks):
+    """Runs the blocks of one rank, and keeps for each of their attentions the newest keys and values of every patch.
+
+    Args beside those of `StagedBlocks`:
+        clock: its step and branch are those of the patch at work.
+        strategy: the knobs.
+    """
+
+    def __init__(
+        self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock, strategy: PatchPipeline
+    ) -> None:
+        super().__init__(module, adapter, mesh, strategy.layers, strategy.num_patches or mesh.axis("pipe").size)
+        self.clock, self.warmup_steps = clock, strategy.warmup_steps
+        self._filled: dict[int, PartLayout] = {}
+        self._cache: dict[tuple[int, int], _KeyValues] = {}
+
+    def forget(self) -> None:
+        """Drops what belongs to one generation."""
+        super().forget()
+        self._filled.clear()
+        self._cache.clear()
+
+    def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
+        """Runs this rank's blocks on one part; see `StagedBlocks.work`."""
+        result = super().work(named, layout, part, received)
+        if part is None and self.clock.step == self.warmup_steps - 1:
+            self._filled[self.clock.branch] = layout
+        return result
+
+    def check_filled(self, layout: PartLayout, step: int, branch: int) -> None:
+        """Refuses, on all ranks alike, a call after the warm-up that the warm-up's last step did not make."""
+        if self.num_patches > 1 and self._filled.get(branch) is not layout:
+            raise UnsupportedError(
+                f"PatchPipeline: call {branch + 1} of step {step + 1} has no counterpart of the same shape in step "
+                f"{self.warmup_steps}, the last of the warm-up, so there are no keys to read; "
+                f"use warmup_steps={step + 1} or more"
+            )
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Computes attention of a part's queries to the keys and values of the whole picture."""
+        key, own = (call.layer, self.clock.branch), None if call.masks is None else call.masks[0]
+        if len(call.sizes) == 1:
+            if self.clock.step == self.warmup_steps - 1 and self.num_patches > 1:
+                order = self._order(self.layers[call.layer][1], call.k.device)
+                k, v = call.k.index_select(2, order), call.v.index_select(2, order)
+                self._cache[key] = _KeyValues(k, v, None if own is None else own.index_select(3, order))
+            return attend_locally(call)
+        held = self._cache[key]
+        start = offsets(call.sizes)[call.index]
+        rows = slice(start, start + call.sizes[call.index])
+        held.k[:, :, rows], held.v[:, :, rows] = call.k, call.v
+        masks = None
+        if own is not None and held.mask is not None:
+            held.mask[..., rows] = own
+            masks = (held.mask,)
+        return attend_locally(replace(call, k=held.k, v=held.v, sizes=(sum(call.sizes),), index=0, masks=masks))
+
+    def _order(self, streams: tuple[str, ...], device: torch.device) -> Tensor:
+        """Says where in one sequence of all streams the tokens of each patch are."""
+        totals = [sum(self.sizes[stream]) for stream in streams]
+        runs = [torch.arange(t, device=device) + start for t, start in zip(totals, offsets(totals), strict=True)]
+        cut = [run.split(split_sizes(len(run), self.num_patches)) for run in runs]
+        return torch.cat(list(itertools.chain.from_iterable(zip(*cut, strict=True))))

@@ -1,4 +1,4 @@
-"""Parallel decoding of text: one loop for masked, block-diffusion and causal language models."""
+"""Decodes text many tokens at a time: one loop serves masked, block-diffusion and causal language models."""
 
 from partsong.samplers.text.block_decoder import BlockDecoder
 from partsong.samplers.text.caches import DelayedCache, DualCache, NoCache, PrefixCache, TextCache, VicinityCache

@@ -1,4 +1,4 @@
-"""`BlockDecoder`: the decoding loop as transformers' ``generate(custom_generate=...)`` wants it."""
+"""Offers the decoding loop as transformers' ``generate(custom_generate=...)`` wants it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,11 @@ __all__ = ["BlockDecoder"]
 class BlockDecoder:
     """Decodes with `decode` from within ``model.generate(..., custom_generate=BlockDecoder(...))``.
 
-    ``generate`` brings prompts, lengths, stop tokens and the temperature (``do_sample=True``); the rest is said here.
-    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`.
+    ``generate`` brings prompts, lengths, stop tokens and the temperature (``do_sample=True``); the rest is set here.
+    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`. What is
+    not listed here is an argument of `decode`, and the same as there.
 
     Attributes:
-        adapter: as in `decode`.
-        rule: as in `decode`.
-        cache: as in `decode`.
-        block_size: as in `decode`.
-        open_blocks: as in `decode`.
-        open_at: as in `decode`.
-        seed: as in `decode`.
         generator: gives the seed of each call instead, so that calls differ and a manual seed repeats them.
         streamer: a transformers streamer for one text: a `TextDiffusionStreamer` sees drafts, any other the stable
             beginning as it grows. (Not ``generate(streamer=...)``: transformers hands that to no custom callable.)
@@ -76,7 +70,7 @@ class BlockDecoder:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """What ``generate`` calls; returns what ``generate`` returns.
+        """Answers the call of ``generate`` and returns what ``generate`` returns.
 
         Raises:
             UnsupportedError: generation options that block decoding cannot honour, named.
@@ -99,7 +93,7 @@ class BlockDecoder:
             open_at=self.open_at,
         )
         self.last = self._run(steps, input_ids)
-        sequences = _padded(input_ids, self.last, generation_config)
+        sequences = _pad_rows(input_ids, self.last, generation_config)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
         return sequences
@@ -120,8 +114,7 @@ class BlockDecoder:
                 shown = self._show(next(steps), shown)
             except StopIteration as end:
                 if self.streamer is not None:
-                    rest = end.value.tokens[0][shown:]
-                    if rest:
+                    if rest := end.value.tokens[0][shown:]:
                         self.streamer.put(torch.tensor(rest))
                     self.streamer.end()
                 return end.value
@@ -141,11 +134,11 @@ class BlockDecoder:
 
 
 def _refuse(config: GenerationConfig, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> None:
-    """Refuses what would be ignored."""
+    """Refuses options that would otherwise be ignored."""
     for name, plain in (("num_beams", 1), ("num_return_sequences", 1), ("penalty_alpha", None)):
-        if (found := getattr(config, name, None)) not in (plain, None):
+        if (value := getattr(config, name, None)) not in (plain, None):
             raise UnsupportedError(
-                f"generate was asked for {name}={found}, which BlockDecoder does not do; leave it out"
+                f"generate was asked for {name}={value}, which BlockDecoder does not do; leave it out"
             )
     odd = [type(p).__name__ for p in processors if not isinstance(p, TemperatureLogitsWarper)]
     if odd:
@@ -161,12 +154,12 @@ def _refuse(config: GenerationConfig, processors: LogitsProcessorList, criteria:
 
 
 def _stop_tokens(config: GenerationConfig) -> list[int]:
-    found = config.eos_token_id
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    stops = config.eos_token_id
+    return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
 
 
-def _padded(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
-    """Prompts and texts `[B, L]`, filled up with the pad token."""
+def _pad_rows(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
+    """Returns prompts and texts `[B, L]`, filled up with the pad token."""
     stops = _stop_tokens(config)
     pad = config.pad_token_id if config.pad_token_id is not None else (stops or [0])[0]
     longest = max(map(len, decoded.tokens))

@@ -1,4 +1,4 @@
-"""Which keys and values are used again, and which tokens are computed anew in a step.
+"""Decides which keys and values are used again, and which tokens are computed anew in a step.
 
 Models whose tokens see nothing after them (causal) or after their block (block diffusion) lose nothing by keeping the
 keys of finished blocks: there every policy but `NoCache` keeps them, and `PrefixCache` is exact. Where all tokens see
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Whole, check_fields
 from partsong.samplers.text.canvas import Canvas, Work
 
 __all__ = ["DelayedCache", "DualCache", "NoCache", "PrefixCache", "TextCache", "VicinityCache"]
@@ -22,7 +23,7 @@ __all__ = ["DelayedCache", "DualCache", "NoCache", "PrefixCache", "TextCache", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCache(ABC):
-    """A policy: what is computed between two refreshes.
+    """Decides what is computed between two refreshes.
 
     Attributes:
         refresh_every: steps from one forward of everything to the next; 1 computes all keys in every step, as
@@ -30,33 +31,27 @@ class TextCache(ABC):
         refresh_blocks: whether everything is computed anew where a block begins.
     """
 
-    refresh_every: int | None = None
+    refresh_every: Count | None = None
     refresh_blocks: bool = True
 
     def validate(self) -> None:
-        """Refuses knobs out of range.
-
-        Raises:
-            ArgumentError: names the knob.
-        """
-        every = self.refresh_every
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ArgumentError(f"refresh_every={every!r}; use a positive integer, or None")
+        """Refuses knobs out of range with an ArgumentError that names the knob."""
+        check_fields(self)
 
     @abstractmethod
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Bool `[B, L]`: what a step between two refreshes computes of what the front of the text can see."""
+        """Returns what a step between two refreshes computes, of all that the blocks at work can see: bool `[B, L]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoCache(TextCache):
-    """Everything in every step.
+    """Keeps no keys and computes everything in every step.
 
     >>> NoCache().validate()
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """All."""
+        """Returns all positions of the texts."""
         return canvas.inside
 
 
@@ -71,7 +66,7 @@ class PrefixCache(TextCache):
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """From the first block at work to the end of the text; all of its group, where tokens see their group alone."""
+        """Returns all from the first block at work on; where tokens see their group alone, all of its group."""
         start = canvas.block >= work.front[:, None]
         if canvas.layered:
             start = start | (canvas.group >= work.low[:, None])
@@ -89,13 +84,13 @@ class DualCache(TextCache):
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """The blocks at work."""
+        """Returns the blocks at work."""
         return work.places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DelayedCache(TextCache):
-    """Keeps the keys of decided tokens, from some steps after their decision on; computes all undecided ones.
+    """Keeps the keys of decided tokens, beginning some steps after their decision, and computes all undecided ones.
 
     Attributes:
         delay: steps a token is computed for after its decision: its keys change most in the first.
@@ -106,19 +101,12 @@ class DelayedCache(TextCache):
     8
     """
 
-    refresh_every: int | None = 8
+    refresh_every: Count | None = 8
     refresh_blocks: bool = False
-    delay: int = 1
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        # Not super(): a dataclass with slots is a new class, which the argument-less form does not find.
-        TextCache.validate(self)
-        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 1:
-            raise ArgumentError(f"delay={self.delay!r}; use a positive integer: a new token's keys are not known yet")
+    delay: Annotated[int, Whole(why="the keys of a token that was just decided are not known yet")] = 1
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """What is undecided or was decided just now."""
+        """Returns what is undecided or was decided just now."""
         recent = canvas.free & (canvas.decided_at >= step - self.delay)
         return (canvas.undecided | recent) & canvas.inside
 
@@ -136,16 +124,10 @@ class VicinityCache(TextCache):
     16
     """
 
-    radius: int = 16
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        TextCache.validate(self)
-        if isinstance(self.radius, bool) or not isinstance(self.radius, int) or self.radius < 0:
-            raise ArgumentError(f"radius={self.radius!r}; use an integer from 0")
+    radius: Annotated[int, Whole(0)] = 16
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """The blocks at work and what is near."""
+        """Returns the blocks at work and what lies near them."""
         places = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
         first = torch.where(work.places, places, places.numel()).amin(1, keepdim=True) - self.radius
         last = torch.where(work.places, places, -1).amax(1, keepdim=True) + self.radius

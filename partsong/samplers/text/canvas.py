@@ -1,4 +1,4 @@
-"""The texts of a batch while they are decoded: what stands where, what is undecided, where each row is at work."""
+"""Holds the texts of a batch while they are decoded, and where each of them is at work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOWHERE = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """How a text is cut into blocks, and how many of them are at work at once.
+    """Says how a text is cut into blocks, and how many of them are at work at once.
 
     Attributes:
         block_size: positions of a block.
@@ -37,7 +37,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Where the rows of a canvas are at work in a step.
+    """Says where the rows of a canvas are at work in a step.
 
     Attributes:
         front: int64 `[B]`, the first block with something pending; the largest integer where nothing is.
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Canvas:
-    """The state of B texts of at most L positions; row b uses the first ``length[b]``.
+    """Holds the state of B texts of at most L positions; row b uses the first ``length[b]``.
 
     Attributes:
         tokens: int64 `[B, L]`; an undecided position holds what the model is fed there.
@@ -69,7 +69,7 @@ class Canvas:
         rows: int64 `[B]`, the row of the batch that was asked for.
         decided_at: int64 `[B, L]`, the step in which a position got its token; -1 for what was given.
         grid: how it is cut.
-        layered: there is more than one group, so that what lies in lower ones never changes by what comes after.
+        layered: there is more than one group, so lower groups do not depend on what comes after them.
     """
 
     tokens: Tensor
@@ -87,11 +87,11 @@ class Canvas:
 
     @property
     def inside(self) -> Tensor:
-        """Bool `[B, L]`: positions that belong to a text."""
+        """Marks the positions that belong to a text, bool `[B, L]`."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.length[:, None]
 
     def work(self) -> Work:
-        """Where each row is at work; costs a few passes, so it is asked once a step."""
+        """Returns where each row is at work. It costs a few passes, so ask once a step."""
         inside = self.inside
         front = torch.where(self.pending, self.block, _NOWHERE).amin(1)
         until = self._open_until(front, inside) if self.grid.open_blocks > 1 else front
@@ -104,7 +104,7 @@ class Canvas:
         )
 
     def _open_until(self, front: Tensor, inside: Tensor) -> Tensor:
-        """The last block at work `[B]`."""
+        """Returns the last block at work `[B]`."""
         last = front
         for _ in range(self.grid.open_blocks - 1):
             mine = (self.block == last[:, None]) & self.free & inside
@@ -136,7 +136,7 @@ def open_canvas(
         grid: how to cut the texts.
         adapter: who sees whom.
         filler: what stands where nothing is decided.
-        device: of the tensors.
+        device: where the tensors go.
     """
     rows = len(prompts)
     lengths = [len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]

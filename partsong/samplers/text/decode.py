@@ -1,4 +1,4 @@
-"""`decode`: text from masked, block-diffusion and causal language models, many tokens a step; and `decode_steps`."""
+"""Decodes text with masked, block-diffusion and causal language models, many tokens a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Decoded", "decode", "decode_steps"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoded:
-    """Finished texts, row by row of the batch.
+    """Holds finished texts, row by row of the batch.
 
     Attributes:
         tokens: token ids after the prompt, up to and with the stop token.
@@ -40,7 +40,7 @@ class Decoded:
     steps: int
 
     def summary(self) -> dict[str, Any]:
-        """The tallies of all rows together, for machine-readable results."""
+        """Adds up the tallies of all rows, for machine-readable results."""
         whole = Tally()
         bounds = [tally.certificate for tally in self.tallies]
         for tally in self.tallies:
@@ -94,7 +94,7 @@ def decode(
         block_size: positions decided together, block after block. Default: the model's own grid, and 32 without one.
         open_blocks: blocks at work at once.
         open_at: fraction of a block that must be decided before the next joins.
-        temperature: of the draws; 0 takes the most likely tokens.
+        temperature: temperature of the draws; 0 takes the most likely tokens.
         seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
         stop_token_ids: tokens that end a text. Default: the model's.
         probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual
@@ -114,77 +114,76 @@ def decode(
     >>> len(decode(llama, [[1, 2, 3]], max_new_tokens=4).tokens[0])
     4
     """
-    options = {name: value for name, value in locals().items() if name not in ("model", "input_ids")}
-    steps = decode_steps(model, input_ids, watched=False, **options)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    request = check_request(
+        model,
+        input_ids,
+        adapter=adapter,
+        rule=rule,
+        cache=cache,
+        max_new_tokens=max_new_tokens,
+        template=template,
+        attention_mask=attention_mask,
+        block_size=block_size,
+        open_blocks=open_blocks,
+        open_at=open_at,
+        temperature=temperature,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        probe=probe,
+    )
+    loop = _loop(request, watched=False)
+    return _collect(loop, sum(1 for _ in loop))
 
 
 def decode_steps(
     model: Any, input_ids: Sequence[Sequence[int]] | Tensor, *, watched: bool = True, **options: Any
 ) -> Generator[Step, None, Decoded]:
-    """As `decode`, step by step.
+    """Decodes as `decode` does, step by step: yields every step with what it changed, and returns what `decode` does.
 
-    Args:
-        model: as in `decode`.
-        input_ids: as in `decode`.
-        watched: whether the steps carry events and texts.
-        **options: as in `decode`.
-
-    Yields:
-        Every step, with what it changed.
-
-    Returns:
-        What `decode` returns.
-
-    Raises:
-        PartsongError: as in `decode`, at the first step.
+    Arguments and errors are those of `decode`, errors come at the first step. `watched` says whether the steps carry
+    events and texts.
     """
-    request = check_request(model, input_ids, **options)
-    loop, canvas_flops = _loop(request, watched)
-    count = 0
+    loop, steps = _loop(check_request(model, input_ids, **options), watched), 0
     for step in loop:
-        count = step.number + 1
+        steps += 1
         yield step
-    ended = [loop.ended[row] for row in range(len(request.prompts))]
-    for one, flops in zip(ended, canvas_flops, strict=True):
-        one.tally.full_flops = flops
+    return _collect(loop, steps)
+
+
+def _collect(loop: Loop, steps: int) -> Decoded:
+    """Collects the texts of a loop that has run to its end, in the order of the batch."""
+    texts = [loop.ended[row] for row in sorted(loop.ended)]
     return Decoded(
-        tokens=[one.tokens for one in ended],
-        stopped=[one.stopped for one in ended],
-        tallies=[one.tally for one in ended],
-        steps=count,
+        tokens=[text.tokens for text in texts],
+        stopped=[text.stopped for text in texts],
+        tallies=[text.tally for text in texts],
+        steps=steps,
     )
 
 
-def _loop(request: DecodeRequest, watched: bool) -> tuple[Loop, list[float]]:
+def _loop(request: DecodeRequest, watched: bool) -> Loop:
     model, grid, canvas = request.model, request.grid, _canvas(request)
     vocab, width = model.head.weight.shape
-    flops = [
-        model.flops(length, length) + 2.0 * vocab * width * open_
-        for length, open_ in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
+    tallies = [
+        Tally(full_flops=model.flops(length, length) + 2.0 * vocab * width * undecided)
+        for length, undecided in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
     ]
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
-    reader = Reader(model, request.cache, canvas, [Tally() for _ in request.prompts], shadows)
-    loop = Loop(
+    return Loop(
         model,
         canvas,
         request.rule,
-        reader,
+        Reader(model, request.cache, canvas, tallies, shadows),
         temperature=request.temperature,
         row_seeds=list(request.row_seeds),
         stop_token_ids=request.stop_token_ids,
         probe=request.probe,
         watched=watched,
     )
-    return loop, flops
 
 
 def _canvas(request: DecodeRequest) -> Canvas:
-    """The texts before the first step; uniform noise where nothing is decided, for models that were trained on it."""
+    """Lays out the texts before the first step; models of uniform noise get random tokens where nothing is decided."""
     model = request.model
     canvas = open_canvas(
         request.prompts,

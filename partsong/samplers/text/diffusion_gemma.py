@@ -1,9 +1,8 @@
-"""DiffusionGemma: a causal encoder reads finished text, its bidirectional twin denoises a canvas of random tokens.
+"""Runs DiffusionGemma: a causal encoder reads finished text, its bidirectional twin denoises a canvas of random tokens.
 
-The encoder writes the keys of finished text into the store; the decoder reads them, sees its whole canvas, and writes
-none. Each denoising step is also told what the step before predicted, as an average of embeddings (self-conditioning);
-the hidden states that prediction follows from live in the store, `[rows, slots, C]`, instead of logits over 262144
-tokens.
+The encoder writes the keys of finished text into the store. The decoder reads them, sees its whole canvas, and writes
+no keys. Each denoising step also gets what the step before predicted, as an average of embeddings (self-conditioning).
+The store keeps that prediction as hidden states `[rows, slots, C]`, not as logits over 262144 tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _AVERAGED_AT_ONCE = 64
 
 
 class CanvasKeyStore(SlotKeyStore):
-    """Keys of finished text, and what was last predicted for the tokens that are not.
+    """Holds the keys of finished text, and what was last predicted for the tokens that are not finished.
 
     Attributes:
         temperature: at which the next step reads the last prediction; the published sampler sets it anew each step,
@@ -54,7 +53,7 @@ class CanvasKeyStore(SlotKeyStore):
         self.hidden = None if self.hidden is None else self.hidden[rows]
 
     def note(self, index: Tensor, slots: Tensor, hidden: Tensor | None) -> None:
-        """Takes a prediction for these slots, or (None) the news that they are finished."""
+        """Stores a prediction for these slots, or (None) that they are finished."""
         self.predicted[index[:, None], slots] = hidden is not None
         # What several tokens share belongs to none of them.
         self.predicted[:, self.slots] = False
@@ -65,7 +64,7 @@ class CanvasKeyStore(SlotKeyStore):
 
 
 class DiffusionGemmaTextModel:
-    """transformers' `DiffusionGemmaForBlockDiffusion` as the decoding loop sees it.
+    """Shows transformers' `DiffusionGemmaForBlockDiffusion` to the decoding loop.
 
     Finished text, the prompt first, comes with ``clean=True`` and fills the store; all tokens of a canvas come together
     in each denoising call. Images are not supported.
@@ -106,7 +105,7 @@ class DiffusionGemmaTextModel:
         self._flops = weight_flops(self.encoder) + 4.0 * self.head.weight.numel()
 
     def key_store(self, rows: int, slots: int) -> CanvasKeyStore:
-        """Room for the finished text and the canvas of `rows` rows of `slots` positions."""
+        """Makes room for the finished text and the canvas of `rows` rows of `slots` positions."""
         return CanvasKeyStore(layers=self.config.num_hidden_layers, rows=rows, slots=slots, device=self.device)
 
     @torch.no_grad()
@@ -121,7 +120,7 @@ class DiffusionGemmaTextModel:
         *,
         clean: bool = False,
     ) -> Tensor:
-        """Last hidden states `[B, Q, C]`: the encoder's of finished text (`clean`), the decoder's of a canvas."""
+        """Returns last hidden states `[B, Q, C]`: the encoder's for finished text (`clean`), else the decoder's."""
         if not isinstance(keys, CanvasKeyStore):
             raise UnsupportedError(
                 f"{self.adapter.name} reads finished text through a store from key_store() and cannot do without; "
@@ -144,12 +143,12 @@ class DiffusionGemmaTextModel:
     def _encode(
         self, tokens: Tensor, positions: Tensor, visible: Tensor, keys: CanvasKeyStore, index: Tensor
     ) -> Tensor:
-        """Causal, whatever the loop shows: a canvas is read again in order once it is finished."""
-        behind = positions[:, :, None] - keys.positions[index, None, : keys.slots]
-        seen = visible & (behind >= 0)
+        """Reads finished text in order: the encoder is causal, even where the loop shows more."""
+        distance = positions[:, :, None] - keys.positions[index, None, : keys.slots]
+        seen = visible & (distance >= 0)
         masks = {
             "full_attention": self._mask(seen),
-            "sliding_attention": self._mask(seen & (behind < self.config.sliding_window)),
+            "sliding_attention": self._mask(seen & (distance < self.config.sliding_window)),
         }
         call = {"input_ids": tokens, "attention_mask": masks, "position_ids": positions, "past_key_values": keys}
         return self.encoder(**call).last_hidden_state
@@ -166,7 +165,7 @@ class DiffusionGemmaTextModel:
         decoder = self.decoder
         index = torch.arange(keys.rows, device=slots.device) if rows is None else rows
         embedded = decoder.embed_tokens(tokens)
-        hidden = decoder.self_conditioning(embedded, self._expected(keys, index, slots, embedded))
+        hidden = decoder.self_conditioning(embedded, self._expected_embedding(keys, index, slots, embedded))
         masks = self._canvas_masks(positions, slots, visible, keys, index)
         rotary = {kind: decoder.rotary_emb(hidden, positions, kind) for kind in masks}
         prefix = self._prefix(keys, rows)
@@ -183,7 +182,7 @@ class DiffusionGemmaTextModel:
     def _canvas_masks(
         self, positions: Tensor, slots: Tensor, visible: Tensor, keys: CanvasKeyStore, index: Tensor
     ) -> dict[str, Tensor]:
-        """Of the store's slots followed by the canvas' own tokens, whose keys the store does not hold."""
+        """Masks the store's slots, followed by the canvas' own tokens, whose keys the store does not hold."""
         batch, queries, count = visible.shape
         own = torch.zeros(batch, count + 1, dtype=torch.bool, device=visible.device).scatter_(1, slots, True)
         text = visible & ~own[:, None, :count]
@@ -198,7 +197,7 @@ class DiffusionGemmaTextModel:
         }
 
     def _prefix(self, keys: CanvasKeyStore, rows: Tensor | None) -> SimpleNamespace:
-        """What the decoder's attention takes from a cache: each layer's keys and values, of these rows."""
+        """Returns what the decoder's attention takes from a cache: each layer's keys and values, of these rows."""
         layers = []
         for held, layer in zip(keys.layers, self.decoder.layers, strict=True):
             if not held.is_initialized:
@@ -210,14 +209,14 @@ class DiffusionGemmaTextModel:
             layers.append(SimpleNamespace(keys=seen_keys, values=seen_values))
         return SimpleNamespace(layers=layers, is_compileable=False)
 
-    def _expected(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
-        """The embedding expected under the last prediction, `[B, Q, C]`; zeros where there was none."""
+    def _expected_embedding(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
+        """Returns the embedding expected under the last prediction, `[B, Q, C]`; zeros without a prediction."""
         expected = torch.zeros_like(like)
         if keys.hidden is None:
             return expected
         heat = torch.as_tensor(keys.temperature, dtype=torch.float32, device=like.device).expand(keys.rows)
         if not ((heat > 0.0) & heat.isfinite()).all():
-            raise ArgumentError(f"the store's temperature is above 0, found {keys.temperature}")
+            raise ArgumentError(f"the store's temperature={keys.temperature!r}; use a finite number above 0")
         known = keys.predicted[index[:, None], slots]
         hidden = keys.hidden[index[:, None], slots].flatten(0, 1)
         embedding = self.decoder.embed_tokens
@@ -235,6 +234,6 @@ class DiffusionGemmaTextModel:
         return torch.softmax(logits / heat, dim=-1).to(weight.dtype) @ weight
 
     def flops(self, queries: int, keys: int) -> float:
-        """Multiply-adds x 2 of a denoising forward of `queries` tokens that see `keys` keys each, without the head."""
+        """Counts operations, two per multiply-add, of `queries` tokens that see `keys` keys each, without the head."""
         pairs = sum(layer.self_attn.q_proj.out_features for layer in self.decoder.layers)
         return queries * (self._flops + 4.0 * pairs * keys)

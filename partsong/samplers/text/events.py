@@ -1,12 +1,10 @@
-"""What happens to texts while they are decoded, as events; and the part of a text that will not change any more."""
+"""Tells what happens to texts while they are decoded, and which part of a text will not change any more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from torch import Tensor
 
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.rule import Choice, View
@@ -16,12 +14,12 @@ __all__ = ["Event", "Step", "TextStream", "events_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One change of one text.
+    """Describes one change of one text.
 
     Attributes:
         kind: "commit", an undecided position got its token; "revise", a decided one got another, or none; "insert",
             a place was opened; "delete", a place left.
-        row: of the batch that was asked for.
+        row: which row of the batch that was asked for.
         position: within the whole text, from 0.
         token: what stands there now; None for nothing.
         old: what stood there before; None for nothing.
@@ -36,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A step of a batch, between two forwards.
+    """Describes a step of a batch, between two forwards.
 
     Attributes:
         number: from 0.
@@ -54,26 +52,19 @@ class Step:
 
 
 def events_of(canvas: Canvas, view: View, choice: Choice) -> tuple[Event, ...]:
-    """The events of a choice; call it before the canvas is written."""
-    found: list[Event] = []
+    """Lists the events of a choice; call it before the canvas is written."""
+    events: list[Event] = []
     changed = choice.write | (choice.undecided & ~view.undecided & view.real)
-    for kind in ("inserted", "deleted"):
-        if (moved := getattr(choice, kind)) is not None:
-            changed = changed | moved
+    for moved in (choice.inserted, choice.deleted):
+        changed = changed if moved is None else changed | moved
     numbers = canvas.rows.tolist()
     for row, place in changed.nonzero().tolist():
         old = None if view.undecided[row, place] else int(view.current[row, place])
         token = None if choice.undecided[row, place] else int(choice.token[row, place])
-        found.append(
-            Event(
-                kind=_kind(choice, row, place, old),
-                row=numbers[row],
-                position=int(view.index[row, place]),
-                token=token,
-                old=old,
-            )
-        )
-    return tuple(event for event in found if event.kind != "revise" or event.token != event.old)
+        kind, position = _kind(choice, row, place, old), int(view.index[row, place])
+        if kind != "revise" or token != old:
+            events.append(Event(kind=kind, row=numbers[row], position=position, token=token, old=old))
+    return tuple(events)
 
 
 def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["commit", "revise", "insert", "delete"]:
@@ -85,29 +76,23 @@ def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["com
 
 
 def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
-    """By row, how many tokens after the prompt cannot change any more: the rule may revise blocks at work, or not."""
+    """Counts by row the tokens after the prompt that cannot change; a rule that revises may change blocks at work."""
     open_ = (canvas.undecided | canvas.pending) & canvas.inside
     if revises:
         open_ = open_ | (canvas.work().places & canvas.free)
-    first = _first(open_, canvas.length)
+    first = open_.cumsum(1).eq(0).sum(1).minimum(canvas.length)
     return (first - canvas.prompt).tolist()
 
 
-def _first(mask: Tensor, otherwise: Tensor) -> Tensor:
-    """The first set position of each row."""
-    places = mask.cumsum(1).eq(0).sum(1)
-    return places.minimum(otherwise)
-
-
 class TextStream:
-    """Text that only ever grows, from tokens that are decided in any order.
+    """Turns tokens that are decided in any order into text that only ever grows.
 
     Feed it every `Step` of a row; it returns the new text once all tokens before it are stable. A tokenizer may need
     several tokens for one character, so text is held back while it ends in an unfinished one.
 
     Args:
         decode: tokens to text, such as a tokenizer's ``decode``.
-        row: of the batch.
+        row: which row of the batch.
         skip: token ids that are not shown, such as the end of text.
 
     >>> stream = TextStream(lambda ids: " ".join(map(str, ids)))
@@ -121,7 +106,7 @@ class TextStream:
         self.shown = ""
 
     def feed(self, step: Step) -> str:
-        """New text of this step; often empty."""
+        """Returns the new text of this step, which is often empty."""
         if self.row not in step.stable:
             return ""
         tokens = step.tokens[self.row][: step.stable[self.row]]

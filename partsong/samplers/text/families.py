@@ -1,4 +1,4 @@
-"""The families of language models this package decodes: a row of data each, and how a checkpoint names its own.
+"""Lists the families of language models this package decodes, and recognises a checkpoint's own.
 
 A configuration names its family by ``model_type`` and ``architectures``. Where these leave it open (a Llama with a mask
 token may be a masked or a block diffusion model, shifted or not) nothing is guessed: the caller names the row.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Count, check_value
 from partsong.samplers.text.model import TextAdapter
 
 __all__ = ["ADAPTERS", "Family", "adapter_of", "family_of"]
@@ -18,7 +20,7 @@ __all__ = ["ADAPTERS", "Family", "adapter_of", "family_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """A row, and how a configuration shows that it belongs to it.
+    """Holds an adapter, and how a configuration shows that it belongs to it.
 
     Attributes:
         adapter: how it is decoded.
@@ -134,18 +136,18 @@ ADAPTER_FIELD = "partsong_adapter"
 
 
 def adapter_of(config: Mapping[str, object], asked: str | TextAdapter | None = None) -> TextAdapter:
-    """The row that decodes a model.
+    """Finds the adapter that decodes a model.
 
     Args:
         config: a configuration's fields, as in ``config.json`` or ``model.config.to_dict()``.
         asked: a name out of `ADAPTERS`, a row of the caller's own, or None to recognise it from the configuration.
 
     Returns:
-        The row, with the configuration's block size where it names one and a name was not given as a row.
+        The row. Its block size is the configuration's where that names one, unless the caller gave the row itself.
 
     Raises:
         UnsupportedError: the configuration does not say which row it is; the message lists the names.
-        ArgumentError: a name nobody has, or a block size that is none.
+        ArgumentError: a name nobody has, or a block size that is not a positive integer.
         ArgumentTypeError: `asked` is neither a name nor a row.
 
     >>> adapter_of({"model_type": "sdar", "architectures": ["SDARForCausalLM"], "block_size": 8}).block_size
@@ -157,18 +159,17 @@ def adapter_of(config: Mapping[str, object], asked: str | TextAdapter | None = N
     size = config.get(family.block_field) if family.block_field else None
     if size is None:
         return family.adapter
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ArgumentError(f"the configuration's {family.block_field} is a block size of at least 1, found {size!r}")
-    return dataclasses.replace(family.adapter, block_size=size)
+    check_value(family.block_field, size, Count, "the model's configuration: ")
+    return dataclasses.replace(family.adapter, block_size=cast(int, size))
 
 
 def family_of(config: Mapping[str, object], asked: str | None = None) -> Family:
-    """The family a configuration belongs to; `asked` is a name out of `ADAPTERS` that goes before it.
+    """Finds the family a configuration belongs to; `asked`, a name out of `ADAPTERS`, goes before it.
 
     Raises:
         UnsupportedError: not recognised.
         ArgumentError: a name nobody has.
-        ArgumentTypeError: `asked` is no name.
+        ArgumentTypeError: `asked` is not a name.
     """
     name = asked if asked is not None else config.get(ADAPTER_FIELD)
     if name is not None:
@@ -196,12 +197,12 @@ def _agrees(family: Family, architectures: tuple[object, ...]) -> bool:
 
 
 def _unknown(model_type: object, architectures: tuple[object, ...], mask: object) -> str:
-    found = f"model_type {model_type!r}, architectures {list(architectures)}"
+    fields = f"model_type {model_type!r}, architectures {list(architectures)}"
     if model_type in DECODERS:
         reason = f"a stock decoder with mask token {mask} may be a masked or a block diffusion model, shifted or not"
     else:
         reason = "no family here has these"
-    return f"how to decode this model is unknown ({found}): {reason}. Name it with adapter=, one of {_names()}"
+    return f"how to decode this model is unknown ({fields}): {reason}. Name it with adapter=, one of {_names()}"
 
 
 def _names() -> str:

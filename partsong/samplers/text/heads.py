@@ -1,4 +1,4 @@
-"""The head at a few positions: forbidden tokens, and how likely a given token is."""
+"""Applies the head at a few positions: forbids tokens, and says how likely a given token is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["barred", "log_probs"]
 
 
 def barred(head: Head, tokens: tuple[int, ...], bias: Tensor | None = None) -> Tensor | None:
-    """The head's bias `[V]` (or another one) with some tokens forbidden; None where there is none."""
+    """Returns the head's bias `[V]` (or another one) with some tokens forbidden, or None where there is no bias."""
     bias = head.bias if bias is None else bias
     if not tokens:
         return bias
@@ -22,7 +22,7 @@ def barred(head: Head, tokens: tuple[int, ...], bias: Tensor | None = None) -> T
 
 
 def log_probs(head: Head, hidden: Tensor, tokens: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """How likely tokens are, and which would be the likeliest, without ever storing the logits.
+    """Says how likely tokens are, and which would be the likeliest, without ever storing the logits.
 
     Args:
         head: from hidden states to logits.

@@ -1,4 +1,4 @@
-"""Keys and values of a batch in fixed slots: a transformers cache that is written anywhere and read whole.
+"""Keeps the keys and values of a batch in fixed slots, which are written anywhere and read whole.
 
 A causal cache only grows at its end. A text that is decoded in any order writes wherever it decides, again and again,
 and row by row at its own pace; so a position owns a slot, and each forward says which slots its tokens write.
@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.knobs import Count, check_knobs, type_hints
 
 __all__ = ["SlotKeyStore", "SlotLayer"]
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of a `SlotKeyStore`: keys `[rows, kv_heads, slots + 1, head_dim]`, values alike.
+    """Holds one layer of a `SlotKeyStore`: keys `[rows, kv_heads, slots + 1, head_dim]`, and values of the same shape.
 
     Attributes:
         rows: rows held.
@@ -41,13 +42,13 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def at(self, slots: Tensor, rows: Tensor | None) -> None:
-        """Where the next `update` writes, and which rows it returns."""
+        """Sets where the next `update` writes, and which rows it returns."""
         self._written, self._taken = slots, rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H, Q, D]` to the slots told, and returns the rows' keys and values `[B, H, slots, D]`.
+        """Writes `[B, H, Q, D]` to the slots that `at` set; returns the rows' keys and values `[B, H, slots, D]`.
 
         With all rows taking part these are views of the buffers; a selection of rows is a copy of those rows.
         """
@@ -60,7 +61,7 @@ class SlotLayer(CacheLayerMixin):
         return self.read(self._taken)
 
     def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, H, slots, D]` of some rows (a copy), or of all (None, views)."""
+        """Returns keys and values `[B, H, slots, D]` of some rows (a copy), or of all (None, views)."""
         assert self.keys is not None and self.values is not None
         keys, values = self.keys[:, :, : self.slots], self.values[:, :, : self.slots]
         return (keys, values) if rows is None else (keys.index_select(0, rows), values.index_select(0, rows))
@@ -73,20 +74,20 @@ class SlotLayer(CacheLayerMixin):
             self.values = self.values.index_select(0, rows)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that come back, and where they begin."""
+        """Returns how many keys come back, and where they begin."""
         return self.slots, 0
 
     def get_seq_length(self) -> int:
-        """Slots of a row. Positions are always given explicitly, so nothing is counted from this."""
+        """Returns the slots of a row. Positions are always given explicitly, so nothing is counted from this."""
         return self.slots
 
     def get_max_length(self) -> int:
-        """Slots of a row."""
+        """Returns the slots of a row."""
         return self.slots
 
 
 class SlotKeyStore(Cache):
-    """Static buffers for the keys and values of `rows` texts of `slots` positions, with one scratch slot more.
+    """Holds the keys and values of `rows` texts of `slots` positions, with one scratch slot more.
 
     Memory: ``2 * layers * rows * kv_heads * (slots + 1) * head_dim`` elements, allocated layer by layer in the first
     forward. A transformers attention module writes and reads it through `Cache.update`, as it would any cache.
@@ -113,15 +114,14 @@ class SlotKeyStore(Cache):
 
     layers: list[SlotLayer]
 
-    def __init__(self, *, layers: int, rows: int, slots: int) -> None:
-        for name, count in (("layers", layers), ("rows", rows), ("slots", slots)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ArgumentError(f"a key store needs at least 1 of {name}, found {count!r}")
+    def __init__(self, *, layers: Count, rows: Count, slots: Count) -> None:
+        sizes = {"layers": layers, "rows": rows, "slots": slots}
+        check_knobs(type_hints(SlotKeyStore.__init__), sizes, owner="SlotKeyStore: ")
         super().__init__(layers=[SlotLayer(rows, slots) for _ in range(layers)])
         self.rows, self.slots = rows, slots
 
     def at(self, slots: Tensor, rows: Tensor | None) -> None:
-        """Where every layer of the next forward writes.
+        """Sets where every layer of the next forward writes.
 
         Args:
             slots: int64 `[B, Q]`; `self.slots` is the scratch slot, which several tokens may write.
@@ -131,8 +131,8 @@ class SlotKeyStore(Cache):
             if index is None:
                 continue
             if not isinstance(index, Tensor) or index.dtype is not torch.int64 or index.dim() != dims:
-                found = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-                raise ArgumentTypeError(f"a key store needs {name} as int64 with {dims} dims, found {found}")
+                given = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+                raise ArgumentTypeError(f"a key store needs {name} as int64 with {dims} dims, found {given}")
         taking_part = self.rows if rows is None else len(rows)
         if len(slots) != taking_part:
             raise ArgumentError(

@@ -1,18 +1,19 @@
-"""From a model object, a folder or a hub id to a `TextModel`, without running anything a model folder brings along."""
+"""Makes a `TextModel` from a model object, a folder or a hub id, without running any code of a model folder."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Whole, check_value
+from partsong.model_folders import model_folder, read_settings
 from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
 from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, adapter_of, family_of
@@ -35,9 +36,6 @@ LOADERS: dict[str, Loader] = {
     "Fast_dLLM_QwenForCausalLM": rekey_qwen.fast_dllm_v2,
 }
 
-#: What is fetched of a hub repository: weights, configurations and tokenizers, no code and no pickles.
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-
 
 def load_text_model(
     source: str | Path | PreTrainedModel,
@@ -47,17 +45,18 @@ def load_text_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> TextModel:
-    """A language model for the decoding loop.
+    """Loads a language model for the decoding loop.
 
     Public checkpoints of LLaDA, LLaDA-MoE, LLaDA 2.x, Dream, SDAR and Fast-dLLM v2, whose own code is remote, are
     re-keyed onto stock transformers modules; anything else is loaded by transformers itself. Weights are safetensors
     only and are read shard by shard straight into place; no code and no pickle of a model folder is ever executed.
 
     Args:
-        source: a transformers model (used as it is, in eval mode), a checkpoint folder, or a hub id "owner/name".
+        source: a transformers model (used as it is, in eval mode), a checkpoint folder, a model of the zoo, or a hub
+            id "owner/name".
         adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
-        dtype: of the weights. Default: the checkpoint's.
+        dtype: that of the weights. Default: the checkpoint's.
         device: default: the CPU.
 
     Returns:
@@ -68,7 +67,7 @@ def load_text_model(
             unexpected or of the wrong shape (named), a mask token outside the vocabulary, dtype or device given for
             a model object.
         UnsupportedError: a family that is not recognised, or a configuration that the stock module does not compute.
-        ArgumentTypeError: `source` is none of the three.
+        ArgumentTypeError: `source` is something else.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -81,8 +80,8 @@ def load_text_model(
         return text_model_of(source, adapter=adapter, mask_token_id=mask_token_id)
     if not isinstance(source, str | Path):
         raise ArgumentTypeError(f"load_text_model needs a model, a folder or a hub id, found {type(source).__name__}")
-    folder = _folder(source)
-    config = read_config(folder)
+    folder = model_folder(source)
+    config = read_settings(folder)
     row = adapter_of(config, adapter)
     family = _named_family(config, row)
     mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, folder)
@@ -102,7 +101,7 @@ def load_text_model(
 def text_model_of(
     module: PreTrainedModel, *, adapter: str | TextAdapter | None = None, mask_token_id: int | None = None
 ) -> TextModel:
-    """A model object for the decoding loop; arguments and errors as in `load_text_model`."""
+    """Wraps a model object for the decoding loop; arguments and errors as in `load_text_model`."""
     config = module.config.to_dict()
     config.setdefault("architectures", None)
     if not config["architectures"]:
@@ -119,39 +118,8 @@ def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tup
     return StockTextModel(module, row, mask_token_id=mask, eos_token_ids=ends)
 
 
-def _folder(source: str | Path) -> Path:
-    """The local folder of a checkpoint, fetched from the hub where `source` is an id."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if isinstance(source, Path) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        raise ArgumentError(f"{str(source)!r} is neither a checkpoint folder nor a hub id 'owner/name'")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ArgumentError(
-            f"{source!r} is no folder here and could not be fetched from the hub: {error}. "
-            f"Check the name and the connection, or give the path of a downloaded folder"
-        ) from error
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of a checkpoint folder's ``config.json``."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} cannot be read as a model configuration: {error}") from error
-    if not isinstance(config, dict):
-        raise ArgumentError(f"{path} is not a model configuration: it holds a {type(config).__name__}")
-    return config
-
-
 def _named_family(config: Mapping[str, Any], row: TextAdapter) -> Family | None:
-    """The family of a row by its name; None for a row of the caller's own."""
+    """Finds the family of an adapter by its name; None for an adapter of the caller's own."""
     return family_of(config, row.name) if row.name in ADAPTERS else None
 
 
@@ -160,8 +128,7 @@ def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | No
         return None
     stated = config.get("mask_token_id")
     if stated is not None:
-        if isinstance(stated, bool) or not isinstance(stated, int):
-            raise ArgumentError(f"mask_token_id in config.json is a token id, found {stated!r}")
+        check_value("mask_token_id", stated, Annotated[int, Whole(0)], "the model's configuration: ")
         return stated
     if family is not None and family.mask_token_id is not None:
         return family.mask_token_id
@@ -176,7 +143,7 @@ def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | No
 def _end_tokens(
     module: PreTrainedModel, family: Family | None, mask: int | None, folder: Path | None
 ) -> tuple[int, ...]:
-    """Ids that end a text: the configuration's, the generation configuration's, and the family's own."""
+    """Collects the ids that end a text: the configuration's, the generation configuration's, and the family's own."""
     text = module.config.get_text_config()
     stated = [
         getattr(text, "eos_token_id", None),
@@ -197,7 +164,7 @@ def _end_tokens(
 
 def _stated_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
     name = config.get("dtype") or config.get("torch_dtype")
-    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if name is not None and not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if name is not None and not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"config.json names the dtype {name!r}, which torch does not have: give dtype=")
-    return found
+    return dtype

@@ -1,4 +1,4 @@
-"""The decoding loop: read the positions at work, let the rule choose, write; until nothing is pending."""
+"""Runs the decoding loop: reads the positions at work, lets the rule choose, writes, until nothing is pending."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEVER = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished text: its tokens after the prompt, why it ended, and what it cost."""
+    """Holds a finished text: its tokens after the prompt, why it ended, and what it cost."""
 
     tokens: list[int]
     stopped: str
@@ -39,18 +39,10 @@ class Ended:
 
 
 class Loop:
-    """One batch on its way; iterate over it for its steps.
+    """Decodes the texts of a canvas; iterate over it for the steps.
 
-    Args:
-        model: the model.
-        canvas: its texts.
-        rule: what to accept.
-        reader: what to compute.
-        temperature: of the draws.
-        row_seeds: of each row's noise.
-        stop_token_ids: tokens that end a text.
-        probe: mutual information of positions, for rules that ask.
-        watched: whether steps carry events and texts.
+    What `decode` has too is as there. `row_seeds` holds the seed of each row's noise, and `watched` says whether steps
+    carry events and texts.
     """
 
     def __init__(
@@ -106,7 +98,7 @@ class Loop:
         self._write(number, view, choice, kinds)
         self.block_step += 1
         self._stop()
-        return self._tell(number, events, finished)
+        return self._report(number, events, finished)
 
     def _begin(self, front: Tensor) -> None:
         """Notes where a new block begins."""
@@ -154,13 +146,13 @@ class Loop:
         )
 
     def _stats(self, number: int, index: Tensor, real: Tensor, hidden: Tensor) -> TokenStats:
-        """Of the real positions, one after another."""
+        """Computes the statistics of the real positions, one after another."""
         row = torch.arange(len(real), device=real.device)[:, None].expand_as(real)[real]
         flat, places = hidden[real], index[real]
         step_seeds = [seeds.derive(seed, "step", number) for seed in self.seeds]
         self._count_head(real)
 
-        def of(mine: Tensor | slice, heat: float | None, bias: Tensor | None) -> TokenStats:
+        def stats_of(mine: Tensor | slice, heat: float | None, bias: Tensor | None) -> TokenStats:
             head = self.model.head
             draws = self.temperature > 0 or heat is not None
             noise = TokenNoise(seed=[step_seeds[r] for r in row[mine].tolist()], positions=places[mine])
@@ -175,20 +167,20 @@ class Loop:
             )
 
         if self.rule.heat(0) is None and "barred" not in self.memory:
-            return of(slice(None), None, self.bias)
+            return stats_of(slice(None), None, self.bias)
         kinds = self._kinds()
-        self.reader.drawn_at([heat for heat, _ in kinds])
+        self.reader.set_temperatures([heat for heat, _ in kinds])
         parts = []
         for kind in sorted(set(kinds), key=str):
             mine = torch.tensor([kinds[r] == kind for r in row.tolist()], device=row.device).nonzero().flatten()
-            parts.append((mine, of(mine, kind[0], self.barred if kind[1] else self.bias)))
-        return _joined(parts)
+            parts.append((mine, stats_of(mine, kind[0], self.barred if kind[1] else self.bias)))
+        return _join(parts)
 
     def _kinds(self) -> list[tuple[float | None, bool]]:
-        """What the logits of each row are divided by, and whether some tokens are barred there."""
-        spent = self.memory.get("barred", torch.zeros_like(self.canvas.length, dtype=torch.bool))
+        """Says what the logits of each row are divided by, and whether some tokens are barred there."""
+        barred_rows = self.memory.get("barred", torch.zeros_like(self.canvas.length, dtype=torch.bool))
         heats = [self.rule.heat(step) for step in self.block_step.tolist()]
-        return list(zip(heats, spent.tolist(), strict=True))
+        return list(zip(heats, barred_rows.tolist(), strict=True))
 
     def _count_head(self, real: Tensor) -> None:
         vocab, width = self.model.head.weight.shape
@@ -196,37 +188,37 @@ class Loop:
             tally.flops += 2.0 * vocab * width * reads
 
     def _divergence(self, index: Tensor, real: Tensor, hidden: Tensor) -> Tensor:
-        """From the step before; infinite for positions that were not looked at then."""
+        """Measures the divergence from the step before; infinite for positions that were not looked at then."""
         rows, length, width = len(index), self.canvas.tokens.shape[1], hidden.shape[2]
         wide = index[..., None].expand(-1, -1, width)
         now = hidden.new_zeros(rows, length, width).scatter_(1, wide, torch.where(real[..., None], hidden, 0.0))
         seen = torch.zeros(rows, length, dtype=torch.bool, device=real.device).scatter_(1, index, real)
-        found = torch.full(real.shape, torch.inf, device=real.device)
+        divergence = torch.full(real.shape, torch.inf, device=real.device)
         if self.last is not None:
             both = real & self.last[1].gather(1, index)
             head, old = self.model.head, self.last[0].gather(1, wide)
-            found[both] = token_divergence(
+            divergence[both] = token_divergence(
                 hidden[both],
                 old[both],
                 head.weight,
                 bias=self.bias,
                 softcap=head.softcap,
                 logit_scale=head.logit_scale,
-            ).to(found.dtype)
+            ).to(divergence.dtype)
         self.last = (now, seen)
-        return found
+        return divergence
 
     def _current_prob(self, twins: Tensor, current: Tensor, shadowed: Tensor) -> Tensor:
-        """How likely what stands somewhere is, in the eyes of its shadow."""
-        found = torch.ones(shadowed.shape, device=shadowed.device)
+        """Says how likely the tokens that stand here are in the eyes of their shadows."""
+        probs = torch.ones(shadowed.shape, device=shadowed.device)
         if shadowed.any():
-            known, _ = log_probs(self.model.head, twins[shadowed], current[shadowed], self.bias)
-            found[shadowed] = known.exp().to(found.dtype)
-        return found
+            log_prob, _ = log_probs(self.model.head, twins[shadowed], current[shadowed], self.bias)
+            probs[shadowed] = log_prob.exp().to(probs.dtype)
+        return probs
 
     def _mutual_information(self, hidden: Tensor, index: Tensor) -> Tensor:
         if self.probe is None:
-            raise UnsupportedError("this rule needs to be told what positions share; give decode a probe")
+            raise UnsupportedError("this rule needs the mutual information of positions; give decode a probe")
         return self.probe(hidden, index, self.canvas.rows)
 
     def _random(self, name: str, number: int, index: Tensor) -> Tensor:
@@ -250,10 +242,10 @@ class Loop:
         _put(canvas.decided_at, view.index, real, decided)
         written = torch.zeros_like(canvas.undecided)
         _put(written, view.index, real, choice.write | edits)
-        self.reader.wrote(written)
+        self.reader.mark_stale(written)
 
     def _note(self, view: View, new: Tensor, edits: Tensor, kinds: list[str]) -> None:
-        """What was decided, in the tallies."""
+        """Notes in the tallies what was decided."""
         accepted = torch.where(new, view.entropy, 0.0)
         spent = (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0).tolist()
         numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=new.device)
@@ -281,7 +273,7 @@ class Loop:
         canvas.undecided &= canvas.inside
         canvas.pending &= canvas.inside
 
-    def _tell(self, number: int, events: tuple[Event, ...], finished: tuple[int, ...]) -> Step:
+    def _report(self, number: int, events: tuple[Event, ...], finished: tuple[int, ...]) -> Step:
         canvas, stable, tokens = self.canvas, {}, {}
         if self.watched:
             lengths = stable_lengths(canvas, self.rule.revises)
@@ -305,7 +297,7 @@ class Loop:
             begin, end = int(canvas.prompt[row]), int(canvas.length[row])
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
-            # What was decided behind the end of a text is nobody's token.
+            # What was decided after the end of a text is nobody's token.
             kinds = self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist()
             for kind in kinds:
                 self.reader.tallies[row].tokens[KINDS[kind]] += 1
@@ -328,7 +320,7 @@ def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
     target[rows[real], index[real]] = values[real].to(target.dtype)
 
 
-def _joined(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
+def _join(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([mine for mine, _ in parts]).argsort()

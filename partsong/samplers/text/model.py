@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a language model, and what tells the architectures apart: a row of data."""
+"""Says what the decoding loop asks of a language model, and describes each architecture in a row of data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Head", "KeyStore", "TextAdapter", "TextModel"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextAdapter:
-    """How a family of language models is decoded, as data.
+    """Describes, as data, how a family of language models is decoded.
 
     Attributes:
         name: the family.
@@ -24,7 +24,7 @@ class TextAdapter:
             "none", nothing is fed there (causal models).
         block_size: tokens of the grid of "block_causal" attention; None where there is no grid.
         block_origin: where that grid begins: at the first token of the "sequence", or after the "prompt".
-        transform: dotted path of a module between the last hidden state and the output embedding; "" is none.
+        transform: dotted path of a module between the last hidden state and the output embedding, or "".
         keeps_keys: keys and values of earlier forwards can be used again.
         needs_keys: finished text is read through a key store only, into which calls with ``clean=True`` write it.
     """
@@ -42,13 +42,13 @@ class TextAdapter:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Head:
-    """From a hidden state to logits: ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``.
+    """Turns a hidden state into logits: ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``.
 
     Attributes:
         weight: `[V, C]`.
         bias: `[V]` or None.
-        softcap: None is none.
-        logit_scale: 1.0 is none.
+        softcap: soft limit of the logits, or None.
+        logit_scale: factor of the logits.
     """
 
     weight: Tensor
@@ -58,7 +58,7 @@ class Head:
 
 
 class KeyStore(Protocol):
-    """Keys and values of a batch, a slot per position and one more that takes what nobody may see."""
+    """Holds the keys and values of a batch: a slot for each position, and one more that nobody may see."""
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these (int64 `[n]`), which move together."""
@@ -66,14 +66,14 @@ class KeyStore(Protocol):
 
 
 class TextModel(Protocol):
-    """A language model as the decoding loop sees it.
+    """Shows a language model to the decoding loop.
 
     Attributes:
         adapter: its row.
         mask_token_id: what is fed where nothing is decided; None unless ``adapter.noise == "mask"``.
         eos_token_ids: tokens that end a text; may be empty.
         vocab_size: V, tokens of the head.
-        max_positions: longest text it was made for; None is not known.
+        max_positions: longest text it was made for; None where that is not known.
         device: where token ids are expected.
         head: from what `forward` returns to logits.
     """
@@ -87,7 +87,7 @@ class TextModel(Protocol):
     head: Head
 
     def key_store(self, rows: int, slots: int) -> KeyStore | None:
-        """Room for the keys of `rows` rows of `slots` positions; None for a model that keeps none."""
+        """Makes room for the keys of `rows` rows of `slots` positions; None for a model that keeps no keys."""
         ...
 
     def forward(
@@ -101,7 +101,7 @@ class TextModel(Protocol):
         *,
         clean: bool = False,
     ) -> Tensor:
-        """Last hidden states `[B, Q, C]` (after norm and transform: what the head takes) of some tokens of each row.
+        """Returns the last hidden states `[B, Q, C]` of some tokens of each row, as the head takes them.
 
         Their keys and values are written to `slots` before anybody attends, so tokens of one call see each other.
 
@@ -120,5 +120,5 @@ class TextModel(Protocol):
         ...
 
     def flops(self, queries: int, keys: int) -> float:
-        """Multiply-adds x 2 of a forward of `queries` tokens that see `keys` keys each, without the head."""
+        """Counts operations, two per multiply-add, of `queries` tokens that see `keys` keys each, without the head."""
         ...

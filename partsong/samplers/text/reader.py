@@ -16,7 +16,7 @@ __all__ = ["Reader", "pick"]
 
 
 def pick(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The set positions of each row, in order: indices `[B, K]` and which of them are real."""
+    """Returns the set positions of each row, in order: indices `[B, K]`, and which of them are real."""
     most = max(int(mask.sum(1).max()), 1)
     index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     return index, mask.gather(1, index)
@@ -24,7 +24,7 @@ def pick(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Some rows of the canvas in one forward."""
+    """Holds some rows of the canvas in one forward."""
 
     rows: Tensor
     compute: Tensor
@@ -33,14 +33,10 @@ class _Batch:
 
 
 class Reader:
-    """Hidden states of the positions at work, from a model and a policy of what to keep.
+    """Computes the hidden states of the positions at work, by a model and a policy of what to keep.
 
-    Args:
-        model: the model.
-        cache: the policy.
-        canvas: the texts; looked at anew in every step.
-        tallies: of the rows, in order.
-        shadows: places for masked shadows of decided positions in a row; 0 is none.
+    It looks at the canvas anew in every step. There is one tally for each row, in order, and a row has `shadows` places
+    for masked shadows of decided positions.
     """
 
     def __init__(
@@ -59,21 +55,21 @@ class Reader:
     def read(
         self, step: int, work: Work, index: Tensor, real: Tensor, shadow: Tensor | None
     ) -> tuple[Tensor, Tensor | None, list]:
-        """Hidden states the distributions of some positions are read from.
+        """Returns the hidden states that the distributions of some positions are read from.
 
         Args:
             step: number of the step.
             work: where the rows are at work.
             index: int64 `[B, K]`, positions within the texts.
             real: bool `[B, K]`.
-            shadow: bool `[B, K]`, those that are also read with themselves masked; None for none.
+            shadow: bool `[B, K]`, those that are also read with themselves masked, or None.
 
         Returns:
             Hidden states `[B, K, C]`, those of the shadows or None, and the kind of forward of each row.
         """
         at = (index - int(self.model.adapter.shifted)).clamp(min=0)
         kinds = ["denoise"] * len(index)
-        found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for batch in self._batches(step, work, at, real):
             hidden, place, twins = self._forward(batch, at, None if batch.clean else shadow)
             self.known[batch.rows] |= batch.compute
@@ -81,16 +77,16 @@ class Reader:
             if batch.clean and self.model.adapter.noise == "uniform":
                 continue
             here = place.gather(1, at[batch.rows])
-            found.append((batch.rows, _rows_of(hidden, here), twins))
+            parts.append((batch.rows, _rows_of(hidden, here), twins))
             for row in batch.rows.tolist():
                 kinds[row] = batch.kind
-        rows = torch.cat([rows for rows, *_ in found]).argsort()
-        hidden = torch.cat([hidden for _, hidden, _ in found])[rows]
-        twins = None if shadow is None else torch.cat([twins for *_, twins in found if twins is not None])[rows]
+        rows = torch.cat([rows for rows, *_ in parts]).argsort()
+        hidden = torch.cat([hidden for _, hidden, _ in parts])[rows]
+        twins = None if shadow is None else torch.cat([twins for *_, twins in parts if twins is not None])[rows]
         return hidden, twins, kinds
 
     def _batches(self, step: int, work: Work, at: Tensor, real: Tensor) -> list[_Batch]:
-        """What has to be computed, rows that compute everything apart from those that compute little."""
+        """Decides what has to be computed; rows that compute everything go apart from those that compute little."""
         canvas, adapter = self.canvas, self.model.adapter
         visible = canvas.inside & (canvas.group <= work.high[:, None])
         if adapter.noise == "none":
@@ -103,26 +99,25 @@ class Reader:
         if self.keys is None:
             whole = torch.ones_like(whole)
         lower = (canvas.group < work.low[:, None]) & self.stale
-        wanted = torch.zeros_like(visible).scatter_(1, at, real)
+        to_read = torch.zeros_like(visible).scatter_(1, at, real)
         compute = visible & torch.where(whole[:, None], True, self.cache.fresh(canvas, work, step) | lower)
-        compute = compute | wanted
+        compute = compute | to_read
         names = ["prefill" if new else "refresh" for new in self.is_new.tolist()]
         self.since = torch.where(whole, 1, self.since + 1)
         self.front, self.is_new = front, torch.zeros_like(self.is_new)
         if adapter.noise == "uniform":
-            return self._apart(compute, canvas.group < work.low[:, None], names)
+            return self._split_finished(compute, canvas.group < work.low[:, None], names)
         if self.keys is None:
             return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
+        kinds = [name if is_whole else "denoise" for name, is_whole in zip(names, whole.tolist(), strict=True)]
         batches = []
-        for name in ("prefill", "refresh"):
-            mine = torch.tensor([n == name for n in names], device=whole.device) & whole
-            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], name, adapter.noise == "none"))
-        rest = ~whole
-        batches.append(_Batch(rest.nonzero().flatten(), compute[rest], "denoise", adapter.noise == "none"))
+        for kind in ("prefill", "refresh", "denoise"):
+            mine = torch.tensor([k == kind for k in kinds], device=whole.device)
+            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], kind, adapter.noise == "none"))
         return [batch for batch in batches if len(batch.rows)]
 
-    def _apart(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
-        """Finished text in a forward of its own, for models that encode it differently."""
+    def _split_finished(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
+        """Puts finished text into a forward of its own, for models that encode it differently."""
         batches = []
         stored = compute & lower & self.stale
         for name, kind in (("prefill", "prefill"), ("refresh", "store")):
@@ -133,7 +128,7 @@ class Reader:
         return [*batches, _Batch(everyone, compute & ~lower, "denoise")]
 
     def _forward(self, batch: _Batch, at: Tensor, shadow: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One call of the model: hidden states, the query of every position, and the shadows' hidden states."""
+        """Calls the model once: hidden states, the query of every position, and the shadows' hidden states."""
         canvas, rows, length = self.canvas, batch.rows, self.canvas.tokens.shape[1]
         index, there = pick(batch.compute)
         tokens = canvas.tokens[rows].gather(1, index)
@@ -172,36 +167,31 @@ class Reader:
         return hidden[:, : index.shape[1]], place, twins
 
     def _visible(self, rows: Tensor, index: Tensor, known: Tensor) -> Tensor:
-        """Bool `[B, Q, L]`: what each position sees."""
+        """Says what each position sees, bool `[B, Q, L]`."""
         group = self.canvas.group[rows]
         return (group[:, None, :] <= group.gather(1, index)[:, :, None]) & known[:, None, :]
 
     def _shadows(self, rows: Tensor, index: Tensor, known: Tensor) -> tuple[Tensor, ...]:
-        """Masked tokens beside decided ones: they see all but what they shadow, and nothing sees them."""
+        """Adds masked tokens beside decided ones: they see all but what they shadow, and nothing sees them."""
         length, (num, most) = self.canvas.tokens.shape[1], index.shape
         assert self.model.mask_token_id is not None and most <= self.room
         visible = self._visible(rows, index, known).scatter(2, index[..., None], False)
         own = torch.eye(most, self.room, dtype=torch.bool, device=index.device).expand(num, -1, -1)
         slots = (length + torch.arange(most, device=index.device)).expand_as(index)
-        return (
-            torch.full_like(index, self.model.mask_token_id),
-            index,
-            slots,
-            torch.cat([visible, own], 2),
-        )
+        return torch.full_like(index, self.model.mask_token_id), index, slots, torch.cat([visible, own], 2)
 
     def _count(self, batch: _Batch, known: Tensor) -> None:
         queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()
         flops = [self.model.flops(q, k) for q, k in zip(queries, keys, strict=True)]
         count([self.tallies[row] for row in batch.rows.tolist()], batch.kind, flops)
 
-    def wrote(self, written: Tensor) -> None:
+    def mark_stale(self, written: Tensor) -> None:
         """Notes that positions (bool `[B, L]`) have changed, and with them the keys of all that can see them."""
         group = self.canvas.group
         low = torch.where(written, group, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
         self.stale |= group >= low
 
-    def drawn_at(self, heats: list[float | None]) -> None:
+    def set_temperatures(self, heats: list[float | None]) -> None:
         """Tells models that read their own last prediction at what temperature each row's tokens are drawn."""
         if hasattr(self.keys, "temperature") and None not in heats:
             self.keys.temperature = torch.tensor(heats, device=self.canvas.tokens.device)  # type: ignore[union-attr]

@@ -1,17 +1,18 @@
-"""What `decode` is asked for, checked before the first forward."""
+"""Checks what `decode` is asked for, before the first forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
@@ -27,7 +28,7 @@ __all__ = ["DecodeRequest", "check_request"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeRequest:
-    """Everything `decode` was asked for, checked; see there."""
+    """Holds everything `decode` was asked for, checked; see there."""
 
     model: TextModel
     prompts: list[list[int]]
@@ -48,18 +49,20 @@ def check_request(
     adapter: str | TextAdapter | None = None,
     rule: str | Rule | None = None,
     cache: str | TextCache | None = None,
-    max_new_tokens: int | None = None,
+    max_new_tokens: Annotated[int, Whole(0)] | None = None,
     template: Sequence[Sequence[int | None]] | None = None,
     attention_mask: Tensor | None = None,
-    block_size: int | None = None,
-    open_blocks: int = 1,
-    open_at: float = 0.5,
-    temperature: float = 0.0,
+    block_size: Count | None = None,
+    open_blocks: Count = 1,
+    open_at: Share = 0.5,
+    temperature: Annotated[float, Number(0.0, 1e6)] = 0.0,
     seed: int | Sequence[int] = 0,
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
+    numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
+    check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
     if adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store"):
         model = load_text_model(model, adapter=adapter)
     rule = _rule(rule, model.adapter)
@@ -67,8 +70,6 @@ def check_request(
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
     _check_room(prompts, answers, model)
     _check_moves(rule, answers)
-    stops = model.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
-    _check_tokens("stop_token_ids", stops, model)
     return DecodeRequest(
         model=model,
         prompts=prompts,
@@ -76,17 +77,17 @@ def check_request(
         rule=rule,
         cache=_cache(cache, model.adapter),
         grid=_grid(model.adapter, block_size, open_blocks, open_at),
-        temperature=_temperature(temperature),
+        temperature=float(temperature),
         row_seeds=_row_seeds(seed, len(prompts)),
-        stop_token_ids=stops,
+        stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
     )
 
 
-def _temperature(value: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
-        raise ArgumentError(f"temperature={value!r}; use 0 for the most likely tokens, or a positive number")
-    return float(value)
+def _stop_tokens(tokens: Sequence[int] | None, model: TextModel) -> tuple[int, ...]:
+    stops = model.eos_token_ids if tokens is None else tuple(tokens)
+    _check_tokens("stop_token_ids", stops, model)
+    return stops
 
 
 def _rule(rule: str | Rule | None, adapter: TextAdapter) -> Rule:
@@ -122,8 +123,8 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
         )
     if adapter.noise not in rule.noise:
         raise UnsupportedError(
-            f"{name} does not fit noise of the kind {adapter.noise!r}, but of {' and '.join(rule.noise)}; "
-            f"leave rule out for one that fits"
+            f"{name} does not fit noise of the kind {adapter.noise!r}; it is for {' and '.join(rule.noise)}. "
+            f"Leave rule out for one that fits"
         )
     if adapter.noise == "none" and rule.revises:
         raise UnsupportedError(f"{name} revises tokens, and a causal model sees nothing after them; use another rule")
@@ -134,7 +135,7 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
         )
     if rule.probes and probe is None:
         raise ArgumentError(f"{name} needs probe=, a function that gives the mutual information of positions")
-    _check_tokens(f"{name}", rule.bars, model)
+    _check_tokens(name, rule.bars, model)
 
 
 def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
@@ -146,13 +147,13 @@ def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
 
 
 def rows_of(input_ids: Sequence[Sequence[int]] | Tensor, mask: Tensor | None, model: TextModel) -> list[list[int]]:
-    """The prompts as lists, without padding."""
+    """Returns the prompts as lists, without padding."""
     if isinstance(input_ids, Tensor):
         if input_ids.dim() != 2 or input_ids.is_floating_point():
             raise ArgumentError(f"input_ids is int [B, L]; found {input_ids.dtype} {tuple(input_ids.shape)}")
         if mask is not None and mask.shape != input_ids.shape:
             raise ArgumentError(
-                f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}; they are alike"
+                f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}; give both one shape"
             )
         keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
         if not torch.equal(keep, (keep.cumsum(1) > 0) & (keep.flip(1).cumsum(1).flip(1) > 0)):
@@ -180,7 +181,7 @@ def _answers(
     max_new_tokens: int | None,
     model: TextModel,
 ) -> tuple[list[list[int]], list[list[int | None]]]:
-    """Prompts up to their first position to fill, and what follows."""
+    """Cuts each prompt at its first position to fill; returns the prompts and what follows."""
     adapter, mask = model.adapter, model.mask_token_id if model.adapter.noise == "mask" else None
     starts = [row.index(mask) if mask in row else len(row) for row in prompts]
     answers: list[list[int | None]] = [
@@ -195,8 +196,6 @@ def _answers(
     given = template is not None or any(answers)
     room = 128 if model.max_positions is None else model.max_positions - max(map(len, prompts))
     count = (0 if given else max(min(room, 128), 1)) if max_new_tokens is None else max_new_tokens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ArgumentError(f"max_new_tokens={count!r}; use an integer from 0")
     answers = [answer + [None] * count for answer in answers]
     if not any(None in answer for answer in answers):
         raise ArgumentError("there is nothing to fill: max_new_tokens is 0 and no position is open")
@@ -223,11 +222,6 @@ def _check_room(prompts: list[list[int]], answers: list[list[int | None]], model
 
 
 def _grid(adapter: TextAdapter, block_size: int | None, open_blocks: int, open_at: float) -> Grid:
-    for name, value in (("block_size", block_size), ("open_blocks", open_blocks)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ArgumentError(f"{name}={value!r}; use a positive integer")
-    if not 0 <= open_at <= 1:
-        raise ArgumentError(f"open_at={open_at!r}; use a fraction from 0 to 1")
     grid = Grid(block_size=block_size or 32, open_blocks=open_blocks, open_at=open_at)
     if adapter.noise == "none":
         if block_size not in (None, 1) or open_blocks > 1:

@@ -1,9 +1,9 @@
-"""What a decoding rule sees and what it answers; the rules themselves are in files of their own.
+"""Defines what a decoding rule sees and what it answers; the rules themselves are in files of their own.
 
-A rule looks at the distributions of the positions at work and says which tokens to write. It is told what the model
-thinks of a position (`max_prob`, `entropy` ...) and the token that was drawn there. The choice of *positions* must not
-depend on the drawn token: a rule that accepts a position because its draw was likely draws likely tokens too often,
-even one token at a time and with a perfect model.
+A rule looks at the distributions of the positions at work and says which tokens to write. It sees what the model thinks
+of a position (`max_prob`, `entropy` ...) and the token that was drawn there. The choice of *positions* must not depend
+on the drawn token. A rule that accepts a position because its draw was likely draws likely tokens too often, even one
+token at a time and with a perfect model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from partsong.knobs import check_fields
+
 __all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class View:
-    """The positions at work, `[B, K]`: K is that of the row with most, and `real` says which ones exist.
+    """Shows a rule the positions at work, `[B, K]`: K is that of the row with most, and `real` says which ones exist.
 
     Attributes:
         real: bool, the others are filler: probabilities 0, entropy infinite.
@@ -75,7 +77,7 @@ class View:
     random_token: Callable[[], Tensor]
 
     def noted(self, name: str, fill: int) -> Tensor:
-        """What was noted under a name for these positions, int64 `[B, K]`, and `fill` at first."""
+        """Returns what was noted under a name for these positions, int64 `[B, K]`, and `fill` at first."""
         if name not in self.memory:
             self.memory[name] = torch.full((len(self.index), self.length), fill, device=self.index.device)
         return self.memory[name].gather(1, self.index)
@@ -89,7 +91,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Choice:
-    """What to do with the positions of a `View`; all `[B, K]`.
+    """Says what to do with the positions of a `View`; all `[B, K]`.
 
     Attributes:
         write: bool, positions that get `token`.
@@ -110,7 +112,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule(ABC):
-    """A decoding rule: a frozen dataclass whose fields are its knobs; derive from this one and write `choose`.
+    """Decides which tokens a step writes. Derive a frozen dataclass of knobs from it and write `choose`.
 
     Attributes:
         reads: which positions it is shown: the "undecided" ones of the blocks at work, or all "free" ones in them.
@@ -132,30 +134,26 @@ class Rule(ABC):
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """Tokens that are not offered to the rows of ``view.memory["barred"]``."""
+        """Lists tokens that are not offered to the rows of ``view.memory["barred"]``."""
         return ()
 
-    @abstractmethod
     def validate(self) -> None:
-        """Refuses knobs out of range.
-
-        Raises:
-            ArgumentError: names the knob.
-        """
+        """Refuses knobs out of range with an ArgumentError; a rule whose knobs bound each other checks that too."""
+        check_fields(self)
 
     def heat(self, block_step: int) -> float | None:
-        """What logits are divided by, in draws and statistics, in a step of a block; None: `decode` draws as asked."""
+        """Returns what a step divides its logits by, in draws and statistics; None draws as `decode` was asked."""
         return None
 
     @abstractmethod
     def choose(self, view: View) -> Choice:
-        """What to write in this step."""
+        """Chooses what to write in this step."""
 
 
 def rank_of(score: Tensor, among: Tensor) -> Tensor:
-    """Rank `[B, K]` of every position by falling score among some; ties go to the earlier one.
+    """Ranks every position by falling score among some, `[B, K]`; ties go to the earlier one.
 
-    Positions outside `among` rank behind all others.
+    Positions outside `among` come after all others.
     """
     order = torch.where(among, score, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = torch.empty_like(order)
@@ -163,7 +161,7 @@ def rank_of(score: Tensor, among: Tensor) -> Tensor:
 
 
 def within_entropy(entropy: Tensor, among: Tensor, gamma: float) -> Tensor:
-    """Bool `[B, K]`: by rising entropy, the most positions whose entropies but the largest sum to at most gamma."""
+    """Marks by rising entropy the most positions whose entropies but the largest sum to at most gamma: `[B, K]`."""
     rank = rank_of(-entropy, among)
     ordered = torch.zeros_like(entropy).scatter_(1, rank, torch.where(among, entropy, 0.0))
     before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th
@@ -171,7 +169,7 @@ def within_entropy(entropy: Tensor, among: Tensor, gamma: float) -> Tensor:
 
 
 def best(score: Tensor, among: Tensor) -> Tensor:
-    """Bool `[B, K]`: the position of the highest score among some, the earliest of equals."""
+    """Marks the position of the highest score among some, the earliest of equals: bool `[B, K]`."""
     return (rank_of(score, among) == 0) & among
 
 

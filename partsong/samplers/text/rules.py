@@ -1,18 +1,17 @@
-"""Rules that only ever decide: each accepts some undecided positions of a step and never looks back.
+"""Holds the rules that only ever decide: each accepts some undecided positions of a step and never looks back.
 
 All but `LLaDA` choose positions by what the model thinks of them, never by the token that was drawn.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Share, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 
 __all__ = [
@@ -28,11 +27,8 @@ __all__ = [
 ]
 
 
-def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Refuses a knob out of range."""
-    if not (low < value if open_low else low <= value) or not value <= high or not math.isfinite(value):
-        edge = "above" if open_low else "from"
-        raise ArgumentError(f"{name}={value}; use a number {edge} {low:g} to {high:g}")
+#: An entropy, a divergence or a mutual information.
+Nats = Annotated[float, Number(0.0, 1000.0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,21 +46,12 @@ class Quota(Rule):
     True
     """
 
-    per_step: int = 1
-    steps: int | None = None
+    per_step: Count = 1
+    steps: Count | None = None
     by: Literal["max_prob", "margin", "entropy", "random", "left"] = "max_prob"
 
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        for name in ("per_step", "steps"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{name}={value!r}; use a positive integer")
-        if self.by not in ("max_prob", "margin", "entropy", "random", "left"):
-            raise ArgumentError(f"by={self.by!r}; use 'max_prob', 'margin', 'entropy', 'random' or 'left'")
-
     def choose(self, view: View) -> Choice:
-        """The best few."""
+        """Takes the best few."""
         score = _score(view, self.by)
         return commit(view, rank_of(score, view.real & view.undecided) < self._quota(view)[:, None], score)
 
@@ -99,7 +86,7 @@ class LLaDA(Quota):
     unbiased: ClassVar[bool] = False
 
     def choose(self, view: View) -> Choice:
-        """The likeliest draws."""
+        """Takes the likeliest draws."""
         accept = rank_of(view.token_prob, view.real & view.undecided) < self._quota(view)[:, None]
         return commit(view, accept, view.token_prob)
 
@@ -118,14 +105,10 @@ class Threshold(Rule):
     0.9
     """
 
-    threshold: float = 0.9
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
+    threshold: Share = 0.9
 
     def choose(self, view: View) -> Choice:
-        """The sure ones."""
+        """Takes the sure ones."""
         return commit(view, view.max_prob >= self.threshold, view.max_prob)
 
 
@@ -144,14 +127,10 @@ class Factor(Rule):
     >>> Factor(factor=1.0).validate()
     """
 
-    factor: float = 0.3
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("factor", self.factor, 0.0, 100.0, open_low=True)
+    factor: Annotated[float, Number(0.0, 100.0, above=True)] = 0.3
 
     def choose(self, view: View) -> Choice:
-        """As many of the surest as hold their bound."""
+        """Takes as many of the surest as hold their bound."""
         waiting = view.real & view.undecided
         rank = rank_of(view.max_prob, waiting)
         holds = (view.max_prob >= 1 - self.factor / (rank + 2)) & waiting
@@ -173,14 +152,10 @@ class Entropy(Rule):
     0.2
     """
 
-    threshold: float = 0.2
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1000.0)
+    threshold: Nats = 0.2
 
     def choose(self, view: View) -> Choice:
-        """The certain ones."""
+        """Takes the certain ones."""
         return commit(view, view.entropy <= self.threshold, -view.entropy)
 
 
@@ -200,14 +175,10 @@ class EntropyBound(Rule):
     >>> EntropyBound(gamma=0.1).validate()
     """
 
-    gamma: float = 0.1
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("gamma", self.gamma, 0.0, 1000.0)
+    gamma: Nats = 0.1
 
     def choose(self, view: View) -> Choice:
-        """As many as the bound allows."""
+        """Takes as many as the bound allows."""
         return commit(view, within_entropy(view.entropy, view.real & view.undecided, self.gamma), -view.entropy)
 
 
@@ -226,19 +197,12 @@ class KLStable(Rule):
     2
     """
 
-    threshold: float = 0.9
-    divergence: float = 0.01
-    history: int = 2
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("divergence", self.divergence, 0.0, 1000.0)
-        if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 1:
-            raise ArgumentError(f"history={self.history!r}; use a positive integer")
+    threshold: Share = 0.9
+    divergence: Nats = 0.01
+    history: Count = 2
 
     def choose(self, view: View) -> Choice:
-        """The sure and settled ones."""
+        """Takes the sure and settled ones."""
         still = view.noted("steps without moving", 0)
         still = torch.where(view.divergence() < self.divergence, still + 1, 0)
         view.note("steps without moving", still)
@@ -259,16 +223,16 @@ class Hierarchy(Rule):
     0.5
     """
 
-    threshold: float = 0.92
-    low_threshold: float = 0.5
+    threshold: Share = 0.92
+    low_threshold: Share = 0.5
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("low_threshold", self.low_threshold, 0.0, self.threshold)
+        """Refuses knobs out of range, and a low threshold above the other one."""
+        super(Hierarchy, self).validate()
+        check_value("low_threshold", self.low_threshold, Annotated[float, Number(0.0, self.threshold)], "Hierarchy: ")
 
     def choose(self, view: View) -> Choice:
-        """The sure ones and the peaks."""
+        """Takes the sure ones and the peaks."""
         waiting = view.real & view.undecided
         apart = torch.ones_like(waiting)
         apart[:, 1:] = ~waiting[:, :-1] | ~waiting[:, 1:] | (view.index[:, 1:] != view.index[:, :-1] + 1)
@@ -298,14 +262,10 @@ class Dependency(Rule):
     """
 
     probes: ClassVar[bool] = True
-    budget: float = 0.05
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("budget", self.budget, 0.0, 1000.0)
+    budget: Nats = 0.05
 
     def choose(self, view: View) -> Choice:
-        """A greedy set of nearly independent positions."""
+        """Takes nearly independent positions, one after the other."""
         waiting = view.real & view.undecided
         shared, order = view.mutual_information(), rank_of(-view.entropy, waiting).argsort(1)
         accept, spent = torch.zeros_like(waiting), torch.zeros_like(view.entropy)

@@ -1,4 +1,4 @@
-"""Rules that may change their mind: they take tokens back, overwrite, move or redraw them.
+"""Holds the rules that may change their mind: they take tokens back, overwrite, move or redraw them.
 
 What such a text cost in divergence is not bounded by entropies, so these rules have no certificate.
 """
@@ -6,32 +6,32 @@ What such a text cost in divergence is not bounded by entropies, so these rules 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Share, Whole, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
-from partsong.samplers.text.rules import between
+from partsong.samplers.text.rules import Nats
 
 __all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
 
 
+#: A token's id, or a count that may be 0.
+_FromZero = Annotated[int, Whole(0)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Revises(Rule):
+class _RevisingRule(Rule):
     reads: ClassVar[Literal["undecided", "free"]] = "free"
     revises: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
 
-def _count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{name}={value!r}; use an integer from {least}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Revoke(_Revises):
+class Revoke(_RevisingRule):
     """Drafts boldly and takes back what the model, asked again with that token masked, no longer finds likely.
 
     The same forward drafts and checks: a shadow of the decided positions at work, each masked in turn, sees all the
@@ -51,22 +51,19 @@ class Revoke(_Revises):
     """
 
     shadows: ClassVar[bool] = True
-    draft: float = 0.6
-    verify: float = 0.9
-    most: float = 0.7
-    at_least: int = 5
-    at_most: int = 20
+    draft: Share = 0.6
+    verify: Share = 0.9
+    most: Share = 0.7
+    at_least: Count = 5
+    at_most: Count = 20
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("draft", self.draft, 0.0, 1.0)
-        between("verify", self.verify, 0.0, 1.0)
-        between("most", self.most, 0.0, 1.0)
-        _count("at_least", self.at_least, 1)
-        _count("at_most", self.at_most, self.at_least)
+        """Refuses knobs out of range, and a most below the least."""
+        super(Revoke, self).validate()
+        check_value("at_most", self.at_most, Annotated[int, Whole(self.at_least)], "Revoke: ")
 
     def choose(self, view: View) -> Choice:
-        """What is drafted and what is taken back."""
+        """Drafts some positions and takes some earlier tokens back."""
         waiting = view.real & view.undecided
         cap = (self.most * waiting.sum(1)).floor().clamp(self.at_least, self.at_most)
         bold = (view.max_prob > self.draft) & (rank_of(view.max_prob, waiting) < cap[:, None])
@@ -81,7 +78,7 @@ class Revoke(_Revises):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenEditing(_Revises):
+class TokenEditing(_RevisingRule):
     """Decides sure positions, and overwrites decided ones where the model has become sure of another token.
 
     Attributes:
@@ -95,50 +92,44 @@ class TokenEditing(_Revises):
     0.9
     """
 
-    threshold: float = 0.95
-    editing_threshold: float = 0.9
-    max_post_steps: int = 16
-
-    def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
-        _count("max_post_steps", self.max_post_steps, 0)
+    threshold: Share = 0.95
+    editing_threshold: Share = 0.9
+    max_post_steps: _FromZero = 16
 
     def choose(self, view: View) -> Choice:
-        """What is decided and what is overwritten."""
-        made = commit(view, view.max_prob > self.threshold, view.max_prob)
+        """Decides some positions and overwrites others."""
+        decided = commit(view, view.max_prob > self.threshold, view.max_prob)
         edited = view.real & ~view.undecided & (view.argmax != view.current)
         edited = edited & (view.max_prob > self.editing_threshold)
         spent = _post_steps(view)
         edited = edited & ((spent < self.max_post_steps) | _in_block(view, view.undecided & view.real))
-        settled = _settled(view, made.write | edited, spent, self.max_post_steps)
+        settled = _settled(view, decided.write | edited, spent, self.max_post_steps)
         token = torch.where(edited, view.argmax, view.token)
-        pending = made.undecided | (view.real & ~settled)
-        return Choice(write=made.write | edited, token=token, undecided=made.undecided, pending=pending)
+        pending = decided.undecided | (view.real & ~settled)
+        return Choice(write=decided.write | edited, token=token, undecided=decided.undecided, pending=pending)
 
 
 def _post_steps(view: View) -> Tensor:
-    """Rounds `[B, K]` in which the block of a position had nothing undecided any more."""
+    """Counts the rounds `[B, K]` in which the block of a position had nothing undecided any more."""
     spent = view.noted("post steps", 0)
     whole = ~_in_block(view, view.undecided & view.real)
     view.note("post steps", spent + whole)
     return spent
 
 
-def _in_block(view: View, found: Tensor) -> Tensor:
-    """Bool `[B, K]`: whether something was found in the block of a position."""
-    return ((view.block[:, :, None] == view.block[:, None, :]) & found[:, None, :]).any(2)
+def _in_block(view: View, marks: Tensor) -> Tensor:
+    """Says whether a mark is set anywhere in the block of a position, bool `[B, K]`."""
+    return ((view.block[:, :, None] == view.block[:, None, :]) & marks[:, None, :]).any(2)
 
 
 def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
-    """Bool `[B, K]`: positions of decided blocks in which nothing changes any more, or may."""
+    """Marks positions of decided blocks in which nothing changes any more, or nothing may: bool `[B, K]`."""
     busy = _in_block(view, (view.undecided & view.real) | changed)
     return ~busy | ((spent >= most) & ~_in_block(view, view.undecided & view.real & ~changed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InsertDelete(_Revises):
+class InsertDelete(_RevisingRule):
     """`TokenEditing` with two tokens that move others: one deletes its place, one opens a place before it.
 
     A deleted place leaves, what follows in its block moves up, and a mask joins at the block's end. Where a
@@ -151,7 +142,7 @@ class InsertDelete(_Revises):
         threshold: as in `TokenEditing`.
         editing_threshold: as in `TokenEditing`.
         max_post_steps: as in `TokenEditing`.
-        max_edits: of a block.
+        max_edits: most deletions and insertions in a block.
 
     Source: LLaDA 2.2 (Levenshtein edits; no paper yet), after Levenshtein Transformer, arXiv 1905.11006.
 
@@ -160,49 +151,43 @@ class InsertDelete(_Revises):
     """
 
     moves: ClassVar[bool] = True
-    delete_token: int
-    split_token: int
-    threshold: float = 0.95
-    editing_threshold: float = 0.9
-    max_post_steps: int = 16
-    max_edits: int = 8
+    delete_token: _FromZero
+    split_token: _FromZero
+    threshold: Share = 0.95
+    editing_threshold: Share = 0.9
+    max_post_steps: Count = 16
+    max_edits: _FromZero = 8
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("threshold", self.threshold, 0.0, 1.0)
-        between("editing_threshold", self.editing_threshold, 0.0, 1.0)
-        _count("max_post_steps", self.max_post_steps, 1)
-        _count("max_edits", self.max_edits, 0)
-        for name in ("delete_token", "split_token"):
-            _count(name, getattr(self, name), 0)
+        """Refuses knobs out of range, and one token for both jobs."""
+        super(InsertDelete, self).validate()
         if self.delete_token == self.split_token:
-            raise ArgumentError(f"delete_token and split_token are both {self.delete_token}; they are two tokens")
+            raise ArgumentError(f"delete_token and split_token are both {self.delete_token}; give two different tokens")
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """Both tokens: not offered to texts that have used up their edits."""
+        """Lists both tokens, which are not offered to texts that have used up their edits."""
         return (self.delete_token, self.split_token)
 
     def choose(self, view: View) -> Choice:
-        """The edits of `TokenEditing`, then the moves, row by row: a block is short."""
+        """Makes the edits of `TokenEditing`, then the moves, row by row: a block is short."""
         base = TokenEditing(
             threshold=self.threshold, editing_threshold=self.editing_threshold, max_post_steps=self.max_post_steps
         ).choose(view)
         token = torch.where(base.write, base.token, view.current)
-        moves = (token == self.delete_token) | (token == self.split_token)
-        moves = moves & base.write
+        movers = base.write & ((token == self.delete_token) | (token == self.split_token))
         used = view.noted("edits", 0)
-        made = _Moves(view, base, token)
-        for row in moves.any(1).nonzero().flatten().tolist():
-            made.apply(row, moves[row], self.delete_token, self.max_edits - int(used[row].max()))
-        view.note("edits", used.amax(1, keepdim=True) + made.count[:, None])
-        spent_all = used.amax(1) + made.count >= self.max_edits
-        view.memory["barred"] = torch.where(made.count > 0, spent_all, view.memory.get("barred", spent_all))
-        return made.choice()
+        moves = _Moves(view, base, token)
+        for row in movers.any(1).nonzero().flatten().tolist():
+            moves.apply(row, movers[row], self.delete_token, self.max_edits - int(used[row].max()))
+        view.note("edits", used.amax(1, keepdim=True) + moves.count[:, None])
+        spent_all = used.amax(1) + moves.count >= self.max_edits
+        view.memory["barred"] = torch.where(moves.count > 0, spent_all, view.memory.get("barred", spent_all))
+        return moves.choice()
 
 
 class _Moves:
-    """Deletions and insertions within the blocks of a view; positions of a block follow each other in it."""
+    """Applies deletions and insertions within the blocks of a view, whose positions follow each other."""
 
     def __init__(self, view: View, base: Choice, token: Tensor) -> None:
         self.view, self.base = view, base
@@ -211,14 +196,14 @@ class _Moves:
         self.inserted, self.deleted = torch.zeros_like(base.write), torch.zeros_like(base.write)
         self.count = torch.zeros(len(token), dtype=torch.int64, device=token.device)
 
-    def apply(self, row: int, moves: Tensor, delete: int, left: int) -> None:
+    def apply(self, row: int, movers: Tensor, delete: int, left: int) -> None:
         """Moves what a row's new tokens ask for, block by block, as long as its budget lasts."""
         for block in self.view.block[row][self.view.real[row]].unique().tolist():
             places = ((self.view.block[row] == block) & self.view.real[row]).nonzero().flatten().tolist()
             items: list[int | None] = []
             for place in places:
                 token = None if self.undecided[row, place] else int(self.token[row, place])
-                if not moves[place]:
+                if not movers[place]:
                     items.append(token)
                 elif left <= 0:
                     items.append(None)  # not allowed to move any more: decided anew, without these tokens
@@ -243,7 +228,7 @@ class _Moves:
             self.token[row, place] = -1 if item is None else item
 
     def choice(self) -> Choice:
-        """What is to be written."""
+        """Returns what is to be written."""
         pending = self.base.pending | self.undecided
         moved = (self.count > 0)[:, None] & self.view.real
         return Choice(
@@ -257,7 +242,7 @@ class _Moves:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Renoise(_Revises):
+class Renoise(_RevisingRule):
     """Keeps the draws an entropy bound allows and draws everything else anew at random, until the text stands still.
 
     For models of uniform noise. A block ends when the most likely tokens have not changed for `patience` steps and
@@ -265,7 +250,7 @@ class Renoise(_Revises):
 
     Attributes:
         gamma: nats, as in `EntropyBound`.
-        max_steps: of a block.
+        max_steps: most steps of a block.
         patience: steps without change.
         entropy: mean nats below which a still text is done.
         hot: temperature of the first step; it falls evenly to almost `cold`.
@@ -278,28 +263,24 @@ class Renoise(_Revises):
     """
 
     noise: ClassVar[tuple[str, ...]] = ("uniform",)
-    gamma: float = 0.1
-    max_steps: int = 48
-    patience: int = 1
-    entropy: float = 0.005
-    hot: float = 0.8
-    cold: float = 0.4
+    gamma: Nats = 0.1
+    max_steps: Count = 48
+    patience: Count = 1
+    entropy: Nats = 0.005
+    hot: Annotated[float, Number(0.0, 100.0, above=True)] = 0.8
+    cold: Annotated[float, Number(0.0, 100.0, above=True)] = 0.4
 
     def validate(self) -> None:
-        """Refuses knobs out of range."""
-        between("gamma", self.gamma, 0.0, 1000.0)
-        between("entropy", self.entropy, 0.0, 1000.0)
-        between("cold", self.cold, 0.0, 100.0, open_low=True)
-        between("hot", self.hot, self.cold, 100.0)
-        _count("max_steps", self.max_steps, 1)
-        _count("patience", self.patience, 1)
+        """Refuses knobs out of range, and a first temperature below the last."""
+        super(Renoise, self).validate()
+        check_value("hot", self.hot, Annotated[float, Number(self.cold, 100.0)], "Renoise: ")
 
     def heat(self, block_step: int) -> float:
         """Falls from `hot` in the first step of a block to almost `cold` in the last."""
         return self.cold + (self.hot - self.cold) * (self.max_steps - block_step) / self.max_steps
 
     def choose(self, view: View) -> Choice:
-        """Draws and noise; at the end the most likely tokens."""
+        """Keeps some draws and puts noise elsewhere; at the end it takes the most likely tokens."""
         before = view.noted("argmax", -1)
         still = view.noted("steps unchanged", 0)
         same = ((before == view.argmax) | ~view.real).all(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""A stock transformers model behind the `TextModel` protocol: its own modules, our masks, positions and key store.
+"""Runs a stock transformers model as a `TextModel`: its own modules, with our masks, positions and key store.
 
 The language-model head is never run: the loop needs it at a few positions only and has a kernel for that.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.decoders import why_keys_cannot_be_kept
+from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.samplers.text.families import DECODERS
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
@@ -30,7 +30,7 @@ GROUPED = "grouped_mm"
 
 
 class StockTextModel:
-    """A transformers decoder, or an encoder with a masked-LM head, as the decoding loop sees it.
+    """Shows a transformers decoder, or an encoder with a masked-LM head, to the decoding loop.
 
     Exact: forwards of any partition of the tokens over one key store equal one forward of all of them, where the
     order of the parts is one the visibility allows (causal, block-causal).
@@ -76,7 +76,7 @@ class StockTextModel:
         self._flops = weight_flops(self.base) + (weight_flops(self.transform) if self.transform else 0.0)
 
     def key_store(self, rows: int, slots: int) -> SlotKeyStore | None:
-        """Room for the keys of `rows` rows of `slots` positions; None for an encoder."""
+        """Makes room for the keys of `rows` rows of `slots` positions; None for an encoder."""
         if not self.adapter.keeps_keys:
             return None
         return SlotKeyStore(layers=self.module.config.num_hidden_layers, rows=rows, slots=slots)
@@ -93,7 +93,7 @@ class StockTextModel:
         *,
         clean: bool = False,
     ) -> Tensor:
-        """Last hidden states `[B, Q, C]`, after norm and transform; see `TextModel.forward`."""
+        """Returns the last hidden states `[B, Q, C]`, after norm and transform; see `TextModel.forward`."""
         if keys is not None and not isinstance(keys, SlotKeyStore):
             raise ArgumentError(f"forward() needs a store from key_store(), found {type(keys).__name__}")
         if keys is not None and not self.adapter.keeps_keys:
@@ -121,7 +121,7 @@ class StockTextModel:
         return attention_mask(visible, str(self.module.config._attn_implementation), self.head.weight.dtype)
 
     def flops(self, queries: int, keys: int) -> float:
-        """Multiply-adds x 2 of a forward of `queries` tokens that see `keys` keys each, without the head."""
+        """Counts operations, two per multiply-add, of `queries` tokens that see `keys` keys each, without the head."""
         config = self.module.config
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_pair = 4.0 * config.num_hidden_layers * config.num_attention_heads * width
@@ -129,7 +129,7 @@ class StockTextModel:
 
 
 def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
-    """The 4-D mask a stock module passes on untouched, from bool `[B, Q, S]`.
+    """Turns bool `[B, Q, S]` into the 4-D mask that a stock module passes on untouched.
 
     A query that sees nothing would be nan under some kernels and an average under others; here it sees everything,
     which is finite. Its hidden state means nothing, and its key lies in a slot that nobody sees.
@@ -137,7 +137,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
     Args:
         visible: which slots each query attends to.
         attention: "sdpa" takes bool; "eager" adds 0 or the least number of the dtype to the scores.
-        dtype: of the hidden states.
+        dtype: that of the hidden states.
 
     Returns:
         `[B, 1, Q, S]`.
@@ -152,7 +152,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
 
 
 def head_of(module: PreTrainedModel) -> Head:
-    """The output embedding with what the module does to its result.
+    """Returns the output embedding with what the module does to its result.
 
     Raises:
         UnsupportedError: the module has no output embedding.
@@ -173,7 +173,7 @@ def head_of(module: PreTrainedModel) -> Head:
 
 
 def weight_flops(module: nn.Module) -> float:
-    """2 x the weights one token meets: of experts those that are chosen, of embeddings none."""
+    """Counts 2 for each weight one token meets: of experts the chosen ones, of embeddings nothing."""
     config = getattr(module, "config", None)
     chosen = next((n for n in (getattr(config, f, None) for f in ("num_experts_per_tok", "top_k_experts")) if n), 1)
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
@@ -187,7 +187,7 @@ def weight_flops(module: nn.Module) -> float:
 
 
 def check_mask_token(adapter: TextAdapter, mask_token_id: int | None, vocab_size: int) -> int | None:
-    """The mask token of a model that has one, checked against its vocabulary; None for the others."""
+    """Checks the mask token of a model that has one against its vocabulary; None for the others."""
     if adapter.noise != "mask":
         return None
     if mask_token_id is None:
@@ -222,7 +222,7 @@ def _check_module(module: PreTrainedModel, adapter: TextAdapter) -> None:
     if config.model_type not in kinds:
         raise UnsupportedError(
             f"adapter {adapter.name!r} runs {', '.join(kinds)}; found {config.model_type!r}, "
-            f"whose masks, positions or keys are not known to be what they are given"
+            f"which is not known to use the masks, positions and keys it is given"
         )
     if module.training:
         raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")

@@ -1,4 +1,4 @@
-"""What decoding cost: forwards by kind, the tokens they decided, and arithmetic."""
+"""Counts what decoding costs: forwards by kind, the tokens they decided, and arithmetic."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KINDS = ("prefill", "refresh", "denoise", "verify", "store")
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one text.
+    """Holds the counts of one text.
 
     Attributes:
-        forwards: by kind.
-        tokens: of the finished text, by the kind of the forward that decided them; given ones do not count, nor what
-            was decided behind its end.
+        forwards: forwards by kind.
+        tokens: tokens of the finished text, by the kind of the forward that decided them. Given tokens do not count,
+            nor does what was decided after the end.
         edits: tokens changed or taken back later.
-        flops: of all forwards, with the head at the positions it was asked for.
-        full_flops: of one forward of the whole text with the head at every position to decide, for comparison.
+        flops: operations of all forwards, with the head at the positions it was asked for.
+        full_flops: operations of one forward of the whole text, with the head at every position to decide.
         certificate: nats, the sum over steps of the accepted entropies but the largest: a bound on the divergence
             from one-token-at-a-time decoding in the same order, under the model's own conditionals at temperature 1;
             None with rules that revise or that choose by the drawn token.
@@ -39,31 +39,31 @@ class Tally:
 
     @property
     def num_forwards(self) -> int:
-        """Of all kinds."""
+        """Counts the forwards of all kinds."""
         return sum(self.forwards.values())
 
     @property
     def num_tokens(self) -> int:
-        """Decided in all."""
+        """Counts all decided tokens."""
         return sum(self.tokens.values())
 
     @property
     def tokens_per_forward(self) -> float:
-        """Of the forwards that denoise alone: prefill, refresh and store are left out, with what they decided."""
+        """Divides the tokens of the denoising forwards by those forwards; other kinds are left out of both."""
         return self.tokens["denoise"] / self.forwards["denoise"] if self.forwards["denoise"] else 0.0
 
     @property
     def tokens_per_forward_all(self) -> float:
-        """Of all forwards."""
+        """Divides all tokens by all forwards."""
         return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
 
     @property
     def tokens_per_full_forward(self) -> float:
-        """Weighted by arithmetic: tokens per as many operations as one forward of the whole text takes."""
+        """Weighs forwards by arithmetic: tokens per as many operations as one forward of the whole text takes."""
         return self.num_tokens * self.full_flops / self.flops if self.flops else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for machine-readable results."""
+        """Returns all of it, for machine-readable results."""
         return {
             "forwards": dict(self.forwards),
             "tokens": self.num_tokens,

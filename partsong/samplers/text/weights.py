@@ -1,4 +1,4 @@
-"""A checkpoint's weights from safetensors files into a transformers module: by shards, every tensor accounted for."""
+"""Reads a checkpoint's safetensors shard by shard into a transformers module, with every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SECOND_HEADS = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.posit
 def load_rekeyed(
     folder: Path, rekeying: Rekeying, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """A stock module with a public checkpoint's weights.
+    """Loads a public checkpoint's weights into a stock module.
 
     One tensor of the files is in memory at a time besides the module itself.
 
     Args:
         folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``.
         rekeying: where each tensor goes.
-        dtype: of the parameters; default: the one of the checkpoint's first tensor.
+        dtype: that of the parameters. Default: that of the checkpoint's first tensor.
         device: default: the CPU.
 
     Returns:
@@ -54,7 +54,7 @@ def load_rekeyed(
     module = module.eval().requires_grad_(False)
     for file in files:
         with safe_open(file, framework="pt", device=str(target)) as tensors:
-            for name in _wanted(tensors.keys(), rekeying):
+            for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)
                 dtype = dtype or tensor.dtype
                 for place in rekeying.places[name]:
@@ -62,14 +62,14 @@ def load_rekeyed(
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
-    return _runnable(module)
+    return _make_runnable(module)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder.
+    """Lists the safetensors files of a checkpoint folder.
 
     Raises:
-        ArgumentError: there are none, or the index names a file that is not there or lies elsewhere.
+        ArgumentError: no such files, or an index that names a file that is missing or lies elsewhere.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -88,23 +88,19 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _wanted(names: Any, rekeying: Rekeying) -> list[str]:
-    return [name for name in names if name in rekeying.places]
-
-
 def _headers(files: list[Path], rekeying: Rekeying) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the files, which must be exactly those expected."""
+    """Reads the shape of every tensor of the files, which must be exactly those expected."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+                in_file = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ArgumentError(f"{file} is not a safetensors file: {error}") from error
-        twice = shapes.keys() & found.keys()
+        twice = shapes.keys() & in_file.keys()
         if twice:
             raise ArgumentError(f"{file.parent} holds tensors twice: {_list(twice)}")
-        shapes |= found
+        shapes |= in_file
     missing, unexpected = rekeying.places.keys() - shapes.keys(), shapes.keys() - rekeying.places.keys()
     if missing or unexpected:
         raise ArgumentError(
@@ -160,7 +156,7 @@ def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dty
 def load_stock(
     folder: Path, *, masked_lm: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """A checkpoint that transformers loads itself, with every tensor accounted for.
+    """Loads a checkpoint that transformers knows itself, with every tensor accounted for.
 
     Args:
         folder: with ``config.json`` and safetensors.
@@ -197,11 +193,11 @@ def load_stock(
             f"({_list(info['missing_keys'])}), unexpected ({_list(unexpected)}), "
             f"of another shape ({_list(str(k) for k in info['mismatched_keys'])})"
         )
-    return _runnable(module.eval())
+    return _make_runnable(module.eval())
 
 
-def _runnable(module: PreTrainedModel) -> PreTrainedModel:
-    """The grouped product of experts that transformers prefers has no float64."""
+def _make_runnable(module: PreTrainedModel) -> PreTrainedModel:
+    """Switches experts in float64 away from the grouped product that transformers prefers: it has no float64."""
     if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
         module.set_experts_implementation("eager")
     return module

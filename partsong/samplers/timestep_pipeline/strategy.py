@@ -1,14 +1,16 @@
-"""One rank per denoising step: blocks of an endless video stream through the steps of a causal model."""
+"""Streams blocks of an endless video through the steps of a causal model, one rank per step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.staged_blocks import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -51,46 +53,40 @@ class TimestepPipeline(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("stage", "pipe")
     kind: ClassVar[Kind] = "approximate"
-    loop: ClassVar[str | None] = "timestep_pipeline"
+    has_loop: ClassVar[bool] = True
     loops_alone: ClassVar[bool] = True
 
-    degree: int | None = None
-    pipe_degree: int = 1
-    window: int = 3
-    sink: int = 1
-    layers: tuple[int, ...] | None = None
+    degree: Count | None = None
+    pipe_degree: Count = 1
+    window: Count = 3
+    sink: Annotated[int, Whole(0)] = 1
+    layers: Layers | None = None
 
     def wanted(self) -> dict[str, int | None]:
-        """Ranks along the steps, and those that share each step's layers."""
+        """Returns the ranks along the steps, and those that share each step's layers."""
         return {"stage": self.degree, "pipe": self.pipe_degree}
 
     def validate(self) -> None:
-        """Refuses counts below zero or one, and a number of stages other than the degree."""
+        """Refuses a number of stages other than `pipe_degree`."""
         super(TimestepPipeline, self).validate()
-        for name, value, least in (("window", self.window, 1), ("sink", self.sink, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ArgumentError(f"TimestepPipeline: {name}={value!r}; use {least} or more")
-        if self.layers is not None and len(self.layers) != self.pipe_degree:
-            raise ArgumentError(
-                f"TimestepPipeline: layers={self.layers} names {len(self.layers)} stages, not "
-                f"pipe_degree={self.pipe_degree}"
-            )
+        check_layers("TimestepPipeline", self.layers, self.pipe_degree, "pipe_degree")
 
     def stale(self) -> str:
-        """What is seen of the past."""
+        """Says what is seen of the past."""
         return f"blocks see {self.window} blocks of the past and the first {self.sink} frames, each at its noise level"
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models that are not causal along time."""
+        """Refuses models that are not causal along time."""
         if adapter.model in FRAME_TABLES:
             return None
         return "it is not known to be causal along time; use DualParallel or ClipParallel for its videos"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
-        """The layers of this rank; all of them where each step has one rank.
+        """Returns the layers of this rank; all of them where each step has one rank.
 
         Raises:
-            UnsupportedError: the model was not trained to see the past alone, or the sink is longer than a block.
+            UnsupportedError: the model was not trained to see the past alone.
+            ArgumentError: the sink is longer than a block.
         """
         block = causal_block(module)
         if block < 2:

@@ -1,4 +1,4 @@
-"""The task of the `lists` models: list operations, Latin squares and additions in a small language of words.
+"""Defines the task of the `lists` models: list operations, Latin squares and additions in a small language of words.
 
 `examples` draws prompts with valid answers, `check` reads an answer back, `support` lists every valid answer of a
 prompt (all equally likely), `parse` tells what a prompt asks.

@@ -1,4 +1,4 @@
-"""The `lists` models: a word-level tokenizer and two stock Llama modules. Importing this module loads torch."""
+"""Builds the `lists` models: a word-level tokenizer and two stock Llama modules. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
 #: Token ids by word.
 VOCABULARY: dict[str, int] = {word: index for index, word in enumerate((*SPECIAL, *WORDS))}
 PAD, UNKNOWN, BOS, EOS, MASK = range(len(SPECIAL))
-#: The most masks that may follow a prompt.
+#: How many masks may follow a prompt.
 CANVAS = 24
-#: The most tokens of a prompt, the first one included.
+#: How many tokens a prompt may have, including the first one.
 PROMPT = 16
 _HEAD_WIDTH = 32
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the language, `<bos>` in front; unknown words become `<unk>`.
+    """Makes a tokenizer with one token per word of the language and `<bos>` in front; unknown words become `<unk>`.
 
     >>> build_tokenizer()("copy : ant =").input_ids[0] == BOS
     True
@@ -37,7 +37,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(kind: Literal["mdlm", "ar"], heads: int = 4, depth: int = 6) -> LlamaForCausalLM:
-    """A Llama of random weights.
+    """Makes a Llama of random weights.
 
     Args:
         kind: "mdlm", a masked diffusion model, or "ar", its causal twin.
@@ -45,8 +45,9 @@ def build_model(kind: Literal["mdlm", "ar"], heads: int = 4, depth: int = 6) -> 
         depth: Layers.
 
     Returns:
-        A stock module. The kinds differ in the configuration alone: its `partsong_adapter` names the row by which the
-        text decoder knows it ("mdlm": all tokens see each other; "causal"), and the first one has a `mask_token_id`.
+        A stock module. The kinds differ only in the configuration: its `partsong_adapter` names the row by which the
+        text decoder knows it ("mdlm", in which all tokens see each other, or "causal"), and an "mdlm" also has a
+        `mask_token_id`.
     """
     width = _HEAD_WIDTH * heads
     config = LlamaConfig(
@@ -64,7 +65,7 @@ def build_model(kind: Literal["mdlm", "ar"], heads: int = 4, depth: int = 6) -> 
         eos_token_id=EOS,
         use_cache=kind == "ar",
     )
-    # A Llama is a causal model to whoever does not look at these.
+    # Code that does not read these takes a Llama for a causal model.
     config.partsong_adapter = "mdlm" if kind == "mdlm" else "causal"
     config.partsong_canvas = CANVAS
     if kind == "mdlm":
@@ -73,23 +74,23 @@ def build_model(kind: Literal["mdlm", "ar"], heads: int = 4, depth: int = 6) -> 
 
 
 def full_mask(valid: Tensor) -> Tensor:
-    """The 4-D mask `[batch, 1, length, length]`, float and additive, by which every token sees every valid one.
+    """Makes the additive mask `[batch, 1, length, length]`, float, by which every token sees every valid one.
 
-    A stock Llama takes a mask of four dims as it is, instead of making a causal one.
+    A stock Llama takes a mask of four dimensions as it is, instead of making a causal one.
 
     Args:
-        valid: Which tokens are no padding, bool `[batch, length]`.
+        valid: Which tokens are not padding, bool `[batch, length]`.
     """
     bias = torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, torch.finfo(torch.float32).min)
     return bias[:, None, None, :].expand(-1, 1, valid.shape[1], -1)
 
 
 def token_ids(text: str) -> list[int]:
-    """The ids of a text's words, nothing in front; unknown words become `<unk>`."""
+    """Encodes a text's words, with nothing in front; unknown words become `<unk>`."""
     return [VOCABULARY.get(word, UNKNOWN) for word in text.split()]
 
 
 def answer_text(ids: list[int]) -> str:
-    """The words before the first `<eos>`."""
+    """Returns the words before the first `<eos>`."""
     words = (*SPECIAL, *WORDS)
     return " ".join(words[index] for index in (ids[: ids.index(EOS)] if EOS in ids else ids))

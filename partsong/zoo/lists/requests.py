@@ -1,4 +1,4 @@
-"""The prompts' language: its words, and reading a prompt into the request it makes."""
+"""Defines the prompts' language and reads prompts into requests."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MOST_ITEMS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequest:
-    """What a prompt asks.
+    """Describes what a prompt asks.
 
     Attributes:
         family: The task's name.
         items: The list, or a Latin square's symbols.
-        numbers: What is to be added.
-        item: What is inserted or put in another's place.
-        place: Where, counted from 1; None for a random place.
+        numbers: The numbers to add.
+        item: The item that is inserted or replaces another one.
+        place: Its place, counted from 1; None for a random place.
     """
 
     family: str
@@ -90,7 +90,9 @@ def parse(prompt: str) -> ListRequest:
 
 def _sum(prompt: str, verb: str, body: str) -> ListRequest:
     if _SUM.fullmatch(body) is None:
-        raise ArgumentError(f"cannot read the numbers of {prompt!r}: one to three digits each, apart, none leading 0")
+        raise ArgumentError(
+            f"cannot read the numbers of {prompt!r}: each has 1 to 3 digits, spaced out, without a leading 0"
+        )
     numbers = tuple(int(part.replace(" ", "")) for part in body.split(" + "))
     if verb == "add" and len(numbers) != 2:
         raise ArgumentError(f"add takes two numbers, {prompt!r} has {len(numbers)}; use chain")
@@ -98,7 +100,7 @@ def _sum(prompt: str, verb: str, body: str) -> ListRequest:
 
 
 def _check_list(prompt: str, request: ListRequest) -> None:
-    """Refuses lists with unknown, repeated, too many or too few items, and edits that do not fit them."""
+    """Refuses lists with unknown, repeated, too many or too few items, and edits that do not fit the list."""
     items, named = request.items, (*request.items, *([] if request.item is None else [request.item]))
     if unknown := [word for word in named if word not in ANIMALS]:
         raise ArgumentError(f"{prompt!r} has items that are not in the vocabulary: {', '.join(unknown)}")
@@ -115,7 +117,7 @@ def _check_list(prompt: str, request: ListRequest) -> None:
 
 @functools.lru_cache(maxsize=4)
 def squares(size: int) -> list[tuple[int, ...]]:
-    """Every Latin square of `size` symbols 0, 1, ..., row by row; 576 of size 4."""
+    """Lists every Latin square of `size` symbols 0, 1, ..., row by row; there are 576 of size 4."""
 
     def fill(rows: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
         if len(rows) == size:

@@ -1,4 +1,4 @@
-"""The quality of a `lists` model: answers decoded one token at a time, in the plainest way there is, and checked.
+"""Measures the quality of a `lists` model: decodes answers one token at a time, in the plainest way, and checks them.
 
 This is the slow twin of faster decoders: no cache, every forward over the whole row. Importing this module loads torch.
 """
@@ -26,20 +26,20 @@ def answers(
 ) -> list[str]:
     """Decodes prompts in one batch, one token of each per step.
 
-    A masked diffusion model fills the place it is most certain of, the place being chosen before its token is drawn; a
-    causal one the next place.
+    A masked diffusion model fills the place it is most certain of, which is chosen before its token is drawn. A causal
+    model fills the next place.
 
     Args:
-        model: A `lists` model; what it is stands in its configuration.
+        model: A `lists` model, whose kind its configuration names.
         prompts: What is asked.
         canvas: Places for each answer and its end of text, at most 24.
-        seed: Draws tokens from the model's probabilities; None takes the likeliest one.
+        seed: Draws tokens from the model's probabilities; None takes the likeliest ones.
 
     Returns:
         The words before the first end of text, per prompt.
 
     Raises:
-        ArgumentError: (a ValueError) If the canvas is not of a length the model has learned.
+        ArgumentError: (a ValueError) If the model has not learned a canvas of this length.
     """
     if not 1 <= canvas <= CANVAS:
         raise ArgumentError(f"the canvas has 1 to {CANVAS} places, not {canvas}")
@@ -63,7 +63,7 @@ def answers(
 
 
 def _pick(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A token per row of logits `[batch, vocabulary]`."""
+    """Picks a token per row of logits `[batch, vocabulary]`."""
     if generator is None:
         return logits.argmax(dim=-1)
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]
@@ -78,7 +78,7 @@ def accuracy(
     canvas: int = CANVAS,
     sampled: bool = False,
 ) -> dict[str, float]:
-    """The fraction of valid answers per task.
+    """Measures the fraction of valid answers per task.
 
     Args:
         model: A `lists` model.
@@ -86,21 +86,21 @@ def accuracy(
         seed: Draws the prompts; training draws its own in another way.
         families: The tasks.
         canvas: Places for each answer.
-        sampled: Tokens are drawn from the model's probabilities instead of the likeliest ones taken.
+        sampled: Whether tokens are drawn from the model's probabilities; otherwise the likeliest ones are taken.
 
     Returns:
         Fractions by task.
     """
-    found: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for family in families:
         prompts = [example.prompt for example in examples(num, seed, [family])]
         texts = answers(model, prompts, canvas=canvas, seed=seed if sampled else None)
-        found[family] = sum(map(check, prompts, texts)) / num
-    return found
+        fractions[family] = sum(map(check, prompts, texts)) / num
+    return fractions
 
 
 def total_variation(model: LlamaForCausalLM, prompt: str, num: int = 1000, *, canvas: int = 12, seed: int = 0) -> float:
-    """Half the absolute differences between the frequencies of sampled answers and the even ones of the truth, summed.
+    """Sums half the absolute differences between the frequencies of sampled answers and the true, even ones.
 
     Sampling alone makes this about `sqrt(answers / (2 pi num))`, also for a perfect model.
 

@@ -1,7 +1,7 @@
-"""List operations, Latin squares and additions: prompts drawn from a seed, and checks that read answers back.
+"""Draws prompts of list operations, Latin squares and additions from a seed, and checks answers by reading them.
 
-The language is a small one: words between spaces, a prompt that ends in `=`, an answer that follows. `sort : dog ant =`
-asks for `ant dog`. Some tasks have many answers (`shuffle : ...`, `remove at any : ...`); then every valid answer is
+The language is small: words between spaces, a prompt that ends in `=`, and an answer that follows. `sort : dog ant =`
+asks for `ant dog`. Some tasks have many answers (`shuffle : ...`, `remove at any : ...`). Then every valid answer is
 equally likely, and `support` lists them all, so that a sampler's distribution can be compared with the truth.
 """
 
@@ -41,11 +41,11 @@ FAMILIES: tuple[str, ...] = tuple(_SIZES)
 
 @dataclass(frozen=True, slots=True)
 class ListExample:
-    """A prompt and one valid answer.
+    """Holds a prompt and one valid answer.
 
     Attributes:
         family: The task's name, one of `FAMILIES`.
-        prompt: What is asked; ends in `=`.
+        prompt: The prompt, which ends in `=`.
         answer: A valid answer, drawn uniformly among all of them.
     """
 
@@ -55,7 +55,7 @@ class ListExample:
 
 
 def sizes(family: str) -> range:
-    """The sizes of a task: items of a list, lines of a square, digits of the larger number, terms of a chain.
+    """Returns the sizes of a task: items of a list, lines of a square, digits of the larger number, terms of a chain.
 
     Raises:
         ArgumentError: (a ValueError) If there is no such task.
@@ -77,7 +77,7 @@ def draw(family: str, rng: random.Random, size: int | None = None) -> ListExampl
     Args:
         family: One of `FAMILIES`.
         rng: Where the draws come from.
-        size: One of `sizes(family)`; drawn too if None.
+        size: One of `sizes(family)`; None draws it, too.
 
     Returns:
         The example.
@@ -140,7 +140,7 @@ def _number(rng: random.Random, digits: int) -> str:
 
 
 def _answer(request: ListRequest, rng: random.Random) -> str:
-    """One of the request's answers, uniformly, without listing them."""
+    """Draws one of the request's answers uniformly, without listing them."""
     items = list(request.items)
     match request.family:
         case "shuffle":
@@ -148,7 +148,7 @@ def _answer(request: ListRequest, rng: random.Random) -> str:
         case "latin":
             words = [items[index] for index in rng.choice(squares(len(items)))]
         case "insert_random" | "remove_random" | "replace_random":
-            words = _edited(request, rng.choice(_places(request)))
+            words = _edit(request, rng.choice(_places(request)))
         case _:
             words = _only_answer(request)
     return " ".join(words)
@@ -158,9 +158,9 @@ def _answer(request: ListRequest, rng: random.Random) -> str:
 
 
 def support(prompt: str) -> list[str]:
-    """Every valid answer to a prompt, once; each has the same probability.
+    """Lists every valid answer to a prompt once; each has the same probability.
 
-    A list of 8 has 40320 shuffles, a 4 x 4 Latin square 576 fillings; most tasks have one answer.
+    A list of 8 has 40320 shuffles, and a 4 x 4 Latin square has 576 fillings. Most tasks have one answer.
 
     Args:
         prompt: A prompt of the language.
@@ -178,18 +178,18 @@ def support(prompt: str) -> list[str]:
     items = request.items
     match request.family:
         case "shuffle":
-            found: list[list[str]] = [list(order) for order in itertools.permutations(items)]
+            answers: list[list[str]] = [list(order) for order in itertools.permutations(items)]
         case "latin":
-            found = [[items[index] for index in square] for square in squares(len(items))]
+            answers = [[items[index] for index in square] for square in squares(len(items))]
         case "insert_random" | "remove_random" | "replace_random":
-            found = [_edited(request, place) for place in _places(request)]
+            answers = [_edit(request, place) for place in _places(request)]
         case _:
-            found = [_only_answer(request)]
-    return [" ".join(words) for words in found]
+            answers = [_only_answer(request)]
+    return [" ".join(words) for words in answers]
 
 
 def check(prompt: str, answer: str) -> bool:
-    """Whether an answer is valid, found by reading it, not by looking it up.
+    """Returns whether an answer is valid, which it finds by reading it, not by looking it up.
 
     Args:
         prompt: A prompt of the language.
@@ -210,11 +210,11 @@ def _places(request: ListRequest) -> range:
     return range(len(request.items) + (request.family == "insert_random"))
 
 
-def _edited(request: ListRequest, place: int) -> list[str]:
-    """The list after the request's edit at `place`, counted from 0."""
+def _edit(request: ListRequest, place: int) -> list[str]:
+    """Returns the list after the request's edit at `place`, counted from 0."""
     items, verb = list(request.items), request.family.partition("_")[0]
-    kept = place if verb == "insert" else place + 1
-    return items[:place] + ([] if request.item is None else [request.item]) + items[kept:]
+    rest = place if verb == "insert" else place + 1
+    return items[:place] + ([] if request.item is None else [request.item]) + items[rest:]
 
 
 def _only_answer(request: ListRequest) -> list[str]:
@@ -232,7 +232,7 @@ def _only_answer(request: ListRequest) -> list[str]:
             return " , ".join(" ".join(str(total)) for total in totals).split()
         case _:
             assert request.place is not None, request.family
-            return _edited(request, request.place - 1)
+            return _edit(request, request.place - 1)
 
 
 def _is_shuffle(request: ListRequest, words: list[str]) -> bool:

@@ -1,8 +1,8 @@
-"""What the recipe trains of the `lists` models: batches and the two losses. Importing this module loads torch.
+"""Draws batches for the `lists` models and computes their two losses. Importing this module loads torch.
 
-The diffusion loss is that of LLaDA (arXiv:2502.09992), with the number of masks drawn instead of their rate: k of an
-answer's K places are masked, k uniform in 1 ... K, and the cross-entropy at the masked places counts K / k times. In
-the mean over k and places this is the same bound on the answer's log-likelihood.
+The diffusion loss is that of LLaDA (arXiv:2502.09992), but the number of masks is drawn instead of their rate. k of an
+answer's K places are masked, with k uniform in 1 ... K, and the cross-entropy at the masked places counts K / k times.
+In the mean over k and places this is the same bound on the answer's log-likelihood.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from transformers import LlamaForCausalLM
 from partsong.zoo.lists.model import BOS, CANVAS, EOS, MASK, PAD, full_mask, token_ids
 from partsong.zoo.lists.tasks import FAMILIES, draw
 
-#: How often training sees a task, relative to the others: first to get all of them going ...
+#: How often training sees a task, relative to the others. At first all of them have to get going ...
 _EARLY = {"reverse": 1.5, "sort": 1.5, "add": 2.0, "chain": 2.0}
-#: ... then less of what is learned quickly, more of what takes long: even choices, and what rests on many places.
+#: ... later it sees less of what is learned quickly, and more of even choices and of answers that rest on many places.
 _LATE = {
     **dict.fromkeys(("copy", "insert_at", "remove_at", "replace_at"), 0.5),
     **{"reverse": 1.5, "sort": 0.7, "shuffle": 1.2, "insert_random": 3.0, "remove_random": 2.0, "replace_random": 2.0},
@@ -31,12 +31,12 @@ _LATE = {
 
 @dataclass(frozen=True, slots=True)
 class ListsBatch:
-    """Prompts and answers, left-aligned, padding at the end.
+    """Holds prompts and answers, left-aligned, with padding at the end.
 
     Attributes:
         ids: Token ids, `[batch, length]`.
-        canvas: Which tokens are the answer's, its ends of text included, bool `[batch, length]`.
-        valid: Which tokens are no padding, bool `[batch, length]`.
+        canvas: Which tokens belong to the answer, including its ends of text, bool `[batch, length]`.
+        valid: Which tokens are not padding, bool `[batch, length]`.
     """
 
     ids: Tensor
@@ -49,9 +49,9 @@ def draw_batch(rng: np.random.Generator, num: int, *, fill: bool, late: bool = F
 
     Args:
         rng: Where the draws come from.
-        num: Rows.
-        fill: After the answer and its end come more ends of text, as many as fill a canvas of random length.
-        late: Most examples are of the tasks that take long to learn.
+        num: How many rows.
+        fill: Whether more ends of text follow the answer and its end, to fill a canvas of random length.
+        late: Whether most examples are of the tasks that take long to learn.
 
     Returns:
         The batch.
@@ -74,9 +74,9 @@ def draw_batch(rng: np.random.Generator, num: int, *, fill: bool, late: bool = F
 
 
 def draw_masks(canvas: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Which tokens of each canvas are masked, bool `[batch, length]`, and what each counts, float `[batch]`.
+    """Draws which tokens of each canvas are masked, bool `[batch, length]`, and their weights, float `[batch]`.
 
-    The numbers of masks are spread evenly over the batch, which makes the loss less noisy and its mean no other.
+    The numbers of masks are spread evenly over the batch, which makes the loss less noisy and leaves its mean the same.
     """
     sizes = canvas.sum(dim=1)
     spread = (torch.from_numpy(rng.permutation(len(sizes))) + torch.from_numpy(rng.random(len(sizes)))) / len(sizes)
@@ -86,12 +86,12 @@ def draw_masks(canvas: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor
 
 
 def diffusion_loss(model: LlamaForCausalLM, batch: ListsBatch, rng: np.random.Generator) -> Tensor:
-    """The bound on the answers' negative log-likelihood, in nats per example.
+    """Computes the bound on the answers' negative log-likelihood, in nats per example.
 
     Args:
         model: A Llama; it is given the mask by which every token sees all others.
         batch: What it learns.
-        rng: Draws what is masked.
+        rng: Draws the masks.
 
     Returns:
         A scalar.
@@ -105,7 +105,7 @@ def diffusion_loss(model: LlamaForCausalLM, batch: ListsBatch, rng: np.random.Ge
 
 
 def causal_loss(model: LlamaForCausalLM, batch: ListsBatch) -> Tensor:
-    """The answers' negative log-likelihood, in nats per example; the prompt is only read.
+    """Computes the answers' negative log-likelihood, in nats per example; the prompt is only read.
 
     Args:
         model: A Llama.
@@ -115,11 +115,6 @@ def causal_loss(model: LlamaForCausalLM, batch: ListsBatch) -> Tensor:
         A scalar.
     """
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-    wanted = batch.canvas[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][wanted]).float()
-    return F.cross_entropy(logits, batch.ids[:, 1:][wanted], reduction="sum") / len(wanted)
-
-
-def inside_matrices(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:
-    """The products inside the layers, for orthogonalised momentum."""
-    return [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
+    learned = batch.canvas[:, 1:]
+    logits = model.lm_head(hidden[:, :-1][learned]).float()
+    return F.cross_entropy(logits, batch.ids[:, 1:][learned], reduction="sum") / len(learned)

@@ -1,4 +1,4 @@
-"""The task of the `motion` models: fresh captions, what they say, videos of it, and a reader that checks videos.
+"""Defines the task of the `motion` models: fresh captions, their facts, videos of them, and a reader of videos.
 
 `captions` draws sentences that training has not shown, `parse` tells a sentence's facts, `render` draws them for any
 number of frames, `read` follows the objects of a video, `facts` / `facts_read` tell which of a caption's facts hold,

@@ -1,4 +1,4 @@
-"""Attention for training the `motion` transformers on a CPU. Importing this module loads torch."""
+"""Computes attention for training the `motion` transformers on a CPU. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def lookback_mask(latents: int, tokens: int, block: int, lookback: int) -> Tensor:
-    """Which tokens see which if a block sees itself and `lookback` blocks before it (and, here, all after it).
+    """Makes the mask by which a block sees itself and `lookback` blocks before it (and, here, all after it).
 
     Args:
         latents: Latent frames.
         tokens: Tokens per latent frame.
         block: Latent frames per block.
-        lookback: Blocks.
+        lookback: How many blocks before itself a block sees.
 
     Returns:
         `[latents * tokens, latents * tokens]`, True where the row's token sees the column's.
@@ -32,13 +32,13 @@ def lookback_mask(latents: int, tokens: int, block: int, lookback: int) -> Tenso
 
 
 class TrainingAttention:
-    """What the stock processors of Wan and SkyReels-V2 compute, written out, with a bias for the text.
+    """Computes what the stock processors of Wan and SkyReels-V2 do, written out and with a bias for the text.
 
-    Written out, because at these lengths a CPU takes far longer over the backward pass of fused attention. `text_bias`
-    `[batch, 1, 1, tokens]` is added to the scores of cross-attention: the pipelines pad a text with as many zeros as
-    they are told, all equal and without positions, so n of them are one whose score is raised by log n. Training with
-    that bias is exact and covers any `max_sequence_length`. `limit` `[tokens, tokens]` hides more of the video than the
-    model's own mask does, where it is False.
+    It is written out because at these lengths a CPU takes far longer for the backward pass of fused attention.
+    `text_bias` `[batch, 1, 1, tokens]` is added to the scores of cross-attention: the pipelines pad a text up to
+    `max_sequence_length` with zeros, all equal and without positions, so n of them are one whose score is raised by
+    log n. Training with that bias is exact and covers any `max_sequence_length`. Where `limit` `[tokens, tokens]` is
+    False, it hides more of the video than the model's own mask does.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class TrainingAttention:
         if rotary_emb is not None:
             query, key = rotate(query, *rotary_emb), rotate(key, *rotary_emb)
         query = (query * query.shape[-1] ** -0.5).to(value.dtype).transpose(1, 2)
-        # Mixed precision would take the softmax in float32, which costs as much as all products together.
+        # Mixed precision would compute the softmax in float32, which costs as much as all products together.
         with torch.autocast(value.device.type, enabled=False):
             scores = query @ key.to(value.dtype).permute(0, 2, 3, 1)
             if encoder_hidden_states is not None and self.text_bias is not None:

@@ -1,8 +1,8 @@
-"""The Wan autoencoder over whole clips at once, for training. Importing this module loads torch.
+"""Runs the Wan autoencoder over whole clips at once, for training. Importing this module loads torch.
 
-The stock class walks through a clip in chunks and keeps the last frames of every convolution, which costs a CPU far
-more in overhead than the convolutions themselves. Nothing in a causal network needs the walk: these two functions make
-the same numbers in one pass.
+The stock class walks through a clip in chunks and keeps the last frames of every convolution. On a CPU that costs far
+more than the convolutions themselves. A causal network does not need the walk: these two functions compute the same
+numbers in one pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 def encode_clip(vae: Any, video: Tensor) -> Tensor:
-    """What `vae.encode(video)` has as `latent_dist.parameters`.
+    """Computes what `vae.encode(video)` has as `latent_dist.parameters`.
 
     Args:
         vae: An AutoencoderKLWan with residual shortcuts and no patches.
@@ -41,7 +41,7 @@ def encode_clip(vae: Any, video: Tensor) -> Tensor:
 
 
 def decode_clip(vae: Any, latents: Tensor) -> Tensor:
-    """What `vae.decode(latents)` gives before it clamps to [-1, 1].
+    """Computes what `vae.decode(latents)` gives before it clamps to [-1, 1].
 
     Args:
         vae: An AutoencoderKLWan with residual shortcuts and no patches.
@@ -63,7 +63,7 @@ def decode_clip(vae: Any, latents: Tensor) -> Tensor:
 
 
 def _in_time(up: Any, x: Tensor) -> Tensor:
-    """Twice as many frames; the first stays one, and the convolution over time never sees it."""
+    """Doubles the frames; the first stays one, and the convolution over time never sees it."""
     if x.shape[2] == 1:
         return x
     pairs = up.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))

@@ -1,9 +1,9 @@
-"""Teaching `motion-causal` to do with one guidance-free step what several guided ones do.
+"""Teaches `motion-causal` to do with one guidance-free step what several guided steps do.
 
 The video is denoised in four steps. For every step the teacher, the multi-step causal model, walks the same stretch of
-noise levels in smaller guided steps, and the student learns the straight line from where it starts to where the teacher
-arrives: progressive distillation (Salimans and Ho 2022, arXiv 2202.00512) with guidance folded in (Meng et al. 2022,
-arXiv 2210.03142). Importing this module loads torch; only the recipe does.
+noise levels in smaller guided steps. The student learns the straight line from the start to where the teacher arrives.
+This is progressive distillation (Salimans and Ho 2022, arXiv 2202.00512) with guidance included (Meng et al. 2022,
+arXiv 2210.03142). Importing this module loads torch; only the recipe imports it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from partsong.zoo.motion.model import build_few_step_scheduler, token_ids
 from partsong.zoo.motion.training import Animator, blend, count_nulls, draw_noise, draw_nulls
 
-#: How often a step is trained; the first one decides most.
+#: How often each step is trained; the first one decides most.
 _ODDS = (0.4, 0.2, 0.2, 0.2)
 
 
 def few_step_sigmas(steps: int = 4) -> list[float]:
-    """The noise levels `[steps + 1]` of few-step sampling, from 1 to 0."""
+    """Returns the noise levels `[steps + 1]` of few-step sampling, from 1 to 0."""
     scheduler = build_few_step_scheduler()
     scheduler.set_timesteps(steps)
     return [float(sigma) for sigma in scheduler.sigmas]
@@ -37,16 +37,16 @@ def guided_walk(
     guidance: float,
     lookback: int | None,
 ) -> Tensor:
-    """Where the teacher arrives.
+    """Computes where the teacher arrives.
 
     Args:
         teacher: A causal transformer.
         start: Noisy latents, `[batch, 4, latents, 8, 8]`.
         ends: The noise levels at the start and at the arrival, `[batch]` each.
         ids: Captions, `[batch, 24]`.
-        substeps: Euler steps.
-        guidance: Classifier-free guidance.
-        lookback: Blocks a block sees before itself.
+        substeps: How many Euler steps it makes.
+        guidance: Scale of classifier-free guidance.
+        lookback: How many blocks before itself a block sees.
     """
     empty = token_ids([""]).to(ids.device).expand_as(ids)
     both = torch.cat([ids, empty])
@@ -62,7 +62,7 @@ def guided_walk(
 
 @torch.no_grad()
 def own_walk(student: Animator, noise: Tensor, ids: Tensor, steps: Tensor, lookback: int | None) -> Tensor:
-    """Where the student itself is after `steps` `[batch]` of its steps from `noise`."""
+    """Computes where the student itself is after `steps` `[batch]` of its steps from `noise`."""
     sigmas, nulls, here = few_step_sigmas(), count_nulls(ids), noise
     for step in range(int(steps.max())):
         sigma = torch.full((len(noise),), sigmas[step], device=noise.device)
@@ -83,9 +83,9 @@ def distillation_loss(
     guidance: float,
     lookback: int | None,
 ) -> Tensor:
-    """How far the student's single steps end from the teacher's walks.
+    """Measures how far the student's single steps end from the teacher's walks.
 
-    Half of the calls start on noisy latents of the pool, half where the student's own steps have led it.
+    Half of the calls start from noisy latents of the pool, half from where the student's own steps have led.
 
     Args:
         student: The causal transformer in training.
@@ -95,7 +95,7 @@ def distillation_loss(
         rng: Draws steps and noise.
         substeps: The teacher's steps per step of the student.
         guidance: The teacher's guidance.
-        lookback: Blocks a block sees before itself.
+        lookback: How many blocks before itself a block sees.
     """
     sigmas = torch.tensor(few_step_sigmas(), device=clean.device)
     step = torch.from_numpy(rng.choice(len(_ODDS), size=len(clean), p=_ODDS)).to(clean.device)
@@ -103,6 +103,6 @@ def distillation_loss(
     start = own_walk(student, noise, ids, step, lookback) if rng.random() < 0.5 else blend(clean, noise, first)
     knobs = {"substeps": substeps, "guidance": guidance, "lookback": lookback}
     arrival = guided_walk(teacher, start, (first, last), ids, **knobs)
-    wanted = (start - arrival) / (first - last)[:, None, None, None, None]
+    target = (start - arrival) / (first - last)[:, None, None, None, None]
     velocity = student(start, first, ids, draw_nulls(ids, rng), lookback)
-    return (velocity.float() - wanted).square().mean()
+    return (velocity.float() - target).square().mean()

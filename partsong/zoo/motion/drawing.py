@@ -14,13 +14,13 @@ FloatArray = NDArray[np.float32]
 
 
 def offsets(centres: NDArray[np.floating]) -> FloatArray:
-    """How far every pixel of a row lies after `centres` `[...]`, `[..., 32]` in [-16, 16), over the nearer side."""
+    """Computes how far each pixel of a row lies after `centres` `[...]`: `[..., 32]` in [-16, 16), the shorter way."""
     gaps = np.arange(EXTENT) + 0.5 - np.asarray(centres)[..., None]
     return ((gaps + EXTENT / 2) % EXTENT - EXTENT / 2).astype(np.float32)
 
 
 def coverage(shape: str, radius: float, centres: NDArray[np.floating]) -> FloatArray:
-    """The fraction of every pixel that an object with `centres` `[frames, 2]` covers, `[frames, 32, 32]`."""
+    """Computes the fraction of every pixel that an object with `centres` `[frames, 2]` covers, `[frames, 32, 32]`."""
     dx, dy = offsets(centres[:, 0])[:, None, :], offsets(centres[:, 1])[:, :, None]
     return np.clip(0.5 - distance(shape, dx, dy, radius), 0.0, 1.0).astype(np.float32)
 
@@ -31,7 +31,7 @@ def paint(movers: list[Mover], num_frames: int, start: int = 0) -> NDArray[np.ui
     Args:
         movers: The objects.
         num_frames: How many frames.
-        start: Number of the first.
+        start: The number of the first frame.
 
     Returns:
         An array `[num_frames, 32, 32, 3]`, uint8.

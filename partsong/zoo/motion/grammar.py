@@ -1,4 +1,4 @@
-"""Captions of moving objects: sentences of a small grammar, and parsing them back into facts."""
+"""Writes captions of moving objects in sentences of a small grammar, and parses them back into facts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_OBJECTS = 2
 
 
 def held_out(caption: str) -> bool:
-    """Whether a caption belongs to the eighth of all sentences that training never shows."""
+    """Returns whether a caption belongs to the eighth of all sentences that training never shows."""
     return zlib.crc32(caption.encode()) % 8 == 0
 
 
@@ -51,7 +51,7 @@ def _normal(caption: str) -> str:
 
 
 def _item(match: re.Match[str]) -> MovingItem:
-    """The facts of one object; `moves up and bounces` is another way to say `bounces up and down`."""
+    """Reads the facts of one object; `moves up and bounces` is another way to say `bounces up and down`."""
     words = match.groupdict()
     if words["motion"].endswith("and bounces"):
         sideways = words["motion"].split()[1] in ("left", "right")
@@ -69,7 +69,7 @@ def parse(caption: str) -> MovingScene:
         The facts, objects in order of mention.
 
     Raises:
-        ArgumentError: (a ValueError) If the sentence is not of the grammar; the message tells the grammar.
+        ArgumentError: (a ValueError) If the sentence is not of the grammar; the message has the grammar.
 
     >>> parse("a big red circle moves right slowly").items[0].motion
     'moves right'
@@ -90,13 +90,13 @@ def parse(caption: str) -> MovingScene:
 
 
 def write(scene: MovingScene) -> str:
-    """The sentence that states `scene`, the inverse of `parse`."""
+    """Writes the sentence that states `scene`, the inverse of `parse`."""
     phrases = (("a", item.size, item.colour, item.shape, item.motion, item.speed) for item in scene.items)
     return ", ".join(" ".join(word for word in phrase if word) for phrase in phrases)
 
 
 def describe(scene: MovingScene, rng: np.random.Generator) -> str:
-    """A caption of `scene` for training: objects in their order, a fifth of the bounces in the other wording."""
+    """Writes a caption of `scene` for training: objects in their order, a fifth of the bounces in the other wording."""
     caption = write(scene)
     for item in scene.items:
         if item.motion.startswith("bounces") and rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""What the reader's tracks tell: facts of a caption, kept identity, jumps at block borders, drift over a long video."""
+"""Measures videos by the reader's tracks: a caption's facts, kept identity, jumps at block borders, and drift."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from partsong.zoo.motion.grammar import parse
 from partsong.zoo.motion.reader import Track, read
 from partsong.zoo.motion.world import COLOURS, EXTENT, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, MovingItem, axis_of
 
-#: A fact holds when it does in this part of the frames (or of the steps between them).
+#: A fact holds if it does so in this share of the frames (or of the steps between them).
 HOLDS = 0.8
 #: Fewer frames show no motion.
 MIN_FRAMES = 5
-#: Steps below are rest; steps along the axis are this much longer than those across.
+#: Shorter steps are rest. Steps along the axis must be this many times longer than those across.
 REST, ALONG = 0.2, 2.0
-#: Size and colour are compared where at least this part of an object is in front.
+#: Size and colour are compared if at least this share of an object is in front.
 WHOLE = 0.9
-#: An object that is judged in fewer than this part of the frames has no trend.
+#: An object that is judged in a smaller share of the frames has no trend.
 LASTING = 0.25
-#: Jumps below count as none: half a reader's pixel, and a change of colour and size nobody sees.
+#: Smaller jumps count as this much: half a reader's pixel, and an invisible change of colour and size.
 PLACE_FLOOR, LOOK_FLOOR = 0.25, 0.05
 
 
 def _nearest(words: dict[str | None, float], values: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The index of the word whose value is nearest to each of `values`."""
+    """Finds the index of the word whose value is nearest to each of `values`."""
     return np.argmin(np.abs(np.asarray(values)[..., None] - np.asarray(list(words.values()))), axis=-1)
 
 
 def _share(held: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
-    """The fraction of the frames of `among` that hold; 0 if there is none."""
+    """Returns the fraction of the frames of `among` that hold; 0 if `among` is empty."""
     return float(held[among].mean()) if among.any() else 0.0
 
 
 def _clear_steps(track: Track) -> NDArray[np.float64]:
-    """The track's movements between frames that show enough of it to place it; all of them where there are few."""
+    """Returns the track's movements between frames that show enough of it to place it; if these are few, all."""
     steps, clear = track.steps(), track.judged
     there, both = np.isfinite(steps[:, 0]), clear[1:] & clear[:-1]
     return steps[there & both] if (there & both).sum() >= MIN_FRAMES - 1 else steps[there]
 
 
 def _moves(item: MovingItem, track: Track) -> bool:
-    """Whether the track's motion is the item's."""
+    """Returns whether the track's motion is the item's."""
     steps, axis = _clear_steps(track), axis_of(item.motion)
     if len(steps) < MIN_FRAMES - 1:
         return False
@@ -62,7 +62,7 @@ def _moves(item: MovingItem, track: Track) -> bool:
 
 
 def _speed(item: MovingItem, track: Track) -> bool:
-    """Whether the track's pace is the item's."""
+    """Returns whether the track's pace is the item's."""
     steps = _clear_steps(track)[:, axis_of(item.motion)]
     if not len(steps):
         return False
@@ -70,7 +70,7 @@ def _speed(item: MovingItem, track: Track) -> bool:
 
 
 def _item_facts(number: int, item: MovingItem, track: Track | None) -> dict[str, bool]:
-    """Facts of one object; one whose colour is missing holds none of its facts."""
+    """Checks the facts of one object; if the colour is missing, all of them are false."""
     name = f"{number} {item.colour} {item.shape}"
     there = track is not None and float((track.seen | track.hidden).mean()) >= HOLDS
     held = {f"colour: {name}": there}
@@ -94,8 +94,8 @@ def facts(caption: str, frames: Any) -> dict[str, bool]:
 
     The facts are `count` (as many objects as the caption names, no more), and per object its `colour`, `shape`,
     `direction` and, as far as stated, `size` and `speed`. An object is known by its colour: where the colour is
-    missing, all facts about the object are false. A fact holds when it does in four fifths of the frames in which
-    the object can be judged (it may pass behind another one).
+    missing, all facts about the object are false. A fact holds if it does so in four fifths of the frames in
+    which the object can be judged (it may pass behind another one).
 
     Args:
         caption: A sentence of the grammar.
@@ -105,7 +105,7 @@ def facts(caption: str, frames: Any) -> dict[str, bool]:
         Fact names (`kind: what`) and whether each holds.
 
     Raises:
-        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is no such video.
+        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is not such a video.
 
     >>> from partsong.zoo.motion import render
     >>> caption = "a red circle moves right"
@@ -127,7 +127,7 @@ def _tracks(frames: Any) -> list[Track]:
 
 
 def facts_read(caption: str, frames: Any) -> float | None:
-    """The fraction of a caption's facts that hold in a video.
+    """Returns the fraction of a caption's facts that hold in a video.
 
     Args:
         caption: Any text.
@@ -145,40 +145,40 @@ def facts_read(caption: str, frames: Any) -> float | None:
 
 
 def identity_kept(caption: str, frames: Any) -> float:
-    """The fraction of frames in which every named object is there with its colour, shape and size.
+    """Returns the fraction of frames in which every named object is there with its colour, shape and size.
 
     An object without a word for its size must keep the size it has in the middle (median) of the video. An object
-    that is mostly or wholly behind another one is taken to be there.
+    that is mostly or wholly behind another one counts as there.
 
     Args:
         caption: A sentence of the grammar.
         frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], of any length, or a list of pictures.
 
     Raises:
-        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is no such video.
+        ArgumentError: (a ValueError) If the caption is not of the grammar, or `frames` is not such a video.
     """
     scene, tracks = parse(caption), read(frames)
-    kept = np.ones(len(frames), np.bool_)
+    same = np.ones(len(frames), np.bool_)
     for item in scene.items:
         track = next((t for t in tracks if t.colour == item.colour), None)
-        kept &= np.zeros(len(frames), np.bool_) if track is None else _same(item, track)
-    return float(kept.mean())
+        same &= np.zeros(len(frames), np.bool_) if track is None else _same(item, track)
+    return float(same.mean())
 
 
 def _same(item: MovingItem, track: Track) -> NDArray[np.bool_]:
-    """Per frame whether the track looks like the item, as far as it can be seen."""
+    """Returns for each frame whether the track looks like the item, as far as it can be seen."""
     judged = track.judged
     if not judged.any():
         return np.zeros(len(judged), np.bool_)
-    wanted = SIZES[item.size] if item.size else float(np.median(track.radius[judged]))
-    sized = np.abs(track.radius - wanted) <= 0.2 * wanted
+    radius = SIZES[item.size] if item.size else float(np.median(track.radius[judged]))
+    sized = np.abs(track.radius - radius) <= 0.2 * radius
     shaped = track.shape == SHAPES.index(item.shape)
     return np.where(judged, sized & shaped, track.seen | track.hidden)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jumps:
-    """Jumps at block borders over the 99th percentile of the jumps elsewhere; 1 or less: borders cannot be told.
+    """Compares jumps at block borders with the 99th percentile of the others; at 1 or less, borders are invisible.
 
     Attributes:
         place: The largest jump of an object's place at a border, over the percentile.
@@ -192,23 +192,23 @@ class Jumps:
 
     @property
     def ratio(self) -> float:
-        """The larger of `place` and `look`."""
+        """Returns the larger of `place` and `look`."""
         return max(self.place, self.look)
 
 
 def border_jumps(frames: Any, borders: Iterable[int]) -> Jumps:
     """Compares what happens at block borders with what happens between other frames.
 
-    A jump of place is how far the paths before and after a step miss each other, so that even motion, fast or slow,
-    and a bounce are none. A jump of look is a relative change of size plus a change of colour; an object that comes
-    or goes (unless it does behind another one) counts 1. Jumps below what anybody sees count as that much.
+    A jump of place is how far the paths before and after a step miss each other. So neither even motion, fast or slow,
+    nor a bounce is a jump. A jump of look is a relative change of size plus a change of colour. An object that comes or
+    goes (unless it does so behind another one) counts 1. Invisible jumps count as much as the smallest visible ones.
 
     Args:
         frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of pictures.
         borders: The first frames of blocks, from 1 to `frames - 1`.
 
     Raises:
-        ArgumentError: (a ValueError) If there is no border or one outside, or `frames` is no such video.
+        ArgumentError: (a ValueError) If there is no border or one outside, or `frames` is not such a video.
     """
     tracks, num = read(frames), len(frames)
     at = sorted(set(borders))
@@ -225,10 +225,10 @@ def border_jumps(frames: Any, borders: Iterable[int]) -> Jumps:
 
 
 def _place_jumps(track: Track) -> NDArray[np.float64]:
-    """Per step how far the paths before and after it, carried on at their pace, miss each other, pixels.
+    """Measures by how many pixels the paths before and after each step, continued at their pace, miss each other.
 
-    Carried on by any part of the step from one side and by the rest from the other, so that a bounce between two
-    frames is none.
+    They are continued by any part of the step from one side and by the rest from the other, so that a bounce between
+    two frames is no jump.
     """
     steps = track.steps()
     gap = np.full((1, 2), np.nan)
@@ -241,7 +241,7 @@ def _place_jumps(track: Track) -> NDArray[np.float64]:
 
 
 def _look_jumps(track: Track) -> NDArray[np.float64]:
-    """Per step the change of size (relative) and colour (of the distance to the ground)."""
+    """Measures for each step the change of size (relative) and colour (of the distance to the ground)."""
     whole = track.seen & (track.visible >= WHOLE)
     both = whole[1:] & whole[:-1]
     size = np.abs(np.diff(track.radius)) / np.fmax(track.radius[1:], track.radius[:-1])
@@ -252,18 +252,18 @@ def _look_jumps(track: Track) -> NDArray[np.float64]:
 
 
 def trend(frames: Any) -> dict[str, float]:
-    """How far colour and size drift from the first to the last frame, by a straight line through all of them.
+    """Measures how far colour and size drift from the first to the last frame, by a straight line through all of them.
 
     Args:
         frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of pictures.
 
     Returns:
         `colour` (of the distance between the palette's colour and the ground) and `size` (of the mean radius), each
-        of the object that drifts most; 0 is none. What is judged in fewer than a quarter of the frames, such as a
-        speck that comes and goes, is left out.
+        of the object that drifts most. An object that is judged in fewer than a quarter of the frames, such as a speck
+        that comes and goes, is left out.
 
     Raises:
-        ArgumentError: (a ValueError) If `frames` is no such video, or shows nothing that can be followed.
+        ArgumentError: (a ValueError) If `frames` is not such a video, or shows nothing that can be followed.
     """
     worst = {"colour": [], "size": []}
     for track in read(frames):

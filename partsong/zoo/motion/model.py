@@ -1,4 +1,4 @@
-"""The parts of the `motion` pipelines as the recipe builds them; loading the shipped folders does not need this file.
+"""Builds the parts of the `motion` pipelines for the recipe; loading the shipped folders does not need this file.
 
 Every part is a stock class of diffusers or transformers with a small configuration, so the saved folders load without
 this package. Importing this module loads torch.
@@ -29,18 +29,18 @@ from partsong.zoo.motion.grammar import WORDS
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 VOCABULARY = {word: index for index, word in enumerate(SPECIAL + WORDS)}
-#: Tokens per caption, the longest sentence of the grammar with its end rounded up.
+#: Tokens per caption: the longest sentence of the grammar with its end, rounded up.
 TEXT_LENGTH = 24
 TEXT_WIDTH = 128
 LATENT_CHANNELS = 4
 #: Latent frames per block of `motion-causal`; a block makes twice as many frames.
 BLOCK = 4
-#: The scheduler's shift towards noise: in a video neighbouring frames tell each other a lot about themselves.
+#: The scheduler's shift towards noise, since neighbouring frames of a video reveal much of each other.
 SHIFT = 5.0
 
 
 def build_vae(channels: int = 16) -> Any:
-    """An AutoencoderKLWan that halves space twice and time once: frame t and 4 x 4 pixels in latent (t + 1) // 2."""
+    """Builds an AutoencoderKLWan that halves space twice and time once: frame t is in latent (t + 1) // 2."""
     return AutoencoderKLWan(
         base_dim=channels,
         z_dim=LATENT_CHANNELS,
@@ -56,10 +56,10 @@ def build_vae(channels: int = 16) -> Any:
 
 
 def vae_loss(vae: Any, video: Tensor, first: int, num: int) -> tuple[Tensor, float]:
-    """Reconstruction of the frames of latents `first` to `first + num`, decoded as if the video began there.
+    """Computes the loss of reconstructing latents `first` to `first + num`, decoded as if the video began there.
 
     So a block of latents from anywhere can be decoded alone: its first latent gives one frame, the later of its two.
-    With a little latent noise (the sampler's errors will be decoded too) and a weak KL term.
+    There is a little latent noise (as the sampler's errors will be decoded) and a weak KL term.
 
     Returns:
         The loss, and the mean squared error.
@@ -68,23 +68,23 @@ def vae_loss(vae: Any, video: Tensor, first: int, num: int) -> tuple[Tensor, flo
     log_variance = log_variance.clamp(-30, 20)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=(1, 2, 3, 4)).mean()
     loss, mse = decoder_loss(vae, mean, video, first, num, noise=(0.5 * log_variance).exp())
-    # The weight of the KL term is per latent of 8 x 8, as many as the clip has.
+    # The weight of the KL term is per latent of 8 x 8.
     return loss + 1e-5 * divergence / (64 * mean.shape[2]), mse
 
 
 def decoder_loss(
     vae: Any, mean: Tensor, video: Tensor, first: int, num: int, noise: Tensor | float = 0.0
 ) -> tuple[Tensor, float]:
-    """The reconstruction part of `vae_loss`, from latents `mean`, for training the decoder alone."""
+    """Computes the reconstruction part of `vae_loss` from latents `mean`, for training the decoder alone."""
     latent = mean + (noise + 0.05 * mean.detach().std()) * torch.randn_like(mean)
-    wanted = video[:, :, 2 * first : 2 * (first + num) - 1]
-    error = decode_clip(vae, latent[:, :, first : first + num]).float() - wanted
+    frames = video[:, :, 2 * first : 2 * (first + num) - 1]
+    error = decode_clip(vae, latent[:, :, first : first + num]).float() - frames
     mse = error.square().mean()
     return error.abs().mean() + 2.0 * mse, float(mse.detach())
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the grammar and one at the end; unknown words become `<unk>`."""
+    """Builds a tokenizer with one token per word of the grammar and one at the end; unknown words become `<unk>`."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -94,7 +94,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def token_ids(captions: list[str]) -> Tensor:
-    """What the tokenizer makes of the grammar's own sentences, padded to `TEXT_LENGTH`; faster than calling it."""
+    """Encodes the grammar's own sentences as the tokenizer does, padded to `TEXT_LENGTH`, but faster."""
     ids = torch.zeros(len(captions), TEXT_LENGTH, dtype=torch.long)
     for row, caption in enumerate(captions):
         words = [*(VOCABULARY[w] for w in caption.replace(",", " ,").split()), 1]
@@ -103,7 +103,7 @@ def token_ids(captions: list[str]) -> Tensor:
 
 
 def build_text_encoder(layers: int = 3) -> UMT5EncoderModel:
-    """A UMT5 encoder over the grammar's words."""
+    """Builds a UMT5 encoder over the grammar's words."""
     config = UMT5Config(
         vocab_size=len(VOCABULARY),
         d_model=TEXT_WIDTH,
@@ -119,7 +119,7 @@ def build_text_encoder(layers: int = 3) -> UMT5EncoderModel:
 
 
 def encode_text(encoder: Any, ids: Tensor) -> Tensor:
-    """Token features `[batch, length, 128]`, zeros for padding, as the pipelines read them."""
+    """Computes token features `[batch, length, 128]`, zeros for padding, as the pipelines do."""
     mask = ids != 0
     return encoder(ids, mask).last_hidden_state * mask[..., None]
 
@@ -139,9 +139,9 @@ def _sizes(heads: int, depth: int) -> dict[str, Any]:
 
 
 def build_transformer(heads: int = 6, depth: int = 6) -> Any:
-    """The video transformer: 16 tokens per latent frame, rotary positions."""
+    """Builds the video transformer: 16 tokens per latent frame, rotary positions."""
     model: Any = WanTransformer3DModel(**_sizes(heads, depth))
-    # Every block starts as the identity and the output as zero, as diffusion transformers are usually started.
+    # Every block starts as the identity and the output as zero, as is usual for diffusion transformers.
     with torch.no_grad():
         for block in model.blocks:
             block.scale_shift_table.zero_()
@@ -155,19 +155,19 @@ def build_transformer(heads: int = 6, depth: int = 6) -> Any:
 
 
 def build_causal_transformer(heads: int = 6, depth: int = 6, block: int = BLOCK) -> Any:
-    """The same transformer, whose configuration says that `block` latent frames see themselves and earlier blocks."""
+    """Builds the same transformer, configured so that `block` latent frames see themselves and earlier blocks."""
     return SkyReelsV2Transformer3DModel(**_sizes(heads, depth), num_frame_per_block=block)
 
 
 def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """The noise schedule of training and sampling: rectified flow, shifted towards noise."""
+    """Builds the noise schedule of training and sampling: rectified flow, shifted towards noise."""
     return FlowMatchEulerDiscreteScheduler(shift=SHIFT)
 
 
 def build_few_step_scheduler() -> UniPCMultistepScheduler:
-    """The same schedule with its noise levels evenly spaced before the shift; first order is Euler.
+    """Builds the same schedule with its noise levels evenly spaced before the shift; of first order it is Euler's.
 
-    The Euler scheduler spends its last step below 1 % noise, a quarter of four steps for nothing.
+    The Euler scheduler wastes its last step, a quarter of four, below 1 % noise.
     """
     return UniPCMultistepScheduler(
         prediction_type="flow_prediction",
@@ -179,7 +179,7 @@ def build_few_step_scheduler() -> UniPCMultistepScheduler:
 
 
 def draw_sigmas(num: int, rng: np.random.Generator) -> Tensor:
-    """Noise levels `[num]`: logit-normal (a fifth uniform), shifted towards noise as the scheduler shifts its own."""
+    """Draws noise levels `[num]`: logit-normal (a fifth uniform), shifted towards noise as the scheduler's are."""
     level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-rng.standard_normal(num))))
     return torch.from_numpy((SHIFT * level / (1 + (SHIFT - 1) * level)).astype(np.float32))
 
@@ -187,8 +187,8 @@ def draw_sigmas(num: int, rng: np.random.Generator) -> Tensor:
 def save_pipeline(animator: Any, vae: Any, folder: Path) -> None:
     """Saves a stock Wan pipeline folder, float16 safetensors, that loads as float32.
 
-    A causal transformer, of SkyReels-V2, goes into a Wan pipeline too: it is called in the same way, and its own
-    pipeline runs only where the package ftfy is installed.
+    A causal transformer, of SkyReels-V2, goes into a Wan pipeline, too: it is called in the same way, and its own
+    pipeline runs only if the package ftfy is installed.
 
     Args:
         animator: A transformer and its text encoder; changed to half precision.

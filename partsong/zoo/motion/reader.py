@@ -1,8 +1,8 @@
-"""A deterministic reader of videos: follows every coloured object through the frames. No learning.
+"""Reads videos deterministically: follows every coloured object through the frames. Nothing is learned.
 
-Each pixel is un-mixed into ground and one palette colour, as the reader of `shapes` does it. Each colour's pixels are
-then compared, by correlation, with every shape of every size drawn at every half pixel of the endless ground; pixels
-that another colour owns tell nothing, so an object half behind another one is still known.
+Each pixel is un-mixed into ground and one palette colour, as in the reader of `shapes`. Each colour's pixels are then
+compared, by correlation, with every shape of every size drawn at every half pixel of the endless ground. Pixels of
+another colour are ignored, so an object half behind another one is still recognised.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from partsong.zoo.shapes.reader import unmix
 
 #: Half widths the reader tries; the drawn ones are 3.5, 5 and 6.5.
 RADII = np.arange(2.5, 8.01, 0.5)
-#: Pixels of one colour that are worth a look; the smallest drawn object has 22.
+#: With fewer pixels of a colour there is no object; the smallest drawn one has 22.
 SPECK = 9.0
-#: Twice the overlap over the sum of areas: an object, and an object whose shape has a name.
+#: Least twice the overlap over the sum of areas, for an object, and for an object whose shape gets a name.
 PRESENT, NAMED = 0.5, 0.78
-#: An object is judged where at least this part of it is in front, or wherever it is seen if it never is.
+#: An object is judged where at least this share of it is in front; if it never is, wherever it is seen.
 VISIBLE = 0.5
-#: What is never in front by this part is the mixed edge of two objects, not a third one.
+#: If never more than this share of it is in front, it is the mixed edge of two objects, not a third one.
 GHOST = 0.3
 _HALVES = np.asarray([(x, y) for y in (0.0, 0.5) for x in (0.0, 0.5)])
 _CHUNK = 64
@@ -36,16 +36,16 @@ _CHUNK = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Track:
-    """One colour's object through a video; arrays have one entry per frame, positions and sizes are pixels.
+    """Follows one colour's object through a video; arrays have one entry per frame, positions and sizes are in pixels.
 
     Attributes:
         colour: A name of the palette.
         seen: Whether the object is there.
-        shape: Its shape's index in `SHAPES`, -1 where it resembles none.
+        shape: Its shape's index in `SHAPES`; -1 if it resembles no shape.
         radius: Half its width.
         centre: `[frames, 2]`, x and y in [0, 32).
-        visible: The part of it that is in front of the others.
-        hidden: Where it is not seen, but the way it goes leads behind another object.
+        visible: The share of it that is in front of the others.
+        hidden: Whether it is unseen because its path leads behind another object.
         extra: Whether the frame shows more of the colour, away from the object.
         rgb: `[frames, 3]`, the mean colour of its inside, 0 to 255.
     """
@@ -62,18 +62,18 @@ class Track:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """Where the object is there and enough of it in front to tell its shape and size."""
+        """Says in which frames enough of the object is in front to tell its shape and size."""
         enough = self.seen & (self.visible >= VISIBLE)
         return enough if enough.any() else self.seen
 
     def steps(self) -> NDArray[np.float64]:
-        """Movement `[frames - 1, 2]` from each frame to the next, over the nearer side; NaN next to a frame without."""
+        """Returns the movement `[frames - 1, 2]` from each frame to the next, the shorter way; NaN next to a gap."""
         step = (np.diff(self.centre, axis=0) + EXTENT / 2) % EXTENT - EXTENT / 2
         return np.where((self.seen[1:] & self.seen[:-1])[:, None], step, np.nan)
 
 
 def as_frames(frames: Any) -> FloatArray:
-    """A video as `[frames, 32, 32, 3]` float32 in 0-255.
+    """Turns a video into `[frames, 32, 32, 3]` float32 in 0-255.
 
     Args:
         frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of such pictures or PIL images.
@@ -95,7 +95,7 @@ def as_frames(frames: Any) -> FloatArray:
 
 @cache
 def _bank() -> tuple[FloatArray, NDArray[np.complex64], NDArray[np.complex64]]:
-    """All shapes and sizes at the four half pixels, `[shapes * radii, 4, 32, 32]`, and two conjugate spectra."""
+    """Draws all shapes and sizes at the four half pixels, `[shapes * radii, 4, 32, 32]`, with two conjugate spectra."""
     drawn = np.stack([coverage(shape, radius, _HALVES) for shape in SHAPES for radius in RADII])
     # Centred at pixel corner (0, 0), so that a shift by whole pixels is the centre itself.
     spectrum, squares = (np.conj(np.fft.rfft2(x)).astype(np.complex64) for x in (drawn, drawn**2))
@@ -103,7 +103,7 @@ def _bank() -> tuple[FloatArray, NDArray[np.complex64], NDArray[np.complex64]]:
 
 
 def _overlap(cover: FloatArray, free: FloatArray) -> FloatArray:
-    """How well every shape, size and place fits `[frames, shapes * radii, 64, 64]`, at half pixels; 1 is perfect."""
+    """Measures the fit of each shape, size and place: `[frames, shapes * radii, 64, 64]`, at half pixels, 1 at best."""
     _, spectrum, squares = _bank()
     shape = (EXTENT, EXTENT)
     both = np.fft.irfft2(np.fft.rfft2(cover)[:, None, None] * spectrum, shape)
@@ -114,7 +114,7 @@ def _overlap(cover: FloatArray, free: FloatArray) -> FloatArray:
 
 
 def _peak(score: FloatArray) -> NDArray[np.float64]:
-    """The place (x, y) of the largest of `[64, 64]` scores in pixels, between the half pixels by a parabola."""
+    """Finds the place (x, y) of the largest of `[64, 64]` scores in pixels, between the half pixels by a parabola."""
     row, column = np.unravel_index(int(np.argmax(score)), score.shape)
     place = []
     for line, index in ((score[row], column), (score[:, column], row)):
@@ -125,11 +125,11 @@ def _peak(score: FloatArray) -> NDArray[np.float64]:
 
 
 def _follow(colour: int, pixels: FloatArray, owner: NDArray[np.int64], cover: FloatArray) -> dict[str, Any]:
-    """The columns of one colour's track for some frames."""
+    """Makes the columns of one colour's track for some frames."""
     own = np.where(owner == colour, cover, 0.0).astype(np.float32)
     free = np.where((owner != colour) & (cover > 0.25), 0.0, 1.0).astype(np.float32)
     num = len(own)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "seen": np.zeros(num, np.bool_),
         "shape": np.full(num, -1),
         "radius": np.full(num, np.nan),
@@ -139,11 +139,11 @@ def _follow(colour: int, pixels: FloatArray, owner: NDArray[np.int64], cover: Fl
         "rgb": np.full((num, 3), np.nan),
     }
     for frame in np.flatnonzero(own.sum(axis=(1, 2)) >= SPECK):
-        _place(found, int(frame), own[frame], free[frame], pixels[frame])
-    return found
+        _place(columns, int(frame), own[frame], free[frame], pixels[frame])
+    return columns
 
 
-def _place(found: dict[str, Any], frame: int, own: FloatArray, free: FloatArray, pixels: FloatArray) -> None:
+def _place(columns: dict[str, Any], frame: int, own: FloatArray, free: FloatArray, pixels: FloatArray) -> None:
     """Finds the object in one frame and fills in its row."""
     score = _overlap(own[None], free[None])[0]
     best = int(np.argmax(score.max(axis=(1, 2))))
@@ -155,17 +155,17 @@ def _place(found: dict[str, Any], frame: int, own: FloatArray, free: FloatArray,
     drawn = coverage(SHAPES[shape], float(RADII[radius]), centre[None])[0]
     grown = coverage(SHAPES[shape], float(RADII[radius]) + 1.5, centre[None])[0]
     inside = (drawn > 0.99) & (free > 0)
-    found["seen"][frame] = True
-    found["shape"][frame] = shape if quality >= NAMED else -1
-    found["radius"][frame] = _size(score, shape, radius)
-    found["centre"][frame] = centre
-    found["visible"][frame] = float((drawn * free).sum() / drawn.sum())
-    found["extra"][frame] = float((own * (grown == 0)).sum()) >= SPECK
-    found["rgb"][frame] = pixels[inside].mean(axis=0) if inside.any() else np.nan
+    columns["seen"][frame] = True
+    columns["shape"][frame] = shape if quality >= NAMED else -1
+    columns["radius"][frame] = _size(score, shape, radius)
+    columns["centre"][frame] = centre
+    columns["visible"][frame] = float((drawn * free).sum() / drawn.sum())
+    columns["extra"][frame] = float((own * (grown == 0)).sum()) >= SPECK
+    columns["rgb"][frame] = pixels[inside].mean(axis=0) if inside.any() else np.nan
 
 
 def _size(score: FloatArray, shape: int, radius: int) -> float:
-    """The radius between the tried ones, by a parabola through the best scores of one shape."""
+    """Finds the radius between the tried ones, by a parabola through the best scores of one shape."""
     line = score[shape * len(RADII) : (shape + 1) * len(RADII)].max(axis=(1, 2))
     if not 0 < radius < len(RADII) - 1:
         return float(RADII[radius])
@@ -181,11 +181,11 @@ def read(frames: Any) -> list[Track]:
         frames: An array `[frames, 32, 32, 3]`, uint8 or float in [0, 1], or a list of pictures.
 
     Returns:
-        One track per colour that has an object in at least one frame, in the palette's order. What lies behind
-        another object in all frames but for a sliver is no object.
+        One track per colour that has an object in at least one frame, in the palette's order. A sliver
+        that is behind another object in all frames is not counted.
 
     Raises:
-        ArgumentError: (a ValueError) If it is no such video.
+        ArgumentError: (a ValueError) If it is not such a video.
     """
     array = as_frames(frames)
     parts: list[list[dict[str, Any]]] = [[] for _ in COLOURS]
@@ -203,7 +203,7 @@ def read(frames: Any) -> list[Track]:
 
 
 def _hidden(track: Track, others: list[Track]) -> NDArray[np.bool_]:
-    """Where an object that is not seen must be if it goes on as before, and another one covers most of that place."""
+    """Says in which frames an unseen object, if it goes on as before, is mostly covered by another one."""
     hidden, there = np.zeros(len(track.seen), np.bool_), np.flatnonzero(track.seen)
     look = _look(track, int(np.argmax(track.visible)))
     for frame in np.flatnonzero(~track.seen):
@@ -213,7 +213,7 @@ def _hidden(track: Track, others: list[Track]) -> NDArray[np.bool_]:
         own = look(centre)
         cover, last = np.zeros_like(own), int(there[np.argmin(np.abs(there - frame))])
         for other in others:
-            # One that was not there beside it has taken its place rather than come before it.
+            # An object that was not there beside it has replaced it rather than covered it.
             if other.seen[frame] and other.seen[last]:
                 cover = np.maximum(cover, _look(other, int(frame))(other.centre[frame]))
         hidden[frame] = float((own * cover).sum()) >= VISIBLE * float(own.sum())
@@ -227,7 +227,7 @@ def _look(track: Track, frame: int) -> Callable[[NDArray[np.float64]], FloatArra
 
 
 def _expected(track: Track, there: NDArray[np.int64], frame: int) -> NDArray[np.float64] | None:
-    """The centre at a frame without the object, from the frames with it on both sides or at least on one."""
+    """Estimates the centre at a frame without the object, from the frames with it on both sides or at least on one."""
     before, after = there[there < frame], there[there > frame]
     if len(before) and len(after):
         first, last = int(before[-1]), int(after[0])

@@ -1,4 +1,4 @@
-"""The quality of a text-to-video pipeline on the motion task: fresh captions, videos, facts read back."""
+"""Measures a text-to-video pipeline on the motion task: fresh captions, videos, facts read back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MotionScore(FactScore):
-    """Facts read back from videos.
+    """Holds facts read back from videos.
 
     Attributes:
         videos: Their videos `[num, frames, 32, 32, 3]`, float in [0, 1].
-        identity: Per caption the fraction of frames in which every object keeps its colour, shape and size.
+        identity: For each caption the fraction of frames in which every object keeps its colour, shape and size.
     """
 
     videos: NDArray[np.float32]
@@ -30,11 +30,11 @@ class MotionScore(FactScore):
 
     @property
     def identity_kept(self) -> float:
-        """The mean of `identity`."""
+        """Returns the mean of `identity`."""
         return float(np.mean(self.identity))
 
     def sheet(self, rows: int = 12, columns: int = 11) -> NDArray[np.float32]:
-        """Frames of the first videos, evenly spaced, one video per row: `[rows * 32, columns * 32, 3]`."""
+        """Puts evenly spaced frames of the first videos side by side, each in a row: `[rows * 32, columns * 32, 3]`."""
         shown = self.videos[:rows]
         frames = np.linspace(0, shown.shape[1] - 1, min(columns, shown.shape[1])).round().astype(int)
         return np.concatenate([np.concatenate(list(video[frames]), axis=1) for video in shown])

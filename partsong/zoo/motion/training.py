@@ -1,4 +1,4 @@
-"""What the recipe trains of the `motion` models, and the losses. Importing this module loads torch; only it does."""
+"""Builds what the recipe trains for the `motion` models, and draws its data. Importing this module loads torch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from partsong.zoo.motion.model import (
     token_ids,
 )
 from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, MovingScene, layout
-from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.shapes_unet.stage import adam
 
 _CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
 
@@ -39,7 +37,7 @@ def draw_clips(rng: np.random.Generator, num: int, frames: int) -> Tensor:
 
 
 class Comprehension(nn.Module):
-    """The text encoder and read-outs that must tell, at every word, the facts of the object it speaks of."""
+    """Trains the text encoder with read-outs that tell, at every word, the facts of the object it describes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,25 +45,25 @@ class Comprehension(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, len(choices)) for choices in _CHOICES)
 
     def forward(self, captions: list[str]) -> tuple[Tensor, float]:
-        """The loss over all facts at all words, and the fraction of words that tell every one."""
+        """Computes the loss over all facts at all words, and the fraction of words that tell all of them."""
         ids = token_ids(captions).to(next(self.parameters()).device)
         comma = ids == VOCABULARY[","]
         words = (ids > 2) & ~comma
-        speaks_of = comma.cumsum(dim=1)
+        item_of = comma.cumsum(dim=1)
         targets = torch.zeros(len(captions), 2, len(_CHOICES), dtype=torch.long)
         for row, caption in enumerate(captions):
             for index, item in enumerate(parse(caption).items):
-                facts = (item.colour, item.shape, item.size, item.motion, item.speed)
-                places = [list(c).index(fact) for c, fact in zip(_CHOICES, facts, strict=True)]
+                words_of = (item.colour, item.shape, item.size, item.motion, item.speed)
+                places = [list(c).index(word) for c, word in zip(_CHOICES, words_of, strict=True)]
                 targets[row, index] = torch.tensor(places)
         rows = torch.arange(len(captions))[:, None].expand_as(ids)
-        wanted = targets.to(ids.device)[rows.to(ids.device), speaks_of][words]
+        facts = targets.to(ids.device)[rows.to(ids.device), item_of][words]
         features = encode_text(self.encoder, ids)[words]
-        loss, right = torch.zeros((), device=ids.device), torch.ones(len(wanted), dtype=torch.bool, device=ids.device)
+        loss, right = torch.zeros((), device=ids.device), torch.ones(len(facts), dtype=torch.bool, device=ids.device)
         for index, head in enumerate(self.heads):
             logits = head(features)
-            loss = loss + F.cross_entropy(logits, wanted[:, index])
-            right &= logits.argmax(dim=-1) == wanted[:, index]
+            loss = loss + F.cross_entropy(logits, facts[:, index])
+            right &= logits.argmax(dim=-1) == facts[:, index]
         return loss, float(right.float().mean())
 
 
@@ -73,7 +71,7 @@ class Comprehension(nn.Module):
 
 
 class Animator(nn.Module):
-    """A transformer and its text encoder, trained together.
+    """Joins a transformer and its text encoder, which are trained together.
 
     Args:
         heads: Attention heads of 32 channels.
@@ -92,14 +90,14 @@ class Animator(nn.Module):
             layer.attn2.set_processor(self.attention)
 
     def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor, lookback: int | None = None) -> Tensor:
-        """The velocity `[batch, 4, latents, 8, 8]`.
+        """Computes the velocity `[batch, 4, latents, 8, 8]`.
 
         Args:
             noisy: Noisy latents, `[batch, 4, latents, 8, 8]`.
             sigma: Their noise levels, `[batch]`, one for all latents of a video.
             ids: Captions, `[batch, 24]`.
             nulls: How many zeros pad each text, `[batch]`.
-            lookback: Blocks a block of a causal transformer sees before itself; all of them if None.
+            lookback: How many blocks before itself a block of a causal transformer sees; all if None.
         """
         tokens = encode_text(self.text, ids)
         tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)
@@ -114,37 +112,22 @@ class Animator(nn.Module):
 
 
 def count_nulls(ids: Tensor) -> Tensor:
-    """How many zeros pad each text `[batch]` to `TEXT_LENGTH`."""
+    """Counts the zeros that pad each text `[batch]` to `TEXT_LENGTH`."""
     return TEXT_LENGTH - (ids != 0).sum(dim=1)
 
 
 def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
-    """How many zeros pad each text `[batch]`: up to `TEXT_LENGTH` for most, up to 512 (a stock default) for some."""
+    """Draws how many zeros pad each text `[batch]`: to `TEXT_LENGTH` for most, up to 512 (a stock default) for some."""
     natural = count_nulls(ids).cpu().numpy()
     many = np.exp(rng.uniform(np.log(32), np.log(512), len(ids))).astype(np.int64)
     return torch.from_numpy(np.where(rng.random(len(ids)) < 0.75, natural, many)).to(ids.device)
-
-
-def inside_matrices(transformer: nn.Module) -> list[nn.Parameter]:
-    """The products inside the blocks, for orthogonalised momentum."""
-    return [p for n, p in transformer.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
-
-
-def muon_and_adam(
-    module: nn.Module, inside: list[nn.Parameter], rates: tuple[float, float], decay: float
-) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Orthogonalised momentum for the products inside the blocks, Adam for the rest that is trained."""
-    chosen = {id(p) for p in inside}
-    others = [p for p in module.parameters() if id(p) not in chosen and p.requires_grad]
-    muon = KernelMuon(inside, lr=rates[0], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return [(muon, rates[0]), adam(others, rates[1])]
 
 
 # --- what they see ----------------------------------------------------------------------------------------------------
 
 
 class ClipPool:
-    """Encoded clips and their scenes.
+    """Holds encoded clips and their scenes.
 
     Args:
         latents: `[clips, 4, latents, 8, 8]`, normalised, half precision.
@@ -157,7 +140,7 @@ class ClipPool:
         self.latents, self.scenes, self.device = latents, scenes, device
 
     def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> tuple[Tensor, Tensor]:
-        """Windows cut anywhere, `[num, 4, length, 8, 8]`, and captions `[num, 24]`, each empty with odds `dropout`."""
+        """Draws windows `[num, 4, length, 8, 8]` from anywhere, and captions `[num, 24]`, empty with odds `dropout`."""
         picked = rng.integers(len(self.latents), size=num)
         first = rng.integers(self.latents.shape[2] - length + 1, size=num)
         clean = [self.latents[int(i), :, int(s) : int(s) + length] for i, s in zip(picked, first, strict=True)]
@@ -167,7 +150,7 @@ class ClipPool:
 
 
 def window_length(progress: float, rng: np.random.Generator) -> int:
-    """Latent frames of a step's windows: short ones teach what things look like, long ones how they move."""
+    """Draws the latent frames of a step's windows: short ones teach how things look, long ones how they move."""
     if progress < 0.2:
         return 4
     if progress < 0.45:
@@ -176,11 +159,11 @@ def window_length(progress: float, rng: np.random.Generator) -> int:
 
 
 def draw_noise(clean: Tensor, rng: np.random.Generator) -> Tensor:
-    """Noise like `clean`."""
+    """Draws noise of the shape of `clean`."""
     return torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32)).to(clean.device)
 
 
 def blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-    """Latents `[batch, ...]` at noise levels `sigma` `[batch]`."""
+    """Blends latents `[batch, ...]` and noise at levels `sigma` `[batch]`."""
     level = sigma[:, None, None, None, None]
     return (1 - level) * clean + level * noise

@@ -1,9 +1,9 @@
-"""The world of the `motion` models: what a caption says of moving objects, and where they are at every moment.
+"""Defines the world of the `motion` models: what captions state of moving objects, and where these are at any moment.
 
 One or two objects move over a plain ground of 32 x 32 pixels, x to the right and y downwards. Motion never ends and has
-no preferred moment: an object that *moves* leaves through one side and comes in again through the other, one that
+no preferred moment: an object that *moves* leaves through one side and comes in again through the other, and one that
 *bounces* runs between two walls. A window cut from the middle of such a video looks like one from its start, and frame
-2000 has a right answer as frame 0 has.
+2000 has a right answer as frame 0 does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["COLOURS", "GROUND", "generator"]
 
 EXTENT = 32
 SHAPES = ("circle", "square", "triangle")
-#: Half the width in pixels by the word of a caption; an object without such a word is the middle one.
+#: Half the width in pixels, by the word of a caption; an object without such a word is of middle size.
 SIZES: dict[str | None, float] = {"small": 3.5, None: 5.0, "big": 6.5}
-#: Pixels per frame by the word of a caption.
+#: Pixels per frame, by the word of a caption.
 SPEEDS: dict[str | None, float] = {"slowly": 0.5, None: 1.0, "quickly": 1.75}
-#: Motions by their words: unit vectors; the first four run for ever, the last two between walls.
+#: Unit vectors of motion, by their words; the first four run for ever, the last two between walls.
 MOTIONS: dict[str, tuple[int, int]] = {
     "moves right": (1, 0),
     "moves left": (-1, 0),
@@ -33,13 +33,13 @@ MOTIONS: dict[str, tuple[int, int]] = {
     "bounces left and right": (1, 0),
     "bounces up and down": (0, 1),
 }
-#: Between a wall and an object that touches it, and twice that between objects in neighbouring lanes.
+#: The gap between a wall and an object that touches it; objects in neighbouring lanes keep twice that.
 MARGIN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovingItem:
-    """One object as a caption names it; `size` and `speed` are None where the caption does not say."""
+    """Describes one object as a caption names it; `size` and `speed` are None if the caption does not state them."""
 
     colour: str
     shape: str
@@ -50,14 +50,14 @@ class MovingItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovingScene:
-    """The facts of a caption: its objects in order of mention, of different colours."""
+    """Holds the facts of a caption: its objects in order of mention, of different colours."""
 
     items: tuple[MovingItem, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mover:
-    """An object with a path: `x`, `y` centre at frame 0 and `radius` in pixels, `speed` in pixels per frame.
+    """Describes an object with a path: `x`, `y` centre at frame 0, `radius` in pixels, `speed` in pixels per frame.
 
     `heading` is -1 for one that bounces and runs left or up at frame 0, else 1.
     """
@@ -72,7 +72,7 @@ class Mover:
     heading: int = 1
 
     def centres(self, frames: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
-        """The centres `[frames, 2]` (x, y) at frame numbers `[frames]`, in [0, 32)."""
+        """Computes the centres `[frames, 2]` (x, y) at frame numbers `[frames]`, in [0, 32)."""
         step = self.speed * np.asarray(frames, np.float64)
         centre = np.stack([np.full_like(step, self.x), np.full_like(step, self.y)], axis=1)
         direction = MOTIONS[self.motion]
@@ -87,12 +87,12 @@ class Mover:
 
 
 def axis_of(motion: str) -> int:
-    """0 for a motion to the left or right, 1 for one up or down."""
+    """Returns 0 for a motion to the left or right, 1 for one up or down."""
     return 0 if MOTIONS[motion][0] else 1
 
 
 def apart(movers: list[Mover]) -> bool:
-    """Whether two objects on one axis keep to lanes of their own. Those on crossing axes meet, the later in front."""
+    """Returns whether two objects on one axis have separate lanes. Those on crossing axes meet, the later in front."""
     if len(movers) < 2 or axis_of(movers[0].motion) != axis_of(movers[1].motion):
         return True
     first, second = movers

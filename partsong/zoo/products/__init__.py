@@ -1,4 +1,4 @@
-"""The task of the `products` model: multiplications and countdowns, worked out in threads.
+"""Defines the task of the `products` model: multiplications and countdowns, worked out in threads.
 
 `examples` draws problems that training never shows, `check` tells whether an answer is right, `answer_of` finds it in a
 text, `parse` tells what a question asks, `support` lists every right answer; `work_out`, `in_threads` and `in_sequence`
@@ -41,5 +41,5 @@ __all__ = [
 
 
 def thinking_knobs(strategy: str) -> Mapping[str, Any]:
-    """What the model wants a strategy to be given: its tags, and no lesson in them."""
+    """Returns the knobs that the model needs for a strategy: its tags, without a lesson in them."""
     return {"format": "multiverse", "teach": False} if strategy == "fork-join" else {}

@@ -1,4 +1,4 @@
-"""The `products` model: a tokenizer of digits, signs and tags, and a stock Llama. Importing this loads torch."""
+"""Builds the `products` model: a tokenizer of digits, signs and tags, and a stock Llama. Importing this loads torch."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _NAMES = (
     *("takeaway", "Summary", "summary", "think1", "think2", "think3", "think4", "think5", "think6"),
     *("Spawn", "Message", "Child", "Return", "Join"),
 )
-#: Tags of all formats of threads: one token each.
+#: The tags of all formats of threads, one token each.
 TAGS = tuple(tag for name in _NAMES for tag in (f"<{name}>", f"</{name}>"))
-#: Pieces of text that are one token each; everything else is one token per character.
+#: Pieces of text that are one token each; all other text is one token per character.
 PHRASES = ("answer: ", "make ", " from ", "none", *TAGS)
 _WORDS = Words(PHRASES, "0123456789+-*=()? :;,.")
 #: Token ids by text.
 VOCABULARY = _WORDS.ids
-#: White space that means nothing: around line ends, around signs, and behind the number of a thread.
-_NOTHING = r" *\n+ *| +(?=[-+*=?])|(?<=[-+*=?]) +|(?<=[0-9]:) +"
+#: White space that is dropped: around line ends, around signs, and after the number of a thread.
+_DROPPED = r" *\n+ *| +(?=[-+*=?])|(?<=[-+*=?]) +|(?<=[0-9]:) +"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Digits, signs, phrases and tags; what is not of the language becomes `<unk>`.
+    """Makes a tokenizer of digits, signs, phrases and tags; other text becomes `<unk>`.
 
     >>> build_tokenizer().decode(build_tokenizer()("<Outline>1: 7</Outline>").input_ids)
     '<Outline>1:7</Outline>'
     """
-    return _WORDS.tokenizer(normalizers.Replace(Regex(_NOTHING), ""))
+    return _WORDS.tokenizer(normalizers.Replace(Regex(_DROPPED), ""))
 
 
 def encode(text: str) -> list[int]:
-    """The ids of a text of the language, as the tokenizer makes them, with less ado."""
-    return _WORDS.encode(re.sub(_NOTHING, "", text))
+    """Encodes a text of the language as the tokenizer does, but faster."""
+    return _WORDS.encode(re.sub(_DROPPED, "", text))
 
 
 def build_model(heads: int = 4, depth: int = 5) -> LlamaForCausalLM:
-    """A Llama of random weights; see `chat_llama`."""
+    """Makes a Llama of random weights; see `chat_llama`."""
     return chat_llama(len(VOCABULARY), heads, depth)
 
 

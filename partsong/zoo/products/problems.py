@@ -1,7 +1,7 @@
-"""The questions of the `products` model: multiplications such as `4729*386=?`, and countdowns over three numbers.
+"""Reads the questions of the `products` model: multiplications such as `4729*386=?`, and countdowns of three numbers.
 
-Countdowns, `make 64 from 3 7 25`, are read and checked as those of `partsong.zoo.sums`. Text of a model is read by a
-parser that never evaluates it.
+Countdowns, `make 64 from 3 7 25`, are read and checked as in `partsong.zoo.sums`. Text of a model is read by a parser
+that never evaluates it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ __all__ = [
 
 Family = Literal["product", "countdown"]
 
-#: What stands before the answer of a text.
+#: The words before a text's answer.
 ANSWER = "answer: "
-#: Digits of the two factors that training shows, and `examples` draws if not said otherwise.
+#: Numbers of digits of the two factors that training shows, and that `examples` draws by default.
 SIZES = tuple((first, second) for first in (2, 3, 4) for second in (2, 3, 4))
 _PRODUCT = re.compile(r"([1-9]\d{0,8})\*([1-9]\d{0,8})(?:=\??)?")
-#: One problem in so many is kept from training.
+#: One problem in this many is kept from training.
 _HELD_OUT_EVERY = 16
 _NUMBERS, _LARGEST = 3, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductProblem:
-    """What a question asks.
+    """Describes what a question asks.
 
     Attributes:
         family: "product" or "countdown".
         question: the text.
-        numbers: the factors, or what a countdown may use, in the order of the question.
-        target: the product, or what a countdown wants.
+        numbers: the factors, or a countdown's numbers, in the order of the question.
+        target: the product, or the target of a countdown.
     """
 
     family: Family
@@ -65,13 +65,13 @@ def parse(question: str) -> ProductProblem:
 
     Args:
         question: such as `4729*386=?`, factors of at most nine digits, or `make 64 from 3 7 25`; case, and spaces
-            around signs, do not count.
+            around signs, do not matter.
 
     Returns:
         The problem.
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) it is not of the language; the message shows both forms.
 
     >>> parse("12 * 34 = ?").target, parse("make 64 from 3 7 25").numbers
@@ -86,9 +86,9 @@ def parse(question: str) -> ProductProblem:
             family="product", question=f"{first}*{second}=?", numbers=(first, second), target=first * second
         )
     if text.startswith("make "):
-        found = sums.parse(text)
-        if len(found.numbers) == _NUMBERS:
-            return ProductProblem(family="countdown", question=text, numbers=found.numbers, target=found.target)
+        problem = sums.parse(text)
+        if len(problem.numbers) == _NUMBERS:
+            return ProductProblem(family="countdown", question=text, numbers=problem.numbers, target=problem.target)
     raise ArgumentError(
         f"cannot read {question!r}; ask '4729*386=?', factors of at most nine digits, or 'make 64 from 3 7 25', three "
         f"numbers"
@@ -96,7 +96,7 @@ def parse(question: str) -> ProductProblem:
 
 
 def held_out(problem: ProductProblem) -> bool:
-    """Whether training never shows a problem: one in 16, by a hash that the order of its numbers does not change.
+    """Returns whether training never shows a problem: one in 16, by a hash that ignores the order of its numbers.
 
     >>> held_out(parse("12*34=?")) == held_out(parse("34*12=?"))
     True
@@ -106,9 +106,9 @@ def held_out(problem: ProductProblem) -> bool:
 
 
 def answer_of(text: str) -> str | None:
-    """The answer a text ends with, in one spelling for all that mean the same; None where it has none.
+    """Finds the answer a text ends with, in one spelling for all that mean the same; None if there is no answer.
 
-    Can be given to the strategies of `partsong.reasoning` as their `extract`.
+    The strategies of `partsong.reasoning` take it as their `extract`.
 
     >>> answer_of("...;answer: 408"), answer_of("408")
     ('408', None)
@@ -117,10 +117,10 @@ def answer_of(text: str) -> str | None:
 
 
 def check(question: str, answer: str) -> bool:
-    """Whether an answer, or a text that ends with one, is right; it is read and worked out, never evaluated.
+    """Returns whether an answer, or a text that ends with one, is right; it is read and computed, never evaluated.
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) the question is not of the language.
 
     >>> check("12*34=?", "408"), check("12*34=?", "12*34"), check("make 64 from 3 7 13", "answer: 13*7-3")
@@ -129,15 +129,14 @@ def check(question: str, answer: str) -> bool:
     problem = parse(question)
     if problem.family == "countdown":
         return sums.check(problem.question, answer)
-    said = answer.lower().rpartition(ANSWER)[2].strip()
-    return said == str(problem.target)
+    return answer.lower().rpartition(ANSWER)[2].strip() == str(problem.target)
 
 
 def support(question: str) -> list[str]:
-    """Every right answer, in the spelling of `answer_of`, in alphabetical order.
+    """Lists every right answer, in the spelling of `answer_of`, in alphabetical order.
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) the question is not of the language.
 
     >>> support("12*34=?"), support("make 9 from 2 3 3")
@@ -151,10 +150,10 @@ def draw(family: Family, rng: Random, *, fresh: bool, sizes: Sequence[tuple[int,
     """Draws a problem.
 
     Args:
-        family: what kind.
+        family: the kind of problem.
         rng: where the draws come from.
-        fresh: one that training never shows; else one that it may show.
-        sizes: digits of the factors of products, drawn evenly.
+        fresh: whether the problem is one that training never shows.
+        sizes: numbers of digits of a product's two factors, drawn evenly.
 
     >>> draw("product", Random(0), fresh=True, sizes=[(2, 3)]).question
     '89*918=?'
@@ -171,7 +170,7 @@ def _product(rng: Random, sizes: Sequence[tuple[int, int]]) -> ProductProblem:
 
 
 def _countdown(rng: Random) -> ProductProblem:
-    """Three numbers and a target that can be reached."""
+    """Draws three numbers and a target that can be reached."""
     while True:
         value, *others = numbers = [rng.randint(1, _LARGEST) for _ in range(_NUMBERS)]
         for other in others:
@@ -184,20 +183,20 @@ def _countdown(rng: Random) -> ProductProblem:
 def examples(
     num: int, seed: int, family: Family = "product", *, sizes: Sequence[tuple[int, int]] = SIZES
 ) -> list[ProductProblem]:
-    """Fresh problems, no two the same, a function of the arguments.
+    """Draws different fresh problems, as a function of the arguments.
 
     Raises:
-        ArgumentError: (a ValueError) fewer than `num` such problems were found.
+        ArgumentError: (a ValueError) there are fewer than `num` such problems.
 
     >>> [problem.question for problem in examples(2, seed=0)]
     ['823*2319=?', '48*883=?']
     """
-    found: dict[tuple[tuple[int, ...], int], ProductProblem] = {}
+    problems: dict[tuple[tuple[int, ...], int], ProductProblem] = {}
     for problem in islice(_fresh(seed, family, sizes), 100 * num):
-        found.setdefault((problem.numbers, problem.target), problem)
-        if len(found) == num:
-            return list(found.values())
-    raise ArgumentError(f"{num} fresh problems of the sizes {sizes} were asked for, {len(found)} were found")
+        problems.setdefault((problem.numbers, problem.target), problem)
+        if len(problems) == num:
+            return list(problems.values())
+    raise ArgumentError(f"{num} fresh problems of the sizes {sizes} were asked for, {len(problems)} were found")
 
 
 def _fresh(seed: int, family: Family, sizes: Sequence[tuple[int, int]]) -> Iterator[ProductProblem]:

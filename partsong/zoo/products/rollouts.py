@@ -1,4 +1,4 @@
-"""Samples of a model that thinks in threads, drawn by the runtime, with what they are worth. Loads torch."""
+"""Samples a model that thinks in threads through the runtime, and rewards the samples. Loads torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.reasoning.strategies.single import single
 from partsong.reasoning.threads import layout
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.training.rewards import accelerated_reward, alternating_reward, group_advantages
-from partsong.reasoning.training.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rollouts import drawn_parts, has_forked
 from partsong.seeds import derive
 from partsong.zoo.products.problems import ProductProblem, answer_of, check
 from partsong.zoo.products.training import Speech
@@ -26,14 +26,14 @@ __all__ = ["Rollout", "rewards_of", "roll_out"]
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A sampled text.
+    """Holds a sampled text.
 
     Attributes:
         tokens: the question and what was drawn, as a tree; a policy learns the latter.
-        right: whether its answer is.
+        right: whether its answer is right.
         forked: whether it has threads, in the valid form.
-        total: tokens drawn.
-        critical: tokens of the longest chain of calls that waited for each other.
+        total: how many tokens were drawn.
+        critical: how many tokens the longest chain of calls that waited for each other has.
     """
 
     tokens: layout.Tokens
@@ -56,22 +56,22 @@ async def roll_out(
     """Samples texts at temperature 1, all at once.
 
     Args:
-        engine: with the model.
-        problems: what is asked.
-        form: of the threads; None asks for one text.
+        engine: an engine with the model.
+        problems: the problems.
+        form: the format of the threads; None asks for one text.
         speech: how texts become tokens.
-        num: samples of each problem.
-        seed: of all draws.
-        max_tokens: of a thread, and eight times as many of the text around them.
+        num: how many samples each problem gets.
+        seed: the seed of all draws.
+        max_tokens: how many tokens a thread may have; the text around threads may have eight times as many.
 
     Returns:
         The samples, those of one problem side by side.
     """
-    asked = Parameters(max_tokens=8 * max_tokens)
+    parameters = Parameters(max_tokens=8 * max_tokens)
 
     async def one(number: int, problem: ProductProblem, sample: int) -> Rollout:
         run = Run(engine, seed=derive(seed, number, sample), name=f"{number}/{sample}")
-        options: dict[str, Any] = {"extract": answer_of, "parameters": asked}
+        options: dict[str, Any] = {"extract": answer_of, "parameters": parameters}
         if form is None:
             answer = await single(run, problem.question, **options)
         else:
@@ -79,9 +79,9 @@ async def roll_out(
             answer = await fork_join(run, problem.question, **threads, **options)
         parts = layout.encoded(drawn_parts(run, answer, form, speech.end), speech.encode)
         return Rollout(
-            tokens=(layout.Run(tuple(speech.prompt(problem.question))), *parts),
+            tokens=(layout.TokenRun(tuple(speech.prompt(problem.question))), *parts),
             right=answer.answer is not None and check(problem.question, answer.answer),
-            forked=forked(answer),
+            forked=has_forked(answer),
             total=max(1, answer.summary["tokens_total"]),
             critical=max(1, answer.summary["tokens_critical"]),
         )
@@ -92,17 +92,17 @@ async def roll_out(
 def rewards_of(
     rollouts: Sequence[Rollout], step: int, *, reward: str, scale: Any, group: int
 ) -> tuple[list[float], list[float]]:
-    """Rewards and advantages of samples, group by group.
+    """Computes rewards and advantages of samples, group by group.
 
     Args:
-        rollouts: as `roll_out` returns them.
-        step: of training.
+        rollouts: the samples as `roll_out` returns them.
+        step: the step of training.
         reward: "accelerated" (ThreadWeaver) or "alternating" (Parallel-R1).
-        scale: of the advantages; see `group_advantages`.
-        group: samples of each problem.
+        scale: the scale of the advantages; see `group_advantages`.
+        group: how many samples each problem has.
 
     Raises:
-        ArgumentError: an unknown reward, or groups that are not whole.
+        ArgumentError: the reward is unknown, or the groups are not whole.
     """
     if reward not in ("accelerated", "alternating") or len(rollouts) % group:
         raise ArgumentError(

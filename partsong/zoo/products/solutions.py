@@ -1,4 +1,4 @@
-"""Solutions of products and countdowns: worked out in threads, and the same work thread behind thread."""
+"""Works out products and countdowns, in threads or, as the same work, one thread after the other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Thread", "ProductWork", "in_sequence", "in_threads", "work_out"]
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """What can be worked out without knowing the others.
+    """Holds a part of the work that needs no other part.
 
     Attributes:
-        goal: what it is about, for those who have read the question.
-        task: the same for those who have not.
+        goal: what it is about, for a reader of the question.
+        task: the same for a reader who does not see the question.
         steps: the work.
-        result: what came out.
+        result: the result.
     """
 
     goal: str
@@ -33,19 +33,19 @@ class Thread:
 
     @property
     def text(self) -> str:
-        """Work and result."""
+        """Returns the steps and the result."""
         return f"{self.steps};{self.result}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProductWork:
-    """A worked solution.
+    """Holds a worked solution.
 
     Attributes:
-        begin: what is written first.
-        threads: what can be worked out side by side.
-        together: what follows from all of them.
-        answer: the end.
+        begin: the text before the threads.
+        threads: the parts that can be worked out side by side.
+        together: the text that follows from all of them.
+        answer: the answer.
     """
 
     begin: str
@@ -55,10 +55,10 @@ class ProductWork:
 
 
 def work_out(problem: ProductProblem) -> ProductWork:
-    """The work of a problem, always the same.
+    """Works out a problem, always in the same way.
 
-    A product: the numbers backwards, a thread per digit of the second, the columns added up. A countdown: a thread per
-    pair of numbers to begin with.
+    A product has the numbers backwards, a thread per digit of the second number, and the sums of the columns. A
+    countdown has a thread per pair of numbers to begin with.
 
     >>> from partsong.zoo.products.problems import parse
     >>> work = work_out(parse("47*38=?"))
@@ -81,7 +81,7 @@ def _product(first: int, second: int) -> ProductWork:
 
 
 def _row(left: str, digit: str, place: int) -> Thread:
-    """A factor, backwards, by one digit: each step's value with its carry, then the product's digits behind zeros."""
+    """Multiplies a factor, backwards, by one digit: each step's value with its carry, then zeros and the digits."""
     steps, digits, carry = [], "", 0
     for other in left:
         value = int(other) * int(digit) + carry
@@ -104,41 +104,40 @@ def _countdown(numbers: Sequence[int], target: int) -> ProductWork:
 
 
 def _tries(a: int, b: int, rest: int, target: int) -> tuple[str, str]:
-    """All values of three numbers that begin with one pair, and the first expression that hits the target."""
+    """Lists all values of three numbers that begin with one pair, and the first expression that hits the target."""
     texts, hit = [], ""
-    for value, made in _values(a, b):
+    for value, start in _values(a, b):
         ends = []
-        for end, expression in _values(value, rest, made):
+        for end, expression in _values(value, rest, start):
             ends.append(f"{end}")
             hit = hit or (expression if end == target else "")
-        texts.append(f"{made}={value}:{' '.join(ends)}")
+        texts.append(f"{start}={value}:{' '.join(ends)}")
     return ",".join(texts), hit
 
 
 def _values(a: int, b: int, text: str = "") -> list[tuple[int, str]]:
-    """Sum, difference and product, larger number first, and how they read where `a` is worked out already."""
+    """Lists sum, difference and product, larger number first, with their expressions; `text` is that of `a`."""
     (high, above), (low, below) = sorted(((a, text or str(a)), (b, str(b))), reverse=True)
 
-    def bracketed(said: str) -> str:
-        return f"({said})" if set(said) & set("+-") else said
+    def bracket(expression: str) -> str:
+        return f"({expression})" if set(expression) & set("+-") else expression
 
-    minus = below if not set(below) & set("+-") else f"({below})"
     return [
         (high + low, f"{above}+{below}"),
-        (high - low, f"{above}-{minus}"),
-        (high * low, f"{bracketed(above)}*{bracketed(below)}"),
+        (high - low, f"{above}-{bracket(below)}"),
+        (high * low, f"{bracket(above)}*{bracket(below)}"),
     ]
 
 
 def in_threads(work: ProductWork, form: Format) -> tuple[Part, ...]:
-    """The work as a model writes it that thinks in threads.
+    """Writes the work as a model that thinks in threads does.
 
     Args:
-        work: of a problem.
+        work: the work of a problem.
         form: a row of `FORMATS`.
 
     Returns:
-        The parts behind the question, as `parse` reads them: what the model writes is in pieces.
+        The parts after the question, as `parse` reads them: what the model writes is in pieces.
 
     >>> from partsong.reasoning.threads import FORMATS, flat_text
     >>> from partsong.zoo.products.problems import parse
@@ -150,16 +149,16 @@ def in_threads(work: ProductWork, form: Format) -> tuple[Part, ...]:
     texts = [f"{thread.steps};" if form.apart else thread.text for thread in work.threads]
     returned = [thread.result for thread in work.threads] if form.apart else []
     fork = fork_text(form, goals, texts, work.together, returned)
-    # Where nobody announces threads, they are the first thing that is written.
+    # A format that does not announce threads begins with them.
     begin = work.begin if form.announce else ""
     between = "" if form.end else "."
-    made = parse(f"{begin}{fork}{between}{_last(work)}", form)
-    assert not made.notes, made.notes
-    return made.parts
+    tree = parse(f"{begin}{fork}{between}{_last(work)}", form)
+    assert not tree.notes, tree.notes
+    return tree.parts
 
 
 def in_sequence(work: ProductWork) -> tuple[Part, ...]:
-    """The same work thread behind thread, without plan or tags: what the other form is compared with.
+    """Writes the same work one thread after the other, without plan or tags, to compare the other form with.
 
     >>> from partsong.zoo.products.problems import parse
     >>> in_sequence(work_out(parse("12*3=?")))[0].text

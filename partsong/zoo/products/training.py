@@ -1,4 +1,4 @@
-"""What the recipe trains of the `products` model: problems and worked solutions as texts of tokens. Loads torch."""
+"""Turns problems and worked solutions into texts of tokens for training the `products` model. Loads torch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,45 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from torch import Tensor, nn
+
 from partsong.reasoning.calls.call import Message
 from partsong.reasoning.calls.text_tree import Part, Piece
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.threads.formats import Format
 from partsong.reasoning.threads.layout import TokenRun, Tokens, encoded, replayed
+from partsong.reasoning.training.thread_training import train_step
 from partsong.zoo.products.problems import SIZES, Family, ProductProblem, draw
 from partsong.zoo.products.solutions import in_sequence, in_threads, work_out
+from partsong.zoo.training import Optimizers, World
 
-__all__ = ["Speech", "as_json", "draw_problems", "solution_parts", "speech_of", "text_of"]
+__all__ = ["AcceleratorWorld", "Speech", "as_json", "draw_problems", "solution_parts", "speech_of", "text_of"]
+
+
+class AcceleratorWorld(World):
+    """Knows this process among those of accelerate, which averages gradients and scales losses itself.
+
+    Args:
+        accelerator: an `Accelerator` of accelerate.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.size, self.rank = accelerator.num_processes, accelerator.process_index
+
+    def descend(self, loss: Tensor, parameters: list[nn.Parameter], optimizers: Optimizers, scale: float) -> None:
+        """Makes one step of every optimizer, at `scale` times its peak learning rate."""
+        train_step(self.accelerator, loss, parameters, optimizers, scale=scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How questions and texts become tokens.
+    """Says how questions and texts become tokens.
 
     Attributes:
-        prompt: ids of a question, with the beginning of an answer behind it.
-        encode: ids of a text, without tokens for its beginning or end.
-        end: id that ends an answer.
+        prompt: encodes a question, followed by the beginning of an answer.
+        encode: encodes a text, without tokens for its beginning or end.
+        end: the id that ends an answer.
     """
 
     prompt: Callable[[str], Sequence[int]]
@@ -34,7 +54,7 @@ class Speech:
 
 
 def speech_of(tokenizer: Any) -> Speech:
-    """Of a tokenizer of transformers, with its chat template where it has one.
+    """Makes the speech of a transformers tokenizer, with its chat template if it has one.
 
     >>> from partsong.zoo.products.model import build_tokenizer
     >>> speech_of(build_tokenizer()).prompt("12*3=?")
@@ -48,13 +68,13 @@ def speech_of(tokenizer: Any) -> Speech:
 
 
 def solution_parts(problem: ProductProblem, form: Format | None) -> tuple[Part, ...]:
-    """The worked solution, in threads of a format, or in sequence where that is None."""
+    """Works out a problem, in threads of a format, or in sequence if that is None."""
     work = work_out(problem)
     return in_sequence(work) if form is None else in_threads(work, form)
 
 
 def as_json(parts: Sequence[Part]) -> list[Any]:
-    """Parts for a file: what a model is to write is "written", what it is given is a text, threads are lists of both.
+    """Turns parts into JSON: what a model shall write is "written", other text is text, and threads are lists of both.
 
     >>> as_json(("1:", Piece("2")))
     ['1:', {'written': '2'}]
@@ -70,13 +90,13 @@ def as_json(parts: Sequence[Part]) -> list[Any]:
 
 
 def text_of(problem: ProductProblem, form: Format | None, speech: Speech, *, joined: bool = True) -> Tokens:
-    """A question with its worked solution and the token that ends it.
+    """Writes a question with its worked solution and the token that ends it.
 
     Args:
-        problem: what is asked.
-        form: of the threads; None writes them one behind the other.
-        speech: how that becomes tokens.
-        joined: for engines that join keys; else for those that read the threads again.
+        problem: the problem.
+        form: the format of the threads; None writes them one after the other.
+        speech: how text becomes tokens.
+        joined: whether engines join keys; otherwise they read the threads again.
     """
     parts = encoded((*solution_parts(problem, form), Piece("", tokens=(speech.end,))), speech.encode)
     text = (TokenRun(tuple(speech.prompt(problem.question))), *parts)
@@ -86,6 +106,6 @@ def text_of(problem: ProductProblem, form: Format | None, speech: Speech, *, joi
 def draw_problems(
     rng: Random, num: int, family: Family = "product", *, sizes: Sequence[tuple[int, int]] = SIZES
 ) -> list[ProductProblem]:
-    """Problems that training may show; products all of one size, since texts of one length waste no padding."""
+    """Draws problems that training may show; products have one size, since texts of one length waste no padding."""
     size = rng.choice(sizes)
     return [draw(family, rng, fresh=False, sizes=[size]) for _ in range(num)]

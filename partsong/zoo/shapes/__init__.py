@@ -1,4 +1,4 @@
-"""The task of the `shapes` model: fresh captions, what they say, pictures of it, and a reader that checks pictures.
+"""Defines the task of the `shapes` model: fresh captions, their facts, pictures of them, and a reader of pictures.
 
 `captions` draws sentences that training has not shown, `parse` tells a sentence's facts, `render` draws them, `read`
 finds the objects of a picture and `facts` / `facts_read` tell which of a caption's facts hold: the quality metric.

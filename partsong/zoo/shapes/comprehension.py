@@ -1,6 +1,6 @@
-"""What the text encoders of `shapes` must learn before any picture: to tell the facts of a caption.
+"""Teaches the text encoders of `shapes` to tell the facts of a caption, before they see any picture.
 
-Importing this module loads torch; only the recipe does.
+Importing this module loads torch; only the recipe imports it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ ATTRIBUTES = (*SHAPES, *SIZES, *PLACES)
 
 
 def build_heads() -> nn.ModuleDict:
-    """Linear read-outs: all facts from the pooled features, an object's attributes from its shape word's token."""
+    """Builds linear read-outs: all facts from pooled features, an object's attributes from its shape word's token."""
     facts = len(COLOURS) * (len(ATTRIBUTES) + 1) + len(COLOURS) ** 2 * len(RELATIONS)
     own = len(COLOURS) + len(SHAPES) + len(SIZES)
     return nn.ModuleDict({"pooled": nn.Linear(TEXT_WIDTH, facts), "token": nn.Linear(TEXT_WIDTH, own)})
 
 
 def text_targets(captions: list[str]) -> tuple[Tensor, Tensor]:
-    """What captions say: attributes by colour `[batch, 6, 16]` (the last: mentioned), relations `[batch, 6, 6, 4]`."""
+    """Encodes facts: attributes by colour `[batch, 6, 16]` (the last: mentioned) and relations `[batch, 6, 6, 4]`."""
     colours = list(COLOURS)
     table = torch.zeros(len(captions), len(colours), len(ATTRIBUTES) + 1)
     pairs = torch.zeros(len(captions), len(colours), len(colours), len(RELATIONS))
@@ -41,15 +41,15 @@ def text_targets(captions: list[str]) -> tuple[Tensor, Tensor]:
 
 
 def text_loss(text: TextEncoders, heads: nn.ModuleDict, captions: list[str]) -> tuple[Tensor, float]:
-    """Pooled features must tell every fact, and the token of a shape word its object's attributes; also accuracy."""
+    """Computes the loss of telling facts from pooled features, and attributes from shape words; also the accuracy."""
     device = next(text.parameters()).device
     ids = token_ids(captions).to(device)
     table, pairs = (t.to(device) for t in text_targets(captions))
     tokens, pooled = text(ids)
-    wanted = torch.cat([table.flatten(1), pairs.flatten(1)], dim=1)
+    facts = torch.cat([table.flatten(1), pairs.flatten(1)], dim=1)
     logits = heads["pooled"](pooled)
     weight = torch.tensor(4.0, device=device)
-    loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted, pos_weight=weight)
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, facts, pos_weight=weight)
     nouns = torch.isin(ids, torch.tensor([VOCABULARY[s] for s in SHAPES], device=device))
     own = heads["token"](tokens[nouns])
     # Objects are mentioned in the order of their nouns, so flattening the facts by object lines up with the nouns.
@@ -58,4 +58,4 @@ def text_loss(text: TextEncoders, heads: nn.ModuleDict, captions: list[str]) -> 
     rows = nouns.nonzero()[:, 0]
     mine = table[rows, torch.tensor(colours, device=device)][:, : len(SHAPES) + len(SIZES)]
     loss = loss + 0.3 * nn.functional.binary_cross_entropy_with_logits(own, torch.cat([target, mine], dim=1))
-    return loss, float(((logits > 0) == (wanted > 0.5)).all(dim=1).float().mean())
+    return loss, float(((logits > 0) == (facts > 0.5)).all(dim=1).float().mean())

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partsong.errors import ArgumentError
-from partsong.zoo.shapes.scenes import COLOURS, EXTENT, GROUND, Scene, Thing, layout
+from partsong.zoo.shapes.scenes import COLOURS, EXTENT, GROUND, SHAPES, Scene, Thing, layout
 
 FloatArray = NDArray[np.float32]
 
 
 def distance(shape: str, dx: FloatArray, dy: FloatArray, radius: float | FloatArray) -> NDArray[np.floating]:
-    """Signed distance (negative inside, pixels) to a shape whose centre is the origin.
+    """Computes the signed distance (negative inside, pixels) to a shape whose centre is the origin.
 
     Args:
         shape: A name from `SHAPES`.
@@ -34,11 +34,11 @@ def distance(shape: str, dx: FloatArray, dy: FloatArray, radius: float | FloatAr
             ax, ay = np.abs(dx), np.abs(dy)
             arm = radius / 3.0
             return np.minimum(np.maximum(ax - radius, ay - arm), np.maximum(ay - radius, ax - arm))
-    raise ArgumentError(f"unknown shape {shape!r}")
+    raise ArgumentError(f"unknown shape {shape!r}; known: {', '.join(SHAPES)}")
 
 
 def coverage(thing: Thing, height: int, width: int) -> FloatArray:
-    """The fraction of every pixel that `thing` covers, `[height, width]`, in a picture of any size."""
+    """Computes the fraction of every pixel that `thing` covers, `[height, width]`, in a picture of any size."""
     scale_y, scale_x = EXTENT / height, EXTENT / width
     y = ((np.arange(height, dtype=np.float32) + 0.5) * scale_y - thing.y)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) * scale_x - thing.x)[None, :]

@@ -1,4 +1,4 @@
-"""Captions: describing scenes in sentences of a small grammar, and parsing them back into facts."""
+"""Describes scenes in sentences of a small grammar, the captions, and parses them back into facts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAX_OBJECTS = 3
 
 
 def held_out(caption: str) -> bool:
-    """Whether a caption belongs to the eighth of all sentences that training never shows."""
+    """Returns whether a caption belongs to the eighth of all sentences that training never shows."""
     return zlib.crc32(caption.encode()) % 8 == 0
 
 
@@ -88,7 +88,7 @@ def parse(caption: str) -> Scene:
 
 
 def write(scene: Scene) -> str:
-    """The sentence that states `scene`, the inverse of `parse`."""
+    """Writes the sentence that states `scene`, the inverse of `parse`."""
     parts: list[str] = []
     for index, item in enumerate(scene.items):
         if index:
@@ -107,20 +107,20 @@ def _deep(value: float) -> bool:
 
 
 def _main_relation(first: Thing, second: Thing) -> str | None:
-    """The relation along the longer axis, or None if the centres are too near for a clear statement."""
+    """Finds the relation along the longer axis, or None if the centres are too near for a clear statement."""
     name = max(RELATIONS, key=lambda r: relation_offset(r, first, second))
     return name if relation_offset(name, first, second) >= RELATION_OFFSET else None
 
 
 def _relations(things: list[Thing], rng: np.random.Generator) -> tuple[Relation, ...]:
-    """No relation, or one per neighbouring pair, or (three objects) one between the first two."""
+    """Draws no relation, or one per neighbouring pair, or (three objects) one between the first two."""
     last = len(things) - 1
     if rng.random() < (0.5 if last == 2 else 0.3):
         pairs = last if rng.random() < 0.55 else min(last, 1)
     else:
         pairs = last if last < 2 else int(rng.random() < 0.4)
-    found = [_main_relation(things[i], things[i + 1]) for i in range(pairs)]
-    return tuple(Relation(first=i, name=name, second=i + 1) for i, name in enumerate(found) if name)
+    names = [_main_relation(things[i], things[i + 1]) for i in range(pairs)]
+    return tuple(Relation(first=i, name=name, second=i + 1) for i, name in enumerate(names) if name)
 
 
 def _facts(things: list[Thing], rng: np.random.Generator) -> Scene:
@@ -139,11 +139,11 @@ def describe(things: list[Thing], rng: np.random.Generator, *, fresh: bool = Fal
 
     Args:
         things: One to three placed objects.
-        rng: Draws the order of mention and what is told.
+        rng: Draws the order of mention and the facts that are mentioned.
         fresh: True for a held-out sentence, False for one that training may use.
 
     Returns:
-        The caption, or None if ten draws gave none on the wanted side.
+        The caption, or None if ten draws gave no such caption.
     """
     for _ in range(10):
         order = rng.permutation(len(things))

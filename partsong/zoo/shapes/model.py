@@ -1,4 +1,4 @@
-"""The parts of the `shapes` pipeline as the recipe builds them; loading the shipped folder does not need this file.
+"""Builds the parts of the `shapes` pipeline for the recipe; loading the shipped folder does not need this file.
 
 Every part is a stock class of diffusers or transformers with a small configuration, so the saved folder loads without
 this package. Importing this module loads torch.
@@ -19,7 +19,7 @@ from partsong.zoo.shapes.grammar import WORDS
 
 SPECIAL = ("<pad>", "<bos>", "<unk>", "<eos>")
 VOCABULARY = {word: index for index, word in enumerate(SPECIAL + WORDS)}
-#: Tokens per caption, the longest sentence of the grammar with its two ends rounded up.
+#: Tokens per caption: the longest sentence of the grammar with its two ends, rounded up.
 TEXT_LENGTH = 20
 #: Positions reach pictures of 32 x 32 patches (256 x 256 pixels).
 MAX_GRID = 32
@@ -28,13 +28,13 @@ TEXT_WIDTH = 192
 
 
 def build_vae(channels: int = 16, **options: Any) -> Any:
-    """An AutoencoderKL that halves the picture twice: 4 latent channels of 16 x 16.
+    """Builds an AutoencoderKL that halves the picture twice: 4 latent channels of 16 x 16.
 
     Args:
         channels: Width of the outermost block.
         **options: Further configuration of the stock class.
     """
-    # The signature says tuples of one; any length is meant.
+    # The signature names tuples of one, but any length works.
     widths: Any = tuple(channels * m for m in (1, 2, 4))
     down: Any = ("DownEncoderBlock2D",) * 3
     up: Any = ("UpDecoderBlock2D",) * 3
@@ -51,7 +51,7 @@ def build_vae(channels: int = 16, **options: Any) -> Any:
 
 
 def vae_loss(vae: Any, images: Tensor) -> tuple[Tensor, float]:
-    """Reconstruction with a little latent noise (the sampler's errors will be decoded too) and a weak KL term."""
+    """Computes the loss of reconstruction, with a little latent noise as from a sampler, and a weak KL term."""
     posterior = vae.encode(images).latent_dist
     mean = posterior.mean
     latent = posterior.sample() + 0.05 * mean.detach().std() * torch.randn_like(mean)
@@ -61,7 +61,7 @@ def vae_loss(vae: Any, images: Tensor) -> tuple[Tensor, float]:
 
 
 class TextEncoders(nn.Module):
-    """Two CLIP text encoders, read as the Stable-Diffusion-3 pipeline reads them."""
+    """Runs two CLIP text encoders as the Stable-Diffusion-3 pipeline does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class TextEncoders(nn.Module):
         self.second = CLIPTextModelWithProjection(clip_config(width=64, layers=2, heads=2))
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Token features `[batch, 20, 192]` (penultimate layers) and pooled features `[batch, 192]`."""
+        """Computes token features `[batch, 20, 192]` (penultimate layers) and pooled features `[batch, 192]`."""
         one, two = (encoder(ids, output_hidden_states=True) for encoder in (self.first, self.second))
         tokens = torch.cat([one.hidden_states[-2], two.hidden_states[-2]], dim=-1)
         return tokens, torch.cat([one.text_embeds, two.text_embeds], dim=-1)
 
 
 def clip_config(width: int, layers: int, heads: int) -> CLIPTextConfig:
-    """A text encoder over the grammar's words whose pooled features are as wide as its tokens."""
+    """Configures a text encoder over the grammar's words whose pooled features are as wide as its tokens."""
     return CLIPTextConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=width,
@@ -92,7 +92,7 @@ def clip_config(width: int, layers: int, heads: int) -> CLIPTextConfig:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the grammar; unknown words become `<unk>`."""
+    """Builds a tokenizer with one token per word of the grammar; unknown words become `<unk>`."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -104,10 +104,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_silent_encoder() -> T5EncoderModel:
-    """The third text encoder, which says nothing: no layers, and zeros for every token.
+    """Builds the third text encoder, which is silent: it has no layers, and zeros for every token.
 
     The pipeline may run without a T5 encoder and then uses zeros of just this shape, but its loader insists that the
-    folder holds one unless the caller passes None. This one lets the folder load with no arguments.
+    folder holds one unless the caller passes None. With this one the folder loads without arguments.
     """
     config = T5Config(vocab_size=2, d_model=TEXT_WIDTH, d_kv=1, d_ff=1, num_layers=0, num_heads=1, pad_token_id=0)
     encoder = T5EncoderModel(config)
@@ -116,7 +116,7 @@ def build_silent_encoder() -> T5EncoderModel:
 
 
 def build_silent_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of the silent encoder: every text is empty, so padding is all there is."""
+    """Builds the tokenizer of the silent encoder: every text is empty, so all is padding."""
     tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(Regex(r"[\s\S]+"), "")
     return PreTrainedTokenizerFast(
@@ -125,7 +125,7 @@ def build_silent_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def token_ids(captions: list[str]) -> Tensor:
-    """What the tokenizer makes of the grammar's own sentences, padded to `TEXT_LENGTH`; faster than calling it."""
+    """Encodes the grammar's own sentences as the tokenizer does, padded to `TEXT_LENGTH`, but faster."""
     ids = torch.zeros(len(captions), TEXT_LENGTH, dtype=torch.long)
     for row, caption in enumerate(captions):
         words = [1, *(VOCABULARY[w] for w in caption.replace(",", " ,").split()), 3]
@@ -134,10 +134,10 @@ def token_ids(captions: list[str]) -> Tensor:
 
 
 class RepeatedNullProcessor:
-    """Joint attention in which the last text token stands for many equal ones.
+    """Computes joint attention in which the last text token stands for many equal ones.
 
-    The silent third encoder adds `max_sequence_length` (256 unless told) zero tokens to the text. They
-    have no positions, so they stay equal in every layer, and n equal keys are one key whose logit is raised by log n.
+    The silent third encoder adds `max_sequence_length` (256 by default) zero tokens to the text. They have
+    no positions, so they stay equal in every layer, and n equal keys are one key whose logit is raised by log n.
     Training with that bias is exact and four times cheaper, and covers any `max_sequence_length`.
     """
 
@@ -159,7 +159,7 @@ class RepeatedNullProcessor:
             for own, added, norm, added_norm in projections
         )
         value = torch.cat([split(attn.to_v(hidden_states)), split(attn.add_v_proj(encoder_hidden_states))], dim=2)
-        # Written out: at this length a CPU takes five times longer over the backward pass of fused attention.
+        # Written out: at this length a CPU takes five times longer for the backward pass of fused attention.
         scores = (query.to(value.dtype) * query.shape[-1] ** -0.5) @ key.to(value.dtype).transpose(-1, -2)
         out = torch.softmax(scores + attention_mask.to(value.dtype), dim=-1).to(value.dtype) @ value
         out = out.transpose(1, 2).flatten(2)
@@ -168,7 +168,7 @@ class RepeatedNullProcessor:
 
 
 def build_transformer(heads: int = 6, depth: int = 6) -> Any:
-    """The multimodal transformer: 8 x 8 picture tokens, positions for pictures up to 256 x 256."""
+    """Builds the multimodal transformer: 8 x 8 picture tokens, positions for pictures up to 256 x 256."""
     model = SD3Transformer2DModel(
         sample_size=16,
         patch_size=2,
@@ -190,7 +190,7 @@ def build_transformer(heads: int = 6, depth: int = 6) -> Any:
     axis = torch.cat([angles.sin(), angles.cos()], dim=1)
     rows, columns = (t.expand(MAX_GRID, MAX_GRID, -1) for t in (axis[:, None], axis[None]))
     model.pos_embed.pos_embed.copy_(torch.cat([rows, columns], dim=-1).reshape(1, -1, width))
-    # Every block starts as the identity and the output as zero, as diffusion transformers are usually started.
+    # Every block starts as the identity and the output as zero, as is usual for diffusion transformers.
     for name, module in model.named_modules():
         if name.endswith(("norm1.linear", "norm1_context.linear", "norm_out.linear", "proj_out")):
             nn.init.zeros_(module.weight)
@@ -199,7 +199,7 @@ def build_transformer(heads: int = 6, depth: int = 6) -> Any:
 
 
 class Generator(nn.Module):
-    """The transformer and its text encoders, trained together."""
+    """Joins the transformer and its text encoders, which are trained together."""
 
     def __init__(self, heads: int = 6, depth: int = 6) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Generator(nn.Module):
         self.transformer.set_attn_processor(RepeatedNullProcessor())
 
     def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor) -> Tensor:
-        """The velocity; `nulls` counts, per sample, the zero tokens that stand in for a T5 encoder."""
+        """Computes the velocity; `nulls` counts, per sample, the zero tokens that stand in for a T5 encoder."""
         tokens, pooled = self.text(ids)
         tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)
         bias = torch.zeros(len(noisy), 1, 1, noisy.shape[-1] * noisy.shape[-2] // 4 + TEXT_LENGTH + 1)
@@ -219,6 +219,6 @@ class Generator(nn.Module):
 
 
 def draw_sigmas(num: int, shift: float) -> Tensor:
-    """Noise levels: logit-normal (a fifth uniform), shifted towards noise as the scheduler shifts its own."""
+    """Draws noise levels: logit-normal (a fifth uniform), shifted towards noise as the scheduler shifts its own."""
     level = torch.where(torch.rand(num) < 0.2, torch.rand(num), torch.randn(num).sigmoid())
     return shift * level / (1 + (shift - 1) * level)

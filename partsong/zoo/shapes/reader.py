@@ -1,7 +1,7 @@
-"""A deterministic reader of pictures: finds the objects and tells which facts of a caption hold.
+"""Reads pictures deterministically: finds the objects and tells which facts of a caption hold.
 
-It is the quality metric of the `shapes` model. No learning: each pixel is un-mixed into ground and one palette colour,
-each connected region of a colour is compared with every shape drawn at its place, and the best fit names it.
+It is the quality metric of the `shapes` model. Nothing is learned: each pixel is un-mixed into ground and one palette
+colour, each connected region of a colour is compared with every shape drawn at its place, and the best fit names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partsong.zoo.shapes.scenes import COLOURS, EXTENT, GROUND, SHAPES, Relation
 
 #: A region smaller than this (in pixels of a 64 x 64 picture) is a speck; the smallest drawn object has over 60.
 SPECK = 18.0
-#: A region that overlaps no drawn shape this well has no shape the reader would name.
+#: A region that overlaps no drawn shape this well gets no shape.
 MATCH = 0.62
 #: Centres must differ by this much in the stated direction; captions only state relations from 12 on.
 RELATION_MARGIN = 4.0
@@ -28,7 +28,7 @@ COVERED, RESIDUAL = 0.5, 75.0
 
 
 def as_array(image: Any) -> FloatArray:
-    """An RGB picture as `[height, width, 3]` float32 in 0-255.
+    """Turns an RGB picture into `[height, width, 3]` float32 in 0-255.
 
     Args:
         image: A PIL image, or an array `[height, width, 3]`, uint8 or float in [0, 1].
@@ -49,7 +49,7 @@ def as_array(image: Any) -> FloatArray:
 
 
 def unmix(array: FloatArray) -> tuple[NDArray[np.int64], FloatArray]:
-    """For every pixel the palette colour whose mixture with the ground is nearest, and its coverage (0 if none)."""
+    """Finds for every pixel the palette colour whose mixture with the ground is nearest, and its coverage."""
     ground = np.asarray(GROUND, np.float32)
     axes = np.asarray(list(COLOURS.values()), np.float32) - ground
     offset = array - ground
@@ -63,7 +63,7 @@ def unmix(array: FloatArray) -> tuple[NDArray[np.int64], FloatArray]:
 
 
 def regions(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """The connected regions (four neighbours) of a mask."""
+    """Finds the connected regions (four neighbours) of a mask."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         padded = np.pad(labels, 1)
@@ -75,12 +75,12 @@ def regions(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
 
 
 def _fit(cover: FloatArray, region: NDArray[np.bool_], colour: str, scale: tuple[float, float]) -> Thing | None:
-    """The drawn shape that overlaps a region best, searched around the region's bounding box."""
+    """Finds the drawn shape that overlaps a region best, around the region's bounding box."""
     rows, columns = np.nonzero(region)
     top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
     window = np.s_[max(top - 2, 0) : bottom + 2, max(left - 2, 0) : right + 2]
     seen = np.where(region, 1.0, cover)[window].astype(np.float32)
-    seen = np.where(_grown(region)[window], seen, 0.0)
+    seen = np.where(_grow(region)[window], seen, 0.0)
     ys = ((np.arange(seen.shape[0]) + window[0].start + 0.5) * scale[0]).astype(np.float32)
     xs = ((np.arange(seen.shape[1]) + window[1].start + 0.5) * scale[1]).astype(np.float32)
     width, height = (right - left) * scale[1], (bottom - top) * scale[0]
@@ -116,8 +116,8 @@ def _fit(cover: FloatArray, region: NDArray[np.bool_], colour: str, scale: tuple
     return best
 
 
-def _grown(region: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The region and its eight neighbours."""
+def _grow(region: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Grows a region by its eight neighbours."""
     padded = np.pad(region, 1)
     height, width = region.shape
     shifted = [padded[i : i + height, j : j + width] for i in range(3) for j in range(3)]
@@ -137,7 +137,7 @@ def read(image: Any) -> list[Thing]:
     height, width = array.shape[:2]
     scale = (EXTENT / height, EXTENT / width)
     owner, cover = unmix(array)
-    found: list[Thing] = []
+    things: list[Thing] = []
     for index, colour in enumerate(COLOURS):
         own = np.where(owner == index, cover, 0.0).astype(np.float32)
         for region in regions(own > COVERED):
@@ -145,8 +145,8 @@ def read(image: Any) -> list[Thing]:
                 continue
             thing = _fit(own, region, colour, scale)
             if thing is not None:
-                found.append(thing if thing.match >= MATCH else _unclear(thing))
-    return sorted(found, key=lambda thing: thing.x)
+                things.append(thing if thing.match >= MATCH else _unclear(thing))
+    return sorted(things, key=lambda thing: thing.x)
 
 
 def _unclear(thing: Thing) -> Thing:
@@ -154,7 +154,7 @@ def _unclear(thing: Thing) -> Thing:
 
 
 def _item_facts(scene: Scene, chosen: tuple[Thing | None, ...]) -> dict[str, bool]:
-    """Facts of single objects; one whose colour is missing holds none of its facts."""
+    """Checks the facts of single objects; if the colour is missing, all of them are false."""
     held: dict[str, bool] = {}
     for number, (item, thing) in enumerate(zip(scene.items, chosen, strict=True), start=1):
         right = thing if thing is not None and thing.colour == item.colour else None
@@ -192,7 +192,7 @@ def facts(caption: str, image: Any) -> dict[str, bool]:
         Fact names (`kind: what`) and whether each holds.
 
     Raises:
-        ValueError: If the caption is not of the grammar, or `image` is no RGB picture.
+        ValueError: If the caption is not of the grammar, or `image` is not an RGB picture.
     """
     scene = parse(caption)
     things = read(image)
@@ -210,7 +210,7 @@ def facts(caption: str, image: Any) -> dict[str, bool]:
 
 
 def facts_read(caption: str, image: Any) -> float | None:
-    """The fraction of a caption's facts that hold in a picture.
+    """Returns the fraction of a caption's facts that hold in a picture.
 
     Args:
         caption: Any text.

@@ -1,4 +1,4 @@
-"""The world of the `shapes` model: what a scene is, and how random scenes are drawn.
+"""Defines the world of the `shapes` model: what a scene is, and how random scenes are drawn.
 
 A scene holds one to three objects on a plain light ground. `Scene` holds what a caption *says* (facts); `Thing` is an
 object with pixels (colour, shape, centre and radius). Coordinates are in units of a 64 x 64 picture whatever size is
@@ -42,7 +42,7 @@ RELATION_OFFSET = 12.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One object as a caption names it; `size` and `place` are None where the caption does not say."""
+    """Describes one object as a caption names it; `size` and `place` are None if the caption does not state them."""
 
     colour: str
     shape: str
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relation:
-    """Item `first` stands in relation `name` to item `second` (indices into `Scene.items`)."""
+    """States that item `first` is in relation `name` to item `second` (indices into `Scene.items`)."""
 
     first: int
     name: str
@@ -61,7 +61,7 @@ class Relation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """The facts of a caption: its objects in order of mention and their relations."""
+    """Holds the facts of a caption: its objects in order of mention and their relations."""
 
     items: tuple[Item, ...]
     relations: tuple[Relation, ...] = ()
@@ -69,7 +69,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thing:
-    """An object with pixels: `x`, `y` centre and `radius` in units of a 64 x 64 picture.
+    """Describes an object with pixels: `x`, `y` centre and `radius` in units of a 64 x 64 picture.
 
     `match` is how well the shape fits (intersection over union, 1.0 for a drawn object).
     """
@@ -83,24 +83,24 @@ class Thing:
 
     @property
     def size(self) -> str:
-        """`small` or `large`."""
+        """Returns `small` or `large`."""
         return "small" if self.radius < SIZE_BOUNDARY else "large"
 
     @property
     def place(self) -> str:
-        """The third of the picture the centre lies in, such as `top left` or `center`."""
+        """Names the third of the picture in which the centre lies, such as `top left` or `center`."""
         row = int(np.searchsorted(BAND_BOUNDARIES, self.y))
         column = int(np.searchsorted(BAND_BOUNDARIES, self.x))
         return PLACES[3 * row + column]
 
 
 def generator(*key: int) -> np.random.Generator:
-    """A random generator that is a function of the integers `key` alone."""
+    """Makes a random generator that is a function of the integers `key` alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def relation_offset(name: str, first: Thing, second: Thing) -> float:
-    """How far, in pixels, the two centres are apart in the direction relation `name` states (negative: opposite)."""
+    """Measures how many pixels the centres are apart in the direction of relation `name` (negative: opposite)."""
     match name:
         case "left of":
             return second.x - first.x
@@ -121,7 +121,7 @@ def _coordinate(rng: np.random.Generator, radius: float, band: int | None) -> fl
 
 
 def clear(things: list[Thing]) -> bool:
-    """Whether all bounding squares keep the gap between them."""
+    """Returns whether all bounding squares keep the gap between them."""
     return all(
         max(abs(a.x - b.x), abs(a.y - b.y)) >= a.radius + b.radius + GAP
         for i, a in enumerate(things)

@@ -1,4 +1,4 @@
-"""The quality of a text-to-image pipeline on the shapes task: fresh captions, pictures, facts read back."""
+"""Measures a text-to-image pipeline on the shapes task: fresh captions, pictures, facts read back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapesScore(FactScore):
-    """Facts read back from pictures.
+    """Holds facts read back from pictures.
 
     Attributes:
         images: Their pictures `[num, height, width, 3]`, float in [0, 1].
@@ -27,7 +27,7 @@ class ShapesScore(FactScore):
     images: NDArray[np.float32]
 
     def grid(self, columns: int = 10, rows: int = 6) -> NDArray[np.float32]:
-        """The first pictures side by side, `[rows * height, columns * width, 3]`; short rows are filled with white."""
+        """Puts the first pictures side by side, `[rows * height, columns * width, 3]`; white fills short rows."""
         shown = self.images[: columns * rows]
         missing = -len(shown) % columns
         shown = np.concatenate([shown, np.ones((missing, *shown.shape[1:]), shown.dtype)])

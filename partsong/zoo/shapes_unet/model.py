@@ -1,4 +1,4 @@
-"""The parts of the `shapes-unet` pipeline as the recipe builds them; loading the shipped folder needs none of it.
+"""Builds the parts of the `shapes-unet` pipeline for the recipe; loading the shipped folder does not need this file.
 
 Every part is a stock class of diffusers or transformers with a small configuration, so the saved folder loads without
 this package. Importing this module loads torch.
@@ -47,13 +47,13 @@ def fold_statistics(vae: Any, mean: Tensor, std: Tensor) -> None:
 
 
 def build_unet(width: int = 64, depth: int = 2) -> Any:
-    """The UNet: 16 x 16 and 8 x 8, both with ResNet blocks, self-attention and cross-attention to the text.
+    """Builds the UNet: 16 x 16 and 8 x 8, both with ResNet blocks, self-attention and cross-attention to the text.
 
     Args:
         width: Channels at 16 x 16, a multiple of 32; twice as many at 8 x 8.
         depth: Transformer layers per attention at 8 x 8, where they are cheap; one at 16 x 16.
     """
-    # The signature says tuples of one; any length is meant. `attention_head_dim` counts heads.
+    # The signature names tuples of one, but any length works. `attention_head_dim` counts heads.
     widths: Any = (width, 2 * width)
     heads: Any = tuple(w // _HEAD_WIDTH for w in widths)
     down: Any = ("CrossAttnDownBlock2D",) * 2
@@ -71,7 +71,7 @@ def build_unet(width: int = 64, depth: int = 2) -> Any:
         norm_num_groups=16,
         use_linear_projection=True,
     )
-    # Every residual branch starts as nothing, as diffusion UNets are usually started; the stock class does not.
+    # Every residual branch starts as zero, as is usual for diffusion UNets; the stock class does not do that.
     for module in unet.modules():
         if isinstance(module, ResnetBlock2D):
             _silence(module.conv2)
@@ -87,10 +87,10 @@ def _silence(layer: Any) -> None:
 
 
 def build_scheduler() -> DDIMScheduler:
-    """The noise schedule of training and sampling: velocities, zero signal at the last step.
+    """Builds the noise schedule of training and sampling: velocities, and zero signal at the last step.
 
-    Stable Diffusion's schedule with a stronger end. It spends more steps at high noise, where a picture this small
-    decides how many objects there are and where.
+    It is Stable Diffusion's schedule with a stronger end. It spends more steps at high noise, where a picture this
+    small decides how many objects there are and where.
     """
     return DDIMScheduler(
         beta_schedule="scaled_linear",
@@ -105,26 +105,26 @@ def build_scheduler() -> DDIMScheduler:
 
 
 def draw_timesteps(num: int, rng: np.random.Generator) -> Tensor:
-    """Training timesteps `[num]`: logit-normal, a fifth uniform."""
+    """Draws training timesteps `[num]`: logit-normal, a fifth uniform."""
     level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-rng.standard_normal(num))))
     return torch.from_numpy(np.minimum(1000 * level, 999).astype(np.int64))
 
 
 class TextEncoder(nn.Module):
-    """The CLIP text encoder, read as the Stable Diffusion pipeline reads it."""
+    """Runs the CLIP text encoder as the Stable Diffusion pipeline does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clip = CLIPTextModel(clip_config(width=TEXT_WIDTH, layers=2, heads=TEXT_WIDTH // _HEAD_WIDTH))
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Token features `[batch, 20, 192]`, and those of the end token `[batch, 192]`, which only training reads."""
+        """Computes token features `[batch, 20, 192]`, and the end token's `[batch, 192]`, which only training reads."""
         out = self.clip(ids)
         return out.last_hidden_state, out.pooler_output
 
 
 class Painter(nn.Module):
-    """The UNet and its text encoder, trained together."""
+    """Joins the UNet and its text encoder, which are trained together."""
 
     def __init__(self, width: int = 64, depth: int = 2) -> None:
         super().__init__()
@@ -132,13 +132,13 @@ class Painter(nn.Module):
         self.unet = build_unet(width, depth)
 
     def forward(self, noisy: Tensor, timesteps: Tensor, ids: Tensor) -> Tensor:
-        """The velocity `[batch, 4, 16, 16]` for noisy latents and captions."""
+        """Computes the velocity `[batch, 4, 16, 16]` for noisy latents and captions."""
         tokens, _ = self.text(ids)
         return self.unet(noisy, timesteps, encoder_hidden_states=tokens).sample
 
 
 def build_tokenizer() -> CLIPTokenizer:
-    """A CLIP tokenizer for which every word of the grammar is one token, with the ids of the `shapes` tokenizer."""
+    """Builds a CLIP tokenizer with one token per word of the grammar, and the ids of the `shapes` tokenizer."""
     merges = _merges([*WORDS])
     pieces = {piece for left, right in merges for piece in (left, right, left + right)}
     words = [word + _END for word in WORDS]
@@ -148,7 +148,7 @@ def build_tokenizer() -> CLIPTokenizer:
 
 
 def _merges(words: list[str]) -> list[Any]:
-    """Byte-pair merges, learnt until every word is one piece; learnt in order, they cannot get in each other's way."""
+    """Learns byte-pair merges until every word is one piece; learnt in order, they cannot get in each other's way."""
     split = [[*word[:-1], word[-1] + _END] for word in words]
     merges: list[Any] = []
     while pairs := Counter(pair for pieces in split for pair in pairwise(pieces)):

@@ -1,4 +1,4 @@
-"""Muon for convolutions. Importing this module loads torch; only the recipe does."""
+"""Makes Muon work for convolutions. Importing this module loads torch; only recipes import it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """A linear weight as it is; a kernel `[out, in, height, width]` as `[out, in * height * width]`."""
+    """Views a kernel `[out, in, height, width]` as `[out, in * height * width]`; a linear weight stays as it is."""
     return weight.reshape(len(weight), -1)
 
 
 class KernelMuon(torch.optim.Muon):
-    """Orthogonalised momentum for linear and convolution weights (the stock optimizer takes matrices only).
+    """Applies orthogonalised momentum to linear and convolution weights (the stock optimizer takes only matrices).
 
     Kernels are seen through views that share their memory, so they must be contiguous and stay where they are. Method:
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
 
     Args:
-        weights: What to train; their gradients are read at every step.
+        weights: The weights to train; their gradients are read at every step.
         **options: Passed to `torch.optim.Muon`.
     """
 

@@ -1,4 +1,4 @@
-"""The task of the `sums` model: sums and countdowns, worked out in steps.
+"""Defines the task of the `sums` model: sums and countdowns, worked out in steps.
 
 `examples` draws problems that training never shows, `check` tells whether an answer is right, `answer_of` finds it in a
 text, `support` lists every right answer, `parse` tells what a question asks. `partsong.zoo.sums.prompts` holds
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def thinking_knobs(strategy: str) -> Mapping[str, Any]:
-    """What the model wants a strategy to be given: prompts in its language."""
+    """Returns the knobs that the model needs for a strategy: prompts in its language."""
     from partsong.zoo.sums.prompts import KNOBS
 
     return KNOBS.get(strategy, {})

@@ -1,4 +1,4 @@
-"""The `sums` model: a tokenizer of digits, signs and a few words, and a stock Llama. Importing this loads torch."""
+"""Builds the `sums` model: a tokenizer of digits, signs and a few words, and a stock Llama. Loads torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partsong.zoo.folders import save_folder
 
 __all__ = ["CONTEXT", "EOS", "MODEL", "PAD", "USER", "build_model", "build_tokenizer", "encode", "save_model"]
 
-#: Pieces of text that are one token each; everything else is one token per character.
+#: Pieces of text that are one token each; all other text is one token per character.
 PHRASES = (": yes. answer: ", ": no. answer: ", ". answer: ", "make ", " from ", "none", "list:", "found: ", ", ")
 _WORDS = Words(PHRASES, "0123456789+-*=()? \n")
 #: Token ids by text.
@@ -21,38 +21,38 @@ VOCABULARY = _WORDS.ids
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Digits, signs and phrases, upper case read as lower; what is not of the language becomes `<unk>`.
+    """Makes a tokenizer of digits, signs and phrases, which reads upper case as lower; other text becomes `<unk>`.
 
     >>> build_tokenizer().decode(build_tokenizer()("make 64 from 3 7 25 6").input_ids)
     'make 64 from 3 7 25 6'
     """
-    # Spaces around signs mean nothing; a sum may be typed with them.
+    # A sum may be typed with spaces around signs; they are dropped.
     spaces = normalizers.Replace(Regex(r" +(?=[-+*=?])|(?<=[-+*=?]) +"), "")
     return _WORDS.tokenizer(normalizers.Sequence([normalizers.Lowercase(), spaces]))
 
 
 def encode(text: str) -> list[int]:
-    """The ids of a text of the language, as the tokenizer makes them, with less ado."""
+    """Encodes a text of the language as the tokenizer does, but faster."""
     return _WORDS.encode(text)
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text of ids up to the first `<eos>` or padding."""
-    said = []
+    """Decodes ids up to the first `<eos>` or padding."""
+    texts = []
     for index in ids:
         if index in (EOS, PAD):
             break
-        said.append(_WORDS.texts[index])
-    return "".join(said)
+        texts.append(_WORDS.texts[index])
+    return "".join(texts)
 
 
 def build_model(heads: int = 5, depth: int = 6) -> LlamaForCausalLM:
-    """A Llama of random weights; see `chat_llama`."""
+    """Makes a Llama of random weights; see `chat_llama`."""
     return chat_llama(len(VOCABULARY), heads, depth)
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
-    """Saves a stock folder that samples where nobody says how to draw; see `save_folder`."""
+    """Saves a stock folder whose default is to sample; see `save_folder`."""
     model.generation_config.do_sample = True
     model.generation_config.max_new_tokens = 96
     save_folder(model, build_tokenizer(), folder)

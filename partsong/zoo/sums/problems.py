@@ -1,8 +1,8 @@
-"""The questions of the `sums` model and their answers: reading a question, checking an answer, listing all answers.
+"""Reads the questions of the `sums` model, checks answers, and lists all right ones.
 
-Two families. A *sum* has one number as its answer: `37+48-19*3+12=?`. A *countdown* asks for a target to be made from
-three or four numbers, each used once, with `+`, `-` and `*`: `make 64 from 3 7 25 6`; its answer is an expression,
-`(25-6)*3+7`. Text of a model is read by a parser that never evaluates it.
+There are two families. A *sum* has one number as its answer: `37+48-19*3+12=?`. A *countdown* asks for a target to be
+made from three or four numbers, each used once, with `+`, `-` and `*`: `make 64 from 3 7 25 6`. Its answer is an
+expression, `(25-6)*3+7`. Text of a model is read by a parser that never evaluates it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _SUM = re.compile(r"\d{1,3}(?:\*\d{1,3})?(?:[-+]\d{1,3}(?:\*\d{1,3})?)*")
 _COUNTDOWN = re.compile(r"make (\d{1,3}) from (\d{1,3}(?: \d{1,3}){1,3})")
 _TERM = re.compile(r"([-+]?)(\d+)(?:\*(\d+))?")
 _ANSWER = "answer: "
-#: One problem in so many is kept from training.
+#: One problem in this many is kept from training.
 _HELD_OUT_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumsProblem:
-    """What a question asks.
+    """Describes what a question asks.
 
     Attributes:
         family: "sum" or "countdown".
         question: the text.
-        terms: of a sum: sign, +1 or -1, and one or two factors each; else empty.
-        numbers: of a countdown, in the order of the question; else empty.
-        target: what a countdown wants; of a sum, its value.
+        terms: a sum's terms, each with its sign, +1 or -1, and one or two factors; empty for a countdown.
+        numbers: a countdown's numbers, in the order of the question; empty for a sum.
+        target: the target of a countdown, or the value of a sum.
     """
 
     family: Family
@@ -55,13 +55,13 @@ def parse(question: str) -> SumsProblem:
     """Reads a question.
 
     Args:
-        question: such as `37+48-19*3=?` or `make 64 from 3 7 25 6`; case, and spaces around signs, do not count.
+        question: such as `37+48-19*3=?` or `make 64 from 3 7 25 6`; case, and spaces around signs, do not matter.
 
     Returns:
         The problem.
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) it is not of the language; the message shows both forms.
 
     >>> parse("make 64 from 3 7 25 6").target, parse("37 + 48 - 19*3 = ?").target
@@ -87,7 +87,7 @@ def parse(question: str) -> SumsProblem:
 
 
 def held_out(problem: SumsProblem) -> bool:
-    """Whether training never shows a problem: one in 16, by a hash that the order of numbers or terms does not change.
+    """Returns whether training never shows a problem: one in 16, by a hash that ignores the order of numbers or terms.
 
     >>> held_out(parse("make 64 from 3 7 25 6")) == held_out(parse("make 64 from 25 6 7 3"))
     True
@@ -98,37 +98,35 @@ def held_out(problem: SumsProblem) -> bool:
 
 
 def answer_of(text: str) -> str | None:
-    """The answer a text ends with, in one spelling for all that mean the same; None where it has none.
+    """Finds the answer a text ends with, in one spelling for all that mean the same; None if there is no answer.
 
-    Can be given to the strategies of `partsong.reasoning` as their `extract`.
+    The strategies of `partsong.reasoning` take it as their `extract`.
 
     Args:
         text: what a model wrote.
 
     Returns:
-        A number, or an expression with terms and factors in one order and no needless brackets.
+        A number, or an expression with terms and factors in a fixed order and without needless brackets.
 
     >>> answer_of("19*3=57, 85-57=28. answer: 28"), answer_of("7-3=4: no. answer: none")
     ('28', None)
     >>> answer_of("answer: 6+3*25") == answer_of("answer: 25*3+6")
     True
     """
-    said = text.lower().rpartition(_ANSWER)
-    if not said[1]:
-        return None
-    made = _read(said[2])
-    return None if made is None else made.canonical()
+    _, marker, end = text.lower().rpartition(_ANSWER)
+    expression = _read(end) if marker else None
+    return None if expression is None else expression.canonical()
 
 
 def check(question: str, answer: str) -> bool:
-    """Whether an answer is right, found by working it out.
+    """Returns whether an answer is right, which it finds by computing it.
 
     Args:
         question: a question of the language.
-        answer: a number or an expression; or a whole text that ends with one after "answer: ".
+        answer: a number, an expression, or a whole text that ends with one after "answer: ".
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) the question is not of the language.
 
     >>> check("37+48-19*3=?", "28"), check("make 13 from 3 7 2 1", "answer: 3*2+7*1")
@@ -138,17 +136,17 @@ def check(question: str, answer: str) -> bool:
     """
     from partsong.reasoning.answers.arithmetic import ExpressionError
 
-    problem, made = parse(question), _read(answer.lower().rpartition(_ANSWER)[2])
-    if made is None or not made.operators() <= {"+", "-", "*"}:
+    problem, expression = parse(question), _read(answer.lower().rpartition(_ANSWER)[2])
+    if expression is None or not expression.operators() <= {"+", "-", "*"}:
         return False
     try:
-        return _fits(problem, made) and made.value() == problem.target
-    except ExpressionError:  # too long a number
+        return _fits(problem, expression) and expression.value() == problem.target
+    except ExpressionError:  # a number is too long
         return False
 
 
 def _read(text: str) -> Expression | None:
-    # Every command imports the zoo, few read an expression.
+    # Every command imports the zoo, but few read an expression.
     from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
 
     try:
@@ -157,21 +155,21 @@ def _read(text: str) -> Expression | None:
         return None
 
 
-def _fits(problem: SumsProblem, made: Expression) -> bool:
-    """Whether an expression can be an answer: a sum's is one number, a countdown uses each of its own once."""
+def _fits(problem: SumsProblem, expression: Expression) -> bool:
+    """Returns whether an expression can be an answer: one number for a sum, each number once for a countdown."""
     if problem.family == "sum":
-        return len(made.numbers()) == 1
-    return sorted(made.numbers()) == sorted(problem.numbers)
+        return len(expression.numbers()) == 1
+    return sorted(expression.numbers()) == sorted(problem.numbers)
 
 
 def support(question: str) -> list[str]:
-    """Every right answer, in the spelling of `answer_of`, in alphabetical order.
+    """Lists every right answer, in the spelling of `answer_of`, in alphabetical order.
 
     Args:
         question: a question of the language. Differences of a countdown that would be negative are not tried.
 
     Raises:
-        ArgumentTypeError: (a TypeError) the question is no text.
+        ArgumentTypeError: (a TypeError) the question is not text.
         ArgumentError: (a ValueError) the question is not of the language.
 
     >>> [check("make 24 from 4 7 8 8", answer) for answer in support("make 24 from 4 7 8 8")]
@@ -179,21 +177,22 @@ def support(question: str) -> list[str]:
     """
     problem = parse(question)
     if problem.family == "sum":
-        made = _read(str(problem.target))
-        assert made is not None, "a whole number is an expression"
-        return [made.canonical()]
+        expression = _read(str(problem.target))
+        assert expression is not None, "a whole number is an expression"
+        return [expression.canonical()]
     start = tuple((number, str(number)) for number in problem.numbers)
-    return sorted({made.canonical() for text in _reached(start, problem.target) if (made := _read(text))})
+    expressions = map(_read, _reach(start, problem.target))
+    return sorted({expression.canonical() for expression in expressions if expression is not None})
 
 
-def _reached(pool: tuple[tuple[int, str], ...], target: int) -> set[str]:
-    """Expressions of the value `target` from all of `pool`, values and how they were made."""
+def _reach(pool: tuple[tuple[int, str], ...], target: int) -> set[str]:
+    """Finds expressions of the value `target` from all of `pool`, which has values and how they were made."""
     if len(pool) == 1:
         return {pool[0][1]} if pool[0][0] == target else set()
-    found: set[str] = set()
+    expressions: set[str] = set()
     for i, j in itertools.combinations(range(len(pool)), 2):
         rest = tuple(pool[k] for k in range(len(pool)) if k not in (i, j))
         (a, left), (b, right) = sorted((pool[i], pool[j]), reverse=True)
         for value, sign in ((a + b, "+"), (a - b, "-"), (a * b, "*")):
-            found |= _reached((*rest, (value, f"({left}{sign}{right})")), target)
-    return found
+            expressions |= _reach((*rest, (value, f"({left}{sign}{right})")), target)
+    return expressions

@@ -1,7 +1,7 @@
-"""The quality of a `sums` model: single samples, votes, refinement and Parallel-Distill-Refine on unseen problems.
+"""Measures a `sums` model by single samples, votes, refinement and Parallel-Distill-Refine on unseen problems.
 
-This is a plain twin of the strategies in `partsong.reasoning`: rounds of batches, no graph and no journal, all numbers
-from the same drafts. Importing this module loads torch.
+This is a plain twin of the strategies in `partsong.reasoning`: rounds of batches without graph and journal, with all
+numbers from the same drafts. Importing this module loads torch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from partsong.zoo.sums.solutions import examples
 
 __all__ = ["SumsOutcome", "report", "vote", "wilson"]
 
-#: Drafts of one problem.
+#: The drafts of one problem.
 Drafts = list[Draft]
 
 
 @dataclass(slots=True)
 class SumsOutcome:
-    """A way to answer, over all problems.
+    """Counts what a way to answer does over all problems.
 
     Attributes:
         right: problems with a right answer.
-        total: problems.
-        tokens: written in all.
-        critical: written on the longest path of calls that wait for each other.
+        total: all problems.
+        tokens: tokens written in all.
+        critical: tokens written on the longest path of calls that wait for each other.
         read: tokens of prompts in all.
     """
 
@@ -46,7 +46,7 @@ class SumsOutcome:
     read: int
 
     def row(self) -> dict[str, Any]:
-        """For a table: per cent right, its 95 % interval, and mean tokens per problem."""
+        """Makes a row of a table: per cent right, its 95 % interval, and mean tokens per problem."""
         low, high = wilson(self.right, self.total)
         return {
             "right": round(100 * self.right / self.total, 1),
@@ -58,7 +58,7 @@ class SumsOutcome:
 
 
 def wilson(right: int, total: int, deviations: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval of a fraction, at 95 % if not said otherwise.
+    """Computes Wilson's interval of a fraction, at 95 % by default.
 
     >>> [round(bound, 3) for bound in wilson(50, 100)]
     [0.404, 0.596]
@@ -70,37 +70,37 @@ def wilson(right: int, total: int, deviations: float = 1.959964) -> tuple[float,
 
 
 def answer(draft: Draft) -> str | None:
-    """A draft's answer; None if it came to no end or names none."""
+    """Returns a draft's answer; None if it did not end or has no answer."""
     return answer_of(draft.text) if draft.finished else None
 
 
 def vote(drafts: Sequence[Draft]) -> str | None:
-    """The answer of most drafts; of several, the one that was named first."""
-    counted = Counter(said for draft in drafts if (said := answer(draft)) is not None)
-    return counted.most_common(1)[0][0] if counted else None
+    """Returns the answer of most drafts; of several, the one that was named first."""
+    counts = Counter(each for draft in drafts if (each := answer(draft)) is not None)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _outcome(
     questions: Sequence[str], answers: Sequence[str | None], rounds: Sequence[Sequence[Drafts]]
 ) -> SumsOutcome:
     """Counts answers, and the tokens of rounds of drafts per problem, each round after the last."""
-    right = sum(said is not None and check(q, said) for q, said in zip(questions, answers, strict=True))
-    written = [[[draft.written for draft in drafts] for drafts in made] for made in rounds]
+    right = sum(each is not None and check(q, each) for q, each in zip(questions, answers, strict=True))
+    written = [[[draft.written for draft in drafts] for drafts in one] for one in rounds]
     return SumsOutcome(
         right=right,
         total=len(questions),
-        tokens=sum(sum(counts) for made in written for counts in made),
-        critical=sum(max(counts) for made in written for counts in made),
-        read=sum(draft.read for made in rounds for drafts in made for draft in drafts),
+        tokens=sum(sum(counts) for one in written for counts in one),
+        critical=sum(max(counts) for one in written for counts in one),
+        read=sum(draft.read for one in rounds for drafts in one for draft in drafts),
     )
 
 
-#: Makes the prompt of one of a round's drafts, given the question, the last round's drafts and its number.
+#: Makes the prompt of one of a round's drafts from the question, the last round's drafts and a random generator.
 Prompt = Callable[[str, Drafts, random.Random], str]
 
 
 def random_k(keep: int) -> Prompt:
-    """Drafts drawn at random, other ones for each reader."""
+    """Shows drafts drawn at random, anew for each reader."""
 
     def prompt(question: str, before: Drafts, rng: random.Random) -> str:
         return again(question, [draft.text for draft in rng.sample(before, min(keep, len(before)))])
@@ -109,11 +109,11 @@ def random_k(keep: int) -> Prompt:
 
 
 def top_k(keep: int) -> Prompt:
-    """The drafts whose answers most others share, the same for all readers."""
+    """Shows the drafts whose answers most others share, the same for all readers."""
 
     def prompt(question: str, before: Drafts, rng: random.Random) -> str:
         votes = [answer(draft) for draft in before]
-        support = [0 if said is None else votes.count(said) for said in votes]
+        support = [0 if each is None else votes.count(each) for each in votes]
         order = sorted(range(len(before)), key=lambda index: (-support[index], index))
         return again(question, [before[index].text for index in order[:keep]])
 
@@ -121,28 +121,28 @@ def top_k(keep: int) -> Prompt:
 
 
 def from_list(question: str, before: Drafts, rng: random.Random) -> str:
-    """The one list of what the drafts found."""
+    """Shows the one list of what the drafts found."""
     return again_from(question, before[0].text)
 
 
 def next_round(
     model: LlamaForCausalLM, questions: Sequence[str], before: Sequence[Drafts], width: int, prompt: Prompt, seed: int
 ) -> list[Drafts]:
-    """Drafts that read some of the last round's."""
+    """Samples drafts that read some of the last round's."""
     prompts: list[str] = []
     for index, (question, drafts) in enumerate(zip(questions, before, strict=True)):
         for reader in range(width):
             prompts.append(prompt(question, drafts, random.Random(derive(seed, "choose", index, reader))))
-    return _grouped(sample(model, prompts, seed=seed), width)
+    return _group(sample(model, prompts, seed=seed), width)
 
 
 def lists(model: LlamaForCausalLM, questions: Sequence[str], before: Sequence[Drafts]) -> list[Drafts]:
-    """The model's own lists of what the drafts found."""
+    """Lets the model list what the drafts found."""
     prompts = [distil(q, [draft.text for draft in drafts]) for q, drafts in zip(questions, before, strict=True)]
-    return _grouped(sample(model, prompts, seed=None), 1)
+    return _group(sample(model, prompts, seed=None), 1)
 
 
-def _grouped(drafts: Drafts, width: int) -> list[Drafts]:
+def _group(drafts: Drafts, width: int) -> list[Drafts]:
     return [drafts[start : start + width] for start in range(0, len(drafts), width)]
 
 
@@ -154,13 +154,13 @@ def pdr(
     prompt: Prompt,
     seed: int,
 ) -> SumsOutcome:
-    """Parallel-Distill-Refine (arXiv 2510.01123) from a first round of drafts; through lists, if these are read.
+    """Runs Parallel-Distill-Refine (arXiv 2510.01123) from a first round of drafts, with lists if they are read.
 
     Args:
         model: a `sums` model.
-        questions: what is asked.
-        first: drafts of each.
-        widths: drafts of each round that follows, the last of them 1.
+        questions: the questions.
+        first: the first drafts of each.
+        widths: how many drafts each later round has; the last has 1.
         prompt: `random_k(...)`, `top_k(...)` or `from_list`.
         seed: draws tokens and choices.
     """
@@ -173,51 +173,53 @@ def pdr(
 
 
 def score(model: LlamaForCausalLM, questions: Sequence[str], seed: int, draws: int = 16) -> dict[str, SumsOutcome]:
-    """Every way to answer, on the same first drafts.
+    """Tries every way to answer, on the same first drafts.
 
     Args:
         model: a `sums` model.
-        questions: what is asked.
+        questions: the questions.
         seed: draws all tokens.
-        draws: first drafts per problem, at least 8.
+        draws: how many first drafts each problem has, at least 8.
     """
-    pool = _grouped(sample(model, [q for q in questions for _ in range(draws)], seed=seed), draws)
+    pool = _group(sample(model, [q for q in questions for _ in range(draws)], seed=seed), draws)
     some = {num: [drafts[:num] for drafts in pool] for num in (1, 4, 8, draws)}
-    greedy = _grouped(sample(model, questions, seed=None), 1)
-    found = {
+    greedy = _group(sample(model, questions, seed=None), 1)
+    outcomes = {
         "greedy": _outcome(questions, [answer(drafts[0]) for drafts in greedy], [greedy]),
         "single": _outcome(questions, [answer(drafts[0]) for drafts in pool], [some[1]]),
     }
     for num in (4, 8, draws):
-        found[f"vote of {num}"] = _outcome(questions, [vote(drafts) for drafts in some[num]], [some[num]])
-    found["refine 1-1-1-1"] = pdr(model, questions, some[1], (1, 1, 1), random_k(1), seed)
-    found["pdr 4-1 random-4"] = pdr(model, questions, some[4], (1,), random_k(4), seed)
-    found["pdr 8-4-1 random-4"] = pdr(model, questions, some[8], (4, 1), random_k(4), seed)
-    found["pdr 8-4-1 shared-top-4"] = pdr(model, questions, some[8], (4, 1), top_k(4), seed)
-    found["pdr 8-4-1 summary"] = pdr(model, questions, some[8], (4, 1), from_list, seed)
-    found["any of 8"] = _outcome(questions, [_any(q, d) for q, d in zip(questions, some[8], strict=True)], [some[8]])
-    return found
+        outcomes[f"vote of {num}"] = _outcome(questions, [vote(drafts) for drafts in some[num]], [some[num]])
+    outcomes["refine 1-1-1-1"] = pdr(model, questions, some[1], (1, 1, 1), random_k(1), seed)
+    outcomes["pdr 4-1 random-4"] = pdr(model, questions, some[4], (1,), random_k(4), seed)
+    outcomes["pdr 8-4-1 random-4"] = pdr(model, questions, some[8], (4, 1), random_k(4), seed)
+    outcomes["pdr 8-4-1 shared-top-4"] = pdr(model, questions, some[8], (4, 1), top_k(4), seed)
+    outcomes["pdr 8-4-1 summary"] = pdr(model, questions, some[8], (4, 1), from_list, seed)
+    any_right = [_any_right(q, drafts) for q, drafts in zip(questions, some[8], strict=True)]
+    outcomes["any of 8"] = _outcome(questions, any_right, [some[8]])
+    return outcomes
 
 
-def _any(question: str, drafts: Drafts) -> str | None:
-    return next((said for draft in drafts if (said := answer(draft)) is not None and check(question, said)), None)
+def _any_right(question: str, drafts: Drafts) -> str | None:
+    answers = (answer(draft) for draft in drafts)
+    return next((each for each in answers if each is not None and check(question, each)), None)
 
 
 def report(model: LlamaForCausalLM, num: int = 500, *, seed: int = 1) -> dict[str, Any]:
-    """All numbers of a model on problems that training never shows.
+    """Measures a model on problems that training never shows.
 
     Args:
         model: a `sums` model.
-        num: problems per family.
+        num: how many problems each family has.
         seed: draws problems and drafts.
 
     Returns:
-        Per family and way to answer: per cent right, 95 % interval, mean tokens written in all, on the critical path,
-        and read.
+        For each family and way to answer: per cent right, the 95 % interval, and the mean tokens written in all,
+        written on the critical path, and read.
     """
-    found: dict[str, Any] = {"problems": num}
+    numbers: dict[str, Any] = {"problems": num}
     families: tuple[Family, ...] = FAMILIES
     for family in families:
         questions = [example.question for example in examples(num, seed, [family])]
-        found[family] = {name: outcome.row() for name, outcome in score(model, questions, seed).items()}
-    return found
+        numbers[family] = {name: outcome.row() for name, outcome in score(model, questions, seed).items()}
+    return numbers

@@ -1,7 +1,7 @@
-"""Drawing problems and working them out in steps, as training texts: right solutions, and attempts that fail.
+"""Draws problems and works them out in steps, as training texts: right solutions, and attempts that fail.
 
-There are many ways to the same answer: which product, which sum comes first is drawn. So samples of a model trained on
-them err in different places, which is what voting over them needs.
+There are many ways to the same answer: which product or sum comes first is drawn. So samples of a model trained on them
+err in different places, as voting over them needs.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from partsong.zoo.sums.problems import FAMILIES, Family, SumsProblem, held_out, 
 
 __all__ = ["LARGE", "SIZES", "SumsExample", "attempt", "draw", "examples", "near_miss", "solve"]
 
-#: Largest number that comes up on the way.
+#: The largest number that may come up on the way.
 LARGEST = 400
 _NUMBERS = range(2, 26)
 _TARGETS = range(10, 200)
-#: Terms of a sum, numbers of a countdown.
+#: How many terms a sum has, and how many numbers a countdown has.
 SIZES: dict[Family, tuple[int, ...]] = {"sum": (3, 4, 5), "countdown": (3, 4)}
-#: Those that take many steps; training begins with them.
+#: The sizes that take many steps; training begins with them.
 LARGE: dict[Family, tuple[int, ...]] = {"sum": (4, 5), "countdown": (4,)}
 _TRIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SumsExample:
-    """A problem and one solution of it.
+    """Holds a problem and one solution of it.
 
     Attributes:
         family: "sum" or "countdown".
-        question: what is asked.
-        solution: steps and answer, as the model is to write them.
+        question: the question.
+        solution: steps and answer, as the model shall write them.
     """
 
     family: Family
@@ -44,7 +44,7 @@ class SumsExample:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A number on the way: its sign in a sum, and how it was made, with the rank of its last sign."""
+    """Describes a number on the way: its sign in a sum, how it was made, and the rank of its last sign."""
 
     number: int
     text: str
@@ -59,8 +59,8 @@ def draw(family: Family, rng: random.Random, *, fresh: bool, sizes: Sequence[int
     Args:
         family: "sum" or "countdown".
         rng: where the draws come from.
-        fresh: one that is kept from training; otherwise one that is not.
-        sizes: terms or numbers it may have, 3 to 5 and 3 or 4; all of these if empty.
+        fresh: whether the problem is one that is kept from training.
+        sizes: how many terms (3 to 5) or numbers (3 or 4) it may have; all of these if empty.
 
     Raises:
         ArgumentError: (a ValueError) there is no such family, or it has no such size.
@@ -83,9 +83,9 @@ def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> 
     """Draws problems that training never shows, the families in turn, each with a solution.
 
     Args:
-        num: how many.
+        num: how many there are.
         seed: draws them; example i depends on (seed, i, its family) alone.
-        families: which.
+        families: the families.
 
     Returns:
         `num` examples.
@@ -98,11 +98,8 @@ def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> 
     """
     if num < 0 or not families:
         raise ArgumentError(f"examples needs num >= 0 and at least one family, found num={num}, families={families!r}")
-    found: list[SumsExample] = []
-    for index in range(num):
-        family = families[index % len(families)]
-        found.append(draw(family, random.Random(derive(seed, "sums", family, index)), fresh=True))
-    return found
+    turns = ((index, families[index % len(families)]) for index in range(num))
+    return [draw(f, random.Random(derive(seed, "sums", f, index)), fresh=True) for index, f in turns]
 
 
 def _sum(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
@@ -123,11 +120,11 @@ def _sum(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
 def _countdown(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
     num = sizes[0] if len(sizes) == 1 else rng.choice(sizes)
     numbers = tuple(rng.sample(_NUMBERS, num))
-    steps = _combined(numbers, rng)
+    steps = _combine(numbers, rng)
     if steps is None or steps[-1][2].number not in _TARGETS:
         return None
     question = f"make {steps[-1][2].number} from {' '.join(map(str, numbers))}"
-    return SumsExample("countdown", question, _reached(steps))
+    return SumsExample("countdown", question, _solution_text(steps))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -135,25 +132,25 @@ def _countdown(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:
 _Step = tuple[str, str, _Value]
 
 
-def _combined(numbers: Sequence[int], rng: random.Random) -> list[_Step] | None:
-    """Random steps that use up numbers, as (what is worked out, its value as text, the value); None at a dead end."""
+def _combine(numbers: Sequence[int], rng: random.Random) -> list[_Step] | None:
+    """Draws steps that use up numbers, as (expression, its value as text, the value); None at a dead end."""
     pool, steps = [_Value(number, str(number)) for number in numbers], []
     while len(pool) > 1:
         first, second = rng.sample(pool, 2)
-        made = _joined(first, second, rng.choice("+-*"))
+        step = _join(first, second, rng.choice("+-*"))
         rest = [value for value in pool if value is not first and value is not second]
-        # Numbers that differ leave no doubt which one a later step means.
-        if made is None or any(made[2].number == value.number for value in rest):
+        # If all numbers differ, it is clear which one a later step means.
+        if step is None or any(step[2].number == value.number for value in rest):
             if rng.random() < 0.05:
                 return None
             continue
-        pool = [*rest, made[2]]
-        steps.append(made)
+        pool = [*rest, step[2]]
+        steps.append(step)
     return steps
 
 
-def _joined(first: _Value, second: _Value, sign: str) -> _Step | None:
-    """A step of a countdown; None where it leaves the numbers the model knows."""
+def _join(first: _Value, second: _Value, sign: str) -> _Step | None:
+    """Makes a step of a countdown; None if it leaves the numbers the model knows."""
     large, small = (first, second) if first.number >= second.number else (second, first)
     a, b = (large, small) if sign == "-" else (first, second)
     number = {"+": a.number + b.number, "-": a.number - b.number, "*": a.number * b.number}[sign]
@@ -166,15 +163,15 @@ def _joined(first: _Value, second: _Value, sign: str) -> _Step | None:
 
 
 def _sum_steps(problem: SumsProblem, rng: random.Random) -> list[_Step]:
-    """Steps of a sum: products at any time before they are needed, terms in any order that stays positive."""
+    """Draws the steps of a sum: products any time before they are needed, terms in any order that stays positive."""
     pool = [_Value(factors[0], "", 3, sign, factors) for sign, factors in problem.terms]
     steps: list[_Step] = []
     while len(pool) > 1 or len(pool[0].factors) > 1:
         first = rng.choice(pool)
         if len(first.factors) > 1:
-            made = _Value(first.factors[0] * first.factors[1], "", 3, first.sign, (0,))
-            said = f"{first.factors[0]}*{first.factors[1]}"
-            pool = [made if value is first else value for value in pool]
+            result = _Value(first.factors[0] * first.factors[1], "", 3, first.sign, (0,))
+            expression = f"{first.factors[0]}*{first.factors[1]}"
+            pool = [result if value is first else value for value in pool]
         else:
             others = [value for value in pool if value is not first and len(value.factors) == 1]
             second = rng.choice(others) if others else None
@@ -183,10 +180,10 @@ def _sum_steps(problem: SumsProblem, rng: random.Random) -> list[_Step]:
             number = first.number + first.sign * second.sign * second.number
             if number < 0:
                 continue
-            said = f"{first.number}{'+' if first.sign == second.sign else '-'}{second.number}"
-            made = _Value(number, "", 3, first.sign, (0,))
-            pool = [*(value for value in pool if value is not first and value is not second), made]
-        steps.append((said, str(made.number), made))
+            expression = f"{first.number}{'+' if first.sign == second.sign else '-'}{second.number}"
+            result = _Value(number, "", 3, first.sign, (0,))
+            pool = [*(value for value in pool if value is not first and value is not second), result]
+        steps.append((expression, str(result.number), result))
     return steps
 
 
@@ -194,40 +191,40 @@ def _sum_steps(problem: SumsProblem, rng: random.Random) -> list[_Step]:
 
 
 def solve(problem: SumsProblem, rng: random.Random) -> str:
-    """A right solution, one of the many, drawn.
+    """Draws one of the many right solutions.
 
     Raises:
-        ArgumentError: (a ValueError) random steps do not reach the target of a countdown; perhaps none do.
+        ArgumentError: (a ValueError) random steps do not reach the target of a countdown; perhaps no steps do.
 
     >>> solve(parse("2*3+4=?"), random.Random(0))
     '2*3=6, 4+6=10. answer: 10'
     """
     if problem.family == "sum":
-        return f"{_listed(_sum_steps(problem, rng))}. answer: {problem.target}"
+        return f"{_list_steps(_sum_steps(problem, rng))}. answer: {problem.target}"
     for _ in range(_TRIES):
-        steps = _combined(problem.numbers, rng)
+        steps = _combine(problem.numbers, rng)
         if steps is not None and steps[-1][2].number == problem.target:
-            return _reached(steps)
+            return _solution_text(steps)
     raise ArgumentError(f"no solution of {problem.question!r} in {_TRIES} random tries; is there one?")
 
 
 def attempt(problem: SumsProblem, rng: random.Random) -> str:
-    """Random steps of a countdown, worked out rightly, which mostly do not reach the target and say so.
+    """Draws steps of a countdown, with right values, that mostly do not reach the target and say so.
 
     >>> attempt(parse("make 99 from 3 7 2 5"), random.Random(0)).endswith(": no. answer: none")
     True
     """
     while True:
-        steps = _combined(problem.numbers, rng)
+        steps = _combine(problem.numbers, rng)
         if steps is not None:
             break
-    return _reached(steps) if steps[-1][2].number == problem.target else f"{_listed(steps)}: no. answer: none"
+    return _solution_text(steps) if steps[-1][2].number == problem.target else f"{_list_steps(steps)}: no. answer: none"
 
 
 def near_miss(example: SumsExample, rng: random.Random) -> tuple[str, str]:
-    """A countdown's question with another target close by, and steps that lead to the old one: right work, wrong end.
+    """Moves a countdown's target a little and keeps the steps to the old one: right work, but a wrong end.
 
-    The new question is one that training may show.
+    Training may show the new question.
 
     >>> example = SumsExample("countdown", "make 13 from 3 7 2", "3*2=6, 6+7=13: yes. answer: 3*2+7")
     >>> near_miss(example, random.Random(1))[1]
@@ -241,9 +238,9 @@ def near_miss(example: SumsExample, rng: random.Random) -> tuple[str, str]:
             return question, f"{example.solution.partition(': yes')[0]}: no. answer: none"
 
 
-def _reached(steps: list[_Step]) -> str:
-    return f"{_listed(steps)}: yes. answer: {steps[-1][2].text}"
+def _solution_text(steps: list[_Step]) -> str:
+    return f"{_list_steps(steps)}: yes. answer: {steps[-1][2].text}"
 
 
-def _listed(steps: list[_Step]) -> str:
-    return ", ".join(f"{said}={value}" for said, value, _ in steps)
+def _list_steps(steps: list[_Step]) -> str:
+    return ", ".join(f"{expression}={value}" for expression, value, _ in steps)

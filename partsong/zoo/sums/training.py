@@ -1,8 +1,8 @@
-"""What the recipe trains of the `sums` model: texts, batches and the loss. Importing this module loads torch.
+"""Makes texts and batches for the `sums` model and computes its loss. Importing this module loads torch.
 
-Every token of a right solution is learned. Of work that leads nowhere only what is true is learned: the values after
-the equals signs and the verdict, not the choice of steps. So the model does its sums honestly also where they do not
-reach the target, and says so.
+Every token of a right solution is learned. Of steps that lead nowhere only what is true is learned: the values after
+the equals signs and the verdict, not the choice of steps. So the model computes honestly even if it does not reach the
+target, and says so.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ __all__ = [
     "first_row",
     "later_row",
     "loss_of",
-    "made_up",
+    "invent",
     "pack",
 ]
 
 _FAILED = ": no. answer: "
-#: A value, or the verdict at the end.
+#: Matches a value, or the verdict at the end.
 _TRUE = re.compile(r"(?<==)\d+|: no\. answer: none$")
 _END = re.compile(r"(?:: yes)?\. answer: .*$")
 
 
 @dataclass(frozen=True, slots=True)
 class SumsRow:
-    """A chat of one question and one answer.
+    """Holds a chat of one question and one answer.
 
     Attributes:
-        prompt: what the user says.
-        answer: what the model is to say.
-        honest: only values and the verdict are learned, not the choice of steps.
+        prompt: what the user writes.
+        answer: what the model shall write.
+        honest: whether only values and the verdict are learned, not the choice of steps.
     """
 
     prompt: str
@@ -60,11 +60,11 @@ class SumsRow:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """A problem with a right solution, and what a model made of it.
+    """Holds a problem with a right solution, and a model's attempts at it.
 
     Attributes:
         question: the problem.
-        solution: right.
+        solution: the right solution.
         drafts: the model's samples.
     """
 
@@ -75,7 +75,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class SumsBatch:
-    """Rows side by side, padding at the end.
+    """Holds rows side by side, with padding at the end.
 
     Attributes:
         ids: token ids, `[batch, length]`.
@@ -86,12 +86,12 @@ class SumsBatch:
     learned: Tensor
 
     def to(self, device: torch.device) -> SumsBatch:
-        """The same batch on a device."""
+        """Copies the batch to a device."""
         return SumsBatch(self.ids.to(device), self.learned.to(device))
 
 
 def first_row(rng: random.Random, family: Family, failed: float, *, large: bool = False) -> SumsRow:
-    """A problem that training may show, with a solution, or (odds `failed`) a countdown's work that leads nowhere."""
+    """Draws a problem that training may show, with a solution, or (odds `failed`) with steps that lead nowhere."""
     example = draw(family, rng, fresh=False, sizes=LARGE[family] if large else ())
     if family == "sum" or rng.random() >= failed:
         return SumsRow(example.question, example.solution)
@@ -101,8 +101,8 @@ def first_row(rng: random.Random, family: Family, failed: float, *, large: bool 
     return SumsRow(example.question, text, honest=_FAILED in text)
 
 
-def made_up(rng: random.Random) -> Attempts:
-    """A new problem with attempts that no model has made: right solutions in other orders, steps that lead nowhere."""
+def invent(rng: random.Random) -> Attempts:
+    """Draws a new problem with invented attempts: right solutions in other orders, or steps that lead nowhere."""
     family: Family = rng.choice(FAMILIES)
     example = draw(family, rng, fresh=False)
     problem = parse(example.question)
@@ -114,18 +114,18 @@ def made_up(rng: random.Random) -> Attempts:
 
 
 def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int) -> SumsRow:
-    """A problem with earlier attempts at it: solve it, list what they found, or solve it from such a list.
+    """Draws a problem with earlier attempts, which is to be solved, or whose results are to be listed or read.
 
     Args:
         rng: where the draws come from.
-        pool: problems and a model's attempts; as often the problem and the attempts are made up.
-        kind: "again", "distil" or "listed".
-        most: attempts.
+        pool: problems and a model's attempts; half of the rows have an invented problem and invented attempts.
+        kind: "again" solves, "distil" lists the results, "listed" solves from such a list.
+        most: how many attempts there may be.
 
     Returns:
-        The row. The model is to repeat the end of the first right attempt that is shown, else to solve anew.
+        The row. The model shall repeat the end of the first right attempt that is shown, else solve the problem anew.
     """
-    one = rng.choice(pool) if rng.random() < 0.5 else made_up(rng)
+    one = rng.choice(pool) if rng.random() < 0.5 else invent(rng)
     shown = _shown(rng, one, most)
     if kind == "distil":
         return SumsRow(distil(one.question, shown), tally(one.question, shown))
@@ -136,19 +136,19 @@ def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int
 
 
 def ending(text: str) -> str:
-    """A draft from its verdict on: what is left of it in a draft that only repeats it.
+    """Cuts a draft before its verdict: only that is left in a draft that repeats it.
 
     >>> ending("4+5=9: yes. answer: 4+5"), ending("3+4=7. answer: 7")
     (': yes. answer: 4+5', '. answer: 7')
     """
-    found = _END.search(text)
-    return text if found is None else found.group()
+    end = _END.search(text)
+    return text if end is None else end.group()
 
 
 def _shown(rng: random.Random, one: Attempts, most: int) -> list[str]:
-    """Some attempts in any order, a few only by their ends.
+    """Draws some attempts in any order, a few only by their ends.
 
-    A right one is among them more often than by chance, since it has the most to teach.
+    A right one is among them more often than by chance, since it teaches most.
     """
     shown = rng.sample(one.drafts, rng.randint(1, min(most, len(one.drafts))))
     right = [draft for draft in one.drafts if check(one.question, draft)]
@@ -159,7 +159,7 @@ def _shown(rng: random.Random, one: Attempts, most: int) -> list[str]:
 
 
 def row_ids(row: SumsRow) -> tuple[list[int], list[bool]]:
-    """Token ids of a chat, and which are learned."""
+    """Encodes a chat, and says which tokens are learned."""
     prompt = [USER, *encode(row.prompt), MODEL]
     if not row.honest:
         answer = [*encode(row.answer), EOS]
@@ -167,7 +167,7 @@ def row_ids(row: SumsRow) -> tuple[list[int], list[bool]]:
     ids, learned, place = list(prompt), [False] * len(prompt), 0
     for match in _TRUE.finditer(row.answer):
         skipped, true = encode(row.answer[place : match.start()]), encode(match.group())
-        # What follows a value tells that it has ended.
+        # The token after a value shows that it has ended, so it is learned, too.
         ids += skipped + true
         learned += [bool(place)] * min(1, len(skipped)) + [False] * (len(skipped) - 1) + [True] * len(true)
         place = match.end()
@@ -175,16 +175,16 @@ def row_ids(row: SumsRow) -> tuple[list[int], list[bool]]:
 
 
 def pack(rows: Sequence[SumsRow]) -> SumsBatch:
-    """Rows as a batch."""
-    made = [row_ids(row) for row in rows]
-    length = max(len(ids) for ids, _ in made)
-    ids = torch.tensor([ids + [PAD] * (length - len(ids)) for ids, _ in made])
-    return SumsBatch(ids, torch.tensor([learned + [False] * (length - len(learned)) for _, learned in made]))
+    """Packs rows into a batch."""
+    pairs = [row_ids(row) for row in rows]
+    length = max(len(ids) for ids, _ in pairs)
+    ids = torch.tensor([ids + [PAD] * (length - len(ids)) for ids, _ in pairs])
+    return SumsBatch(ids, torch.tensor([learned + [False] * (length - len(learned)) for _, learned in pairs]))
 
 
-#: How often a batch is of each kind: first solutions, solutions below attempts, below a list of results, such lists.
+#: The kinds of batches: first solutions, solutions after attempts, solutions after a list of results, such lists.
 KINDS = ("first", "again", "listed", "distil")
-#: The odds of the kinds by lesson: without attempts, with one attempt each, with all there is, and for the end.
+#: The odds of the kinds in each lesson: without attempts, with one attempt each, with several, and in the last stage.
 LESSONS: dict[str, tuple[float, float, float, float]] = {
     "first": (1.0, 0.0, 0.0, 0.0),
     "single": (0.3, 0.7, 0.0, 0.0),
@@ -206,16 +206,16 @@ def draw_batch(
 
     Args:
         rng: where the draws come from.
-        num: rows of first solutions; rows with attempts are longer, and fewer.
+        num: how many rows a batch of first solutions has; rows with attempts are longer and fewer.
         lesson: one of `LESSONS`.
         pool: attempts, for all lessons but "first".
-        large: no problems of few steps.
-        countdown: share of that family among first solutions.
+        large: whether problems of few steps are left out.
+        countdown: the share of that family among first solutions.
 
     Returns:
         The batch.
     """
-    # One kind of row per batch: rows of like length waste no padding.
+    # One kind of row per batch: rows of similar length waste no padding.
     source = random.Random(int(rng.integers(2**62)))
     kind = "first" if lesson == "first" else source.choices(KINDS, LESSONS[lesson])[0]
     if kind == "first":
@@ -229,13 +229,8 @@ def draw_batch(
 
 
 def loss_of(model: LlamaForCausalLM, batch: SumsBatch) -> Tensor:
-    """The mean negative log-likelihood of the learned tokens, in nats."""
+    """Computes the mean negative log-likelihood of the learned tokens, in nats."""
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-    wanted = batch.learned[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][wanted]).float()
-    return F.cross_entropy(logits, batch.ids[:, 1:][wanted])
-
-
-def inside_matrices(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:
-    """The products inside the layers, for orthogonalised momentum."""
-    return [p for n, p in model.named_parameters() if n.startswith("model.layers.") and p.ndim == 2]
+    learned = batch.learned[:, 1:]
+    logits = model.lm_head(hidden[:, :-1][learned]).float()
+    return F.cross_entropy(logits, batch.ids[:, 1:][learned])

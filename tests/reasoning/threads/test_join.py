@@ -196,7 +196,7 @@ def test_text_of_threads_reads_differently_from_the_same_words_in_a_row() -> Non
 
 def test_prompts_that_cannot_be_gone_on_with() -> None:
     chat = (Message("user", ("a",)),)
-    with pytest.raises(ArgumentError, match="say what the text goes on with"):
+    with pytest.raises(ArgumentError, match="add the text that follows them"):
         prompt_of(tokenizer(), (*chat, Message("assistant", (Fork((("a",), ("b",))),))))
     with pytest.raises(ArgumentError, match="2 threads and 1 marks"):
         prompt_of(tokenizer(), (*chat, Message("assistant", (Fork((("a",), ("b",)), marks=(1,)), "c"))))

@@ -16,7 +16,7 @@ from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.threads import FORMATS, Format
 from partsong.reasoning.threads.plans import stop_of
-from partsong.reasoning.training.rollouts import drawn_parts, forked
+from partsong.reasoning.training.rollouts import drawn_parts, has_forked
 from partsong.zoo.products import answer_of, draw, in_threads, work_out
 from partsong.zoo.products.solutions import ProductWork
 
@@ -76,7 +76,7 @@ def test_what_was_drawn_is_what_training_shows(name: str) -> None:
     found = drawn_parts(run, answer, FORMATS[name], END)
     assert found[-1] == Piece("", tokens=(END,))
     assert list(told(found)) == list(told(parts))
-    assert forked(answer)
+    assert has_forked(answer)
 
 
 def test_a_thread_that_ran_out_of_tokens_did_not_draw_its_end() -> None:
@@ -95,7 +95,7 @@ def test_a_thread_that_ran_out_of_tokens_did_not_draw_its_end() -> None:
     answer = asyncio.run(fork_join(run, "?", extract=answer_of, format="npr", teach=False, thread_tokens=1))
     parts = drawn_parts(run, answer, form, END)
     (fork,) = (part for part in parts if isinstance(part, Fork))
-    assert fork.threads[0][-1] == "</step>" and not forked(answer)
+    assert fork.threads[0][-1] == "</step>" and not has_forked(answer)
     assert parts[-1] == Piece("", tokens=(END,))
 
 
@@ -113,4 +113,4 @@ def test_a_single_text_is_one_piece_and_its_end() -> None:
     answer = asyncio.run(single(run, "?", extract=answer_of))
     piece, end = drawn_parts(run, answer, None, END)
     assert isinstance(piece, Piece) and piece.text == "answer: 4" and end == Piece("", tokens=(END,))
-    assert not forked(answer)
+    assert not has_forked(answer)

@@ -1,4 +1,4 @@
-"""Which row a configuration belongs to, and what is said where that is open."""
+"""Which row a configuration belongs to, and which error comes where that is open."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_configuration_says_the_block_size() -> None:
     assert adapter_of(config).block_size == 16
     assert adapter_of({"model_type": "diffusion_gemma", "canvas_length": 8}).block_size == 8
     assert adapter_of({"model_type": "llama", "block_size": 6}, "bd3").block_size == 6
-    with pytest.raises(ArgumentError, match="bd_size is a block size"):
+    with pytest.raises(ArgumentError, match="bd_size='many'; use a positive integer"):
         adapter_of(config | {"bd_size": "many"})
 
 

@@ -54,7 +54,7 @@ def test_some_rows_and_fewer_rows() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, True, 2.0])
 def test_counts(count) -> None:
-    with pytest.raises(ArgumentError, match="at least 1 of slots"):
+    with pytest.raises(ArgumentError, match="slots=.*; use a positive integer"):
         SlotKeyStore(layers=1, rows=1, slots=count)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -63,11 +64,11 @@ def test_equals_the_published_architecture(tmp_path: Path, name: str) -> None:
     assert isinstance(model, StockTextModel)
     tokens, visible = tokens_and_sight(model.adapter)
     expected = published(weights, config, tokens, visible)
-    found = logits_of(model, tokens, visible)
+    logits = logits_of(model, tokens, visible)
     assert expected.std() > 0.1
     # The published routers compute in float32, where two orders of summation differ.
     tolerance = 1e-6 if "num_experts" in config else 1e-10
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+    assert (logits - expected).abs().max() <= tolerance * expected.abs().max()
     assert (model.adapter.name, model.mask_token_id, model.vocab_size) == (adapter, config["mask_token_id"], VOCAB)
     assert model.eos_token_ids == (config["eos_token_id"],)
     assert not any(p.requires_grad for p in model.module.parameters())
@@ -111,8 +112,8 @@ def test_stock_checkpoints(tmp_path: Path) -> None:
     bert.save_pretrained(tmp_path / "bert")
     (tmp_path / "bert" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]))
     (tmp_path / "bert" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    found = load_text_model(tmp_path / "bert")
-    assert (found.adapter.name, found.mask_token_id, found.key_store(1, 4)) == ("bert", 4, None)
+    encoder = load_text_model(tmp_path / "bert")
+    assert (encoder.adapter.name, encoder.mask_token_id, encoder.key_store(1, 4)) == ("bert", 4, None)
 
 
 def wrong_shape(weights: dict[str, Tensor]) -> None:
@@ -175,8 +176,8 @@ def test_what_the_stock_module_does_not_compute_is_refused(tmp_path: Path, confi
     [
         ({k: v for k, v in LLADA.items() if k != "rope_theta"}, "needs 'rope_theta'"),
         (LLADA2 | {"rotary_dim": 8}, "only one of them can be right"),
-        (LLADA | {"mask_token_id": "<mask>"}, "mask_token_id in config.json is a token id"),
-        (SDAR | {"block_size": 0}, "block size of at least 1"),
+        (LLADA | {"mask_token_id": "<mask>"}, "mask_token_id='<mask>'; use an integer of 0 or more"),
+        (SDAR | {"block_size": 0}, "block_size=0; use a positive integer"),
     ],
 )
 def test_configurations_that_contradict_themselves(tmp_path: Path, config: dict, says: str) -> None:
@@ -202,9 +203,12 @@ def test_folders_without_readable_weights(tmp_path: Path) -> None:
         load_text_model(tmp_path)
 
 
-def test_sources_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="neither a checkpoint folder nor a hub id"):
+def test_sources_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="not a folder here, not one of lists-ar, .*, and not a hub id"):
         load_text_model("./nowhere/at/all")
+    with pytest.raises(ArgumentError, match="it has no config.json"):
+        load_text_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
     with pytest.raises(ArgumentError, match="cannot be read as a model configuration"):
         load_text_model(tmp_path)
     with pytest.raises(ArgumentTypeError, match="found int"):
@@ -216,18 +220,25 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
 def test_a_hub_id_is_fetched_without_code_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, LLADA, random_weights(llada_shapes(LLADA)))
     files = ["config.json", "model.safetensors", "modeling_llada.py", "pytorch_model.bin", "tokenizer.json"]
+    files += ["consolidated.safetensors", "original/model.safetensors"]
     fetched: list[str] = []
 
-    def download(repository: str, allow_patterns: list[str]) -> str:
+    def download(repository: str, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool) -> str:
+        assert local_files_only
         if repository != "somebody/llada":
-            raise LocalEntryNotFoundError("offline")
-        fetched.extend(f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in allow_patterns))
+            raise LocalEntryNotFoundError("nothing cached")
+        fitting = [f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in allow_patterns)]
+        fetched.extend(f for f in fitting if not any(fnmatch.fnmatch(f, pattern) for pattern in ignore_patterns))
         return str(folder)
 
+    def model_info(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_text_model("somebody/llada").adapter.name == "llada"
     assert fetched == ["config.json", "model.safetensors", "tokenizer.json"]
-    with pytest.raises(ArgumentError, match="could not be fetched from the hub: offline"):
+    with pytest.raises(ArgumentError, match=r"not reachable \(no network\) and somebody/else is not in"):
         load_text_model("somebody/else")
 
 

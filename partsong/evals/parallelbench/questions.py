@@ -1,9 +1,9 @@
-"""The questions in English."""
+"""Writes the questions in English."""
 
 from __future__ import annotations
 
 from partsong.evals.parallelbench.drawing import verb_of, written_grid, written_list
-from partsong.evals.parallelbench.rows import Facts
+from partsong.evals.parallelbench.task import Facts
 
 __all__ = ["ask"]
 
@@ -27,11 +27,11 @@ _SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def ask(name: str, facts: Facts) -> str:
-    """The question of a problem.
+    """Writes the question of a problem.
 
     Args:
         name: of the task.
-        facts: what the problem is made of.
+        facts: of the problem.
     """
     verb = verb_of(name)
     match verb:

@@ -1,4 +1,4 @@
-"""Hidden reasoning that stands between tags in an answer's own text."""
+"""Separates an answer from hidden reasoning that stands between tags in its own text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Refuses tags that are none.
+    """Returns tags if they are two different texts, or None.
 
     Raises:
-        ArgumentError: not two different texts.
+        ArgumentError: they are not.
     """
     if tags is None:
         return None
@@ -26,12 +26,12 @@ def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
 def without_thoughts(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
     """Splits a text that begins with thoughts.
 
-    Only thoughts at the very beginning count, so that an answer may speak about the tags. A text that closes what it
-    never opened began inside its thoughts: some chat templates end with the opening tag.
+    Only thoughts at the very beginning count, so that an answer may speak about the tags. A text that has only the
+    closing tag began inside its thoughts: some chat templates end with the opening tag.
 
     Args:
-        text: as the model wrote it.
-        tags: that open and close thoughts; None splits nothing.
+        text: the text as the model wrote it.
+        tags: tags that open and close thoughts; None splits nothing.
 
     Returns:
         The answer and the thoughts. Thoughts that never end leave an empty answer.

@@ -1,4 +1,4 @@
-"""Attention as other libraries ask for it: one mask that is bool or float, values of a head size of their own."""
+"""Answers other libraries' calls of attention: one mask, bool or float, and values with a head size of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partsong.errors import UnsupportedError
 from partsong.kernels.attend import attention
 from partsong.kernels.masks import Causal
 
-__all__ = ["NAME", "attend", "refuse"]
+__all__ = ["NAME", "attend", "unsupported"]
 
 #: What other libraries know partsong's attention by.
 NAME = "partsong"
@@ -25,7 +25,7 @@ def attend(
     scale: float | None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`partsong.kernels.attention` on the arguments of ``scaled_dot_product_attention``.
+    """Calls `partsong.kernels.attention` with the arguments of ``scaled_dot_product_attention``.
 
     Args:
         q: `[B, Hq, Lq, D]`.
@@ -56,6 +56,6 @@ def attend(
     return out[..., :width], lse
 
 
-def refuse(library: str, what: str, instead: str) -> UnsupportedError:
-    """The error for something another library asks for that these kernels would have to ignore."""
+def unsupported(library: str, what: str, instead: str) -> UnsupportedError:
+    """Returns the error for something another library asks for that these kernels would have to ignore."""
     return UnsupportedError(f"{library} asked partsong's attention for {what}, which it does not compute: {instead}")

@@ -1,0 +1,56 @@
+"""Describes the machine: versions, devices, cores and attention backends, for results and for ``partsong env``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import partsong
+
+__all__ = ["describe_hardware", "describe_machine"]
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "triton", "xformers", "kernels")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns versions, devices, cores with their instruction set, and attention backends of this machine."""
+    import torch
+    import torch.distributed as dist
+
+    from partsong import kernels
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "partsong": partsong.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": _cores(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
+        "distributed": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
+        "attention": [
+            {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
+        ],
+    }
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Returns what measurements depend on, a part of `describe_machine`, for files of results."""
+    machine = describe_machine()
+    return {name: machine[name] for name in ("system", "cores", "instruction_set", "gpus", "python", "packages")}
+
+
+def _cores() -> int:
+    # The cores this process may use, which in a container are fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

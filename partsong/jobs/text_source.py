@@ -1,0 +1,58 @@
+"""Finds the checkpoint folder that ``--model`` of text commands names, from small files only; no code is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from partsong import zoo
+from partsong.errors import ArgumentError
+from partsong.model_folders import model_folder, read_settings
+
+__all__ = ["TextSource", "find_text_model"]
+
+#: A folder with any of these files has a tokenizer.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource:
+    """Names a checkpoint folder with a tokenizer.
+
+    Attributes:
+        folder: where it is.
+        zoo_name: name of the zoo model, if it is one.
+    """
+
+    folder: Path
+    zoo_name: str | None = None
+
+
+def find_text_model(name: str, adapter: str | None = None) -> TextSource:
+    """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
+
+    Args:
+        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
+        adapter: as given by ``--adapter``.
+
+    Raises:
+        ArgumentError: the model is unknown, incomplete or not reachable, or there is no such adapter; says which.
+        UnsupportedError: the family of the model is not recognised.
+    """
+    folder = model_folder(name)
+    _check_folder(folder, adapter)
+    of_zoo = name in zoo.MODELS and folder == zoo.MODELS[name].folder
+    return TextSource(folder=folder, zoo_name=name if of_zoo else None)
+
+
+def _check_folder(folder: Path, adapter: str | None) -> None:
+    settings = read_settings(folder)
+    if not any(folder.glob("*.safetensors*")):
+        raise ArgumentError(f"{folder} holds no safetensors weights; other formats can run code and are not read")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ArgumentError(
+            f"{folder} has no tokenizer ({', '.join(TOKENIZERS)}); put the model's own beside its weights"
+        )
+    from partsong.samplers.text.families import adapter_of
+
+    adapter_of(settings, adapter)

@@ -1,0 +1,156 @@
+"""Describes one self-attention over split tokens, and the chain of stages it goes through.
+
+Self-attention goes through a chain of stages, one per mesh axis, outermost call first: `Ulysses` swaps tokens for
+heads, then `Ring` or `DisplacedPatch` brings the keys and values, then one kernel computes. Keys may arrive in any
+token order: attention does not depend on it once positions are in the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from partsong.kernels import attention
+from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = [
+    "TOKEN_AXES",
+    "AttentionCall",
+    "AttentionShape",
+    "Inner",
+    "Runs",
+    "Stage",
+    "attend_locally",
+    "attend_through",
+    "masked_attention",
+    "merged_runs",
+    "predict_through",
+    "shard_runs",
+]
+
+#: Mesh axes over which tokens are cut, outermost first.
+TOKEN_AXES = ("patch", "ring", "ulysses")
+
+#: Does the rest of an attention, after what a stage has moved.
+Inner = Callable[["AttentionCall"], Tensor]
+
+#: The tokens of one shard in order, as runs of one stream each: (stream, tokens).
+Runs = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Describes one self-attention of one rank.
+
+    Attributes:
+        layer: index of the attention module in its model.
+        q: queries `[B, Hq, L, D]` of the tokens this rank holds.
+        k: their keys `[B, Hkv, L, D]`.
+        v: their values.
+        sizes: tokens of every shard that is still apart, in order.
+        index: which of them this rank holds.
+        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
+        scale: logit scale; None is ``D ** -0.5``.
+        wave: which part of the layer's heads this is, where a stage deals them out.
+        runs: what the tokens of every shard are; empty where all are one run of image tokens.
+    """
+
+    layer: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sizes: tuple[int, ...]
+    index: int
+    masks: tuple[Tensor, ...] | None = None
+    scale: float | None = None
+    wave: int = 0
+    runs: tuple[Runs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Holds what decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+    sizes: tuple[int, ...]
+    index: int
+    step: int = 0
+    is_last: bool = False
+    layer: int = 0
+    runs: tuple[Runs, ...] = ()
+
+
+def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
+    """Says what the tokens of every shard are.
+
+    Example:
+        >>> shard_runs(AttentionShape(1, 1, 1, 8, 4, sizes=(3, 2), index=0))
+        ((('image', 3),), (('image', 2),))
+    """
+    return of.runs or tuple(((IMAGE, size),) for size in of.sizes)
+
+
+def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
+    """Joins the runs of shards `size` by `size`, in order."""
+    return tuple(sum(runs[start : start + size], ()) for start in range(0, len(runs), size))
+
+
+class Stage(Protocol):
+    """Describes one link of the attention chain; implementations derive from it for the defaults."""
+
+    axis: Axis
+
+    def run(self, call: AttentionCall, inner: Inner) -> Tensor:
+        """Computes the attention of the call's queries to all keys; `inner` does the rest of the work."""
+        ...
+
+    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+        """Returns the bytes this rank sends in one attention, and the shape that `inner` sees."""
+        ...
+
+    @property
+    def bytes_once(self) -> int:
+        """Counts the bytes this rank has sent once in this generation, beside those of its attentions."""
+        return 0
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error; most stages wait for theirs and keep none."""
+
+
+def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
+    """Computes attention through a chain of stages, outermost first, which ends at the keys at hand."""
+    if not stages:
+        return attend_locally(call)
+    return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
+
+
+def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
+    """Returns the bytes that one attention through a chain of stages moves."""
+    moved = 0
+    for stage in stages:
+        sent, shape = stage.predict(shape)
+        moved += sent
+    return moved
+
+
+def attend_locally(call: AttentionCall) -> Tensor:
+    """Computes attention to the keys at hand, at the end of the chain."""
+    mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
+    return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Calls `kernels.attention` with a mask that is boolean or additive."""
+    is_bias = mask is not None and mask.dtype != torch.bool
+    return attention(q, k, v, mask=None if is_bias else mask, bias=mask if is_bias else None, scale=scale)

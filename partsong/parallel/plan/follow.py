@@ -1,0 +1,156 @@
+"""Follows a pipeline's own loop: its scheduler drives the clock, and its first latents and its decoder are shared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from partsong.parallel.cuts.batch import BatchSplit
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of
+from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
+from partsong.parallel.plan.state import PlanState
+from partsong.parallel.ranks.mesh import AXES
+from partsong.parallel.ranks.noise import share_latents
+
+__all__ = ["follow_pipeline"]
+
+
+def follow_pipeline(
+    plan: PlanState, pipe: Any, hooks: HookSet, methods: ReplacedMethods, *, shares_decoder: bool
+) -> None:
+    """Lets a plan see, and where needed change, what a pipeline does around its denoiser.
+
+    Args:
+        plan: its clock is driven from here on.
+        pipe: a diffusers pipeline.
+        hooks: takes the hook on the decoder.
+        methods: takes the replaced methods of the pipeline and its scheduler.
+        shares_decoder: whether the samples are decoded on different ranks of the ``data`` axis.
+    """
+    scheduler = getattr(pipe, "scheduler", None)
+    if scheduler is None:
+        return
+    if plan.loop is not None:
+        # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
+        if hasattr(pipe, "check_inputs"):
+            methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.check_loop))
+        return
+    plan.clock.driven = True
+    follower = _SchedulerFollower(plan)
+    methods.replace(scheduler, "set_timesteps", follower.begin, follower.begin_copy)
+    methods.replace(scheduler, "step", follower.advance, follower.advance_copy)
+    if hasattr(pipe, "prepare_latents"):
+        methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
+    elif hasattr(scheduler, "scale_model_input"):
+        # The pipeline draws its latents inline, as DiT's does: here they are seen first.
+        methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
+    decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
+    if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
+        hooks.add(decoder, _decoder_hook(plan, decoder), "data")
+
+
+class _SchedulerFollower:
+    """Drives a plan's clock by the methods of its pipeline's scheduler, or of the copies a pipeline makes of it."""
+
+    def __init__(self, plan: PlanState) -> None:
+        self.plan, self.steps_copies = plan, False
+
+    def begin(self, set_timesteps: Method) -> Method:
+        def begin_generation() -> None:
+            self.plan.seen.decoded.clear()
+            self.steps_copies = False
+            self.plan.clock.begin(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
+
+        return _after(set_timesteps, begin_generation)
+
+    def begin_copy(self, set_timesteps: Method) -> Method:
+        # A scheduler per frame: how many steps there will be, only the pipeline knows.
+        return _after(set_timesteps, self.plan.clock.begin)
+
+    def advance(self, step: Method) -> Method:
+        signature = inspect.signature(step)
+
+        def advance_after(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            clock = self.plan.clock
+            if clock.step == 0:
+                # Not every scheduler takes the timestep in the same place.
+                clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
+            if clock.is_called or not self.steps_copies:
+                self._end_step()
+            return result
+
+        return advance_after
+
+    def advance_copy(self, step: Method) -> Method:
+        def end_together() -> None:
+            # A scheduler per frame: all of them together make one step, after the model's calls for it.
+            self.steps_copies = True
+            if self.plan.clock.is_called:
+                self._end_step()
+
+        return _after(step, end_together)
+
+    def _end_step(self) -> None:
+        self.plan.clock.advance()
+        self.plan.close_record()
+
+
+def _before(method: Method, act: Callable[[], None]) -> Method:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return method(*args, **kwargs)
+
+    return called
+
+
+def _after(method: Method, act: Callable[[], None]) -> Method:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        act()
+        return result
+
+    return called
+
+
+def _sharing_result(plan: PlanState, prepare_latents: Method) -> Method:
+    def prepare_and_share(*args: Any, **kwargs: Any) -> Any:
+        result = prepare_latents(*args, **kwargs)
+        latents = result[0] if isinstance(result, tuple) else result
+        if not isinstance(latents, Tensor):
+            return result
+        shared = _shared(plan, latents)
+        return (shared, *result[1:]) if isinstance(result, tuple) else shared
+
+    return prepare_and_share
+
+
+def _sharing_argument(plan: PlanState, scale_model_input: Method) -> Method:
+    def share_and_scale(sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return scale_model_input(_shared(plan, sample) if plan.clock.step == 0 else sample, *args, **kwargs)
+
+    return share_and_scale
+
+
+def _shared(plan: PlanState, latents: Tensor) -> Tensor:
+    plan.seen.latents_bytes = latents.nbytes
+    return share_latents(plan.mesh.axis(*AXES), latents)
+
+
+def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
+    signature = inspect.signature(decoder.forward)
+    first = next(iter(signature.parameters))
+    split = BatchSplit(plan.mesh.axis("data"), (first,))
+
+    def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        total = named[first].shape[0]
+        if total < 2:
+            return forward(**named)
+        output = split.run(forward, named, named[first])
+        plan.seen.decoded.append((total, sample_of(output)[0].nbytes))
+        return output
+
+    return AroundHook(run, signature)

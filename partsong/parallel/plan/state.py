@@ -1,0 +1,88 @@
+"""Holds what the parts of a plan share: its strategies on their ranks, the clock, and the guard of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from partsong import ledger
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.attention_call import TOKEN_AXES, Stage
+from partsong.parallel.exchange.borders import SyncBorders
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.plan.seen import Seen
+from partsong.parallel.ranks.mesh import AXES, Mesh
+from partsong.parallel.ranks.noise import share_random_state
+from partsong.parallel.strategy import Borders, Kind, Strategy, combined_kind
+
+__all__ = ["PlanState"]
+
+
+class PlanState:
+    """Holds strategies on a mesh, and where a generation with them stands.
+
+    Args:
+        strategies: what is attached.
+        mesh: the ranks.
+
+    Attributes:
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        clock: the current step and branch.
+        seen: shapes of what the pipeline as a whole was seen to move.
+        loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
+    """
+
+    def __init__(self, strategies: tuple[Strategy, ...], mesh: Mesh) -> None:
+        self.strategies, self.mesh = strategies, mesh
+        self.kind: Kind = combined_kind(strategies)
+        self.clock, self.seen = StepClock(), Seen()
+        self.loop: Strategy | None = None
+        self._in_loop = False
+
+    def stages(self) -> list[Stage]:
+        """Returns the chain of attention stages, outermost call first; axes of one rank add none."""
+        every = [stage for strategy in self.strategies for stage in strategy.stages(self.mesh, self.clock)]
+        chain = [stage for stage in every if stage.axis.size > 1]
+        chain.sort(key=lambda stage: -AXES.index(stage.axis.name))
+        if {"ring", "patch"} <= {stage.axis.name for stage in chain}:
+            raise UnsupportedError("patches and a ring cannot share an attention; combine either with Ulysses")
+        return chain
+
+    def borders(self) -> Borders:
+        """Returns how ranks that hold neighbouring rows of an image learn of each other's."""
+        axis = self.mesh.axis(*TOKEN_AXES)
+        chosen = (borders for s in self.strategies if (borders := s.borders(axis, self.clock)) is not None)
+        return next(chosen, None) or SyncBorders(axis)
+
+    def share_random_state(self) -> None:
+        """Gives every rank the default random state of the first."""
+        self.seen.state_bytes = share_random_state(self.mesh.axis(*AXES), self.mesh.device)
+
+    def begin_loop(self) -> None:
+        """Begins a generation that a strategy's own loop makes."""
+        self.clock.begin()
+        self.share_random_state()
+
+    @contextmanager
+    def looping(self) -> Iterator[None]:
+        """Lets the loop of a strategy call the model inside."""
+        self._in_loop = True
+        try:
+            yield
+        finally:
+            self._in_loop = False
+
+    def check_loop(self) -> None:
+        """Refuses a call of the pipeline or the model that does not come from the plan's sampler."""
+        if self.loop is not None and not self._in_loop:
+            names = " and ".join(type(strategy).__name__ for strategy in self.strategies)
+            raise ArgumentError(
+                f"{names} samples with a loop of its own: use generate(plan, ...) of partsong.samplers instead of "
+                "calling the pipeline"
+            )
+
+    def close_record(self) -> None:
+        """Ends the ledger's record of a step."""
+        active = ledger.active()
+        if active is not None:
+            active.step()
