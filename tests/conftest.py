@@ -20,8 +20,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-#: Files that take longest, longest first.
-LONGEST: tuple[str, ...] = ()
+#: Files that take longest, longest first; measured, and worth measuring again when the end of a run is slow.
+LONGEST = (
+    *("test_ray_engine", "test_aot", "test_launch", "test_unet", "test_equivalence", "test_sums_model"),
+    *("test_parallel_vae", "test_clip_parallel", "test_rules", "test_cli", "test_zoo_models", "test_local_models"),
+    *("test_join", "test_hogwild", "test_zoo_drift", "test_cli_video", "test_compile", "test_train_shapes_unet"),
+    *("test_lists_models", "test_train_motion", "test_resume", "test_partial_patch", "test_patch_pipeline"),
+    *("test_decode", "test_pipelines", "test_dual_parallel", "test_openai_servers", "test_bench_video"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -295,12 +295,12 @@ def test_image_under_torchrun(tmp_path: Path) -> None:
     assert out.is_file()
 
 
-@needs_weights
 def _heed_interrupts() -> None:
     """A test run started in the background ignores interrupts, and its children would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@needs_weights
 def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
     command = [*PROGRAM, "demo", "--out", str(tmp_path / "page.html")]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

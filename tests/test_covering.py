@@ -24,6 +24,7 @@ from tests.parallel import (
 ARRAYS: dict[str, tuple[list[Any], list[Any]]] = {
     "equivalence": (test_equivalence.PRODUCT, test_equivalence.CASES),
     "clips": (test_clip_parallel.PRODUCT, test_clip_parallel.CASES),
+    "pipelines of clips": (test_clip_parallel.PIPE_PRODUCT, test_clip_parallel.PIPE_CASES),
     "autoencoders": (test_parallel_vae.PRODUCT, test_parallel_vae.CASES),
     "residuals": (test_image_pipelines.PRODUCT, test_image_pipelines.CASES),
     "UNets": (test_unet.PRODUCT, test_unet.CASES),

@@ -23,6 +23,8 @@ from tests.parallel.ranks import error, gathered
 
 #: What a case is made of: number of ranks, strategies, model and type.
 Case = tuple[int, str, str, str]
+#: Of pipelines: number of ranks, pipeline and setting.
+PipeCase = tuple[int, str, str]
 FOLDED = ("AnimateDiff + ControlNet", "AnimateDiff", "UNet3D", "UNet3D + ControlNet")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT: dict[str, ClipParallel] = {
@@ -134,27 +136,27 @@ def is_clean(module: Any) -> bool:
     return not any({"forward", "_diffusers_hook"} & vars(child).keys() for child in module.modules())
 
 
-def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
+def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     """Real pipelines, exact and with windows: each rank's distance to one rank, and what is left.
 
     On 2 ranks the exact ones share the decoding too, on 4 all share the branches of guidance.
     """
     logging.set_verbosity_error()
     results = {}
-    for name, pipe_of in PIPES.items():
+    for case in cases:
+        _, name, label = case
+        pipe_of, knobs = PIPES[name], KNOBS[label]
         pipe = pipe_of.make()
         want = pipe_of.call(pipe)
-        for label in ("everything", "window 1, stride 3"):
-            knobs, others = KNOBS[label], (CfgParallel(degree=2),) if nproc == 4 else ()
-            with attention_by_definition(VIDEOS[name], pipe_of.frames, knobs, 0.0):
-                windowed = pipe_of.call(pipe)
-            if label == "everything" and nproc == 2:
-                others = (ParallelVae(),)
-            with parallelize(pipe, knobs, *others) as plan, Ledger(flops=False) as ledger:
-                got = pipe_of.call(pipe)
-                told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
-                rows = gathered((error(got, windowed), error(got, want), told))
-            results[name, label] = [(*row, is_clean(pipe_of.denoiser(pipe))) for row in rows]
+        with attention_by_definition(VIDEOS[name], pipe_of.frames, knobs, 0.0):
+            windowed = pipe_of.call(pipe)
+        alone: tuple[Strategy, ...] = (ParallelVae(),) if label in EXACT else ()
+        others = (CfgParallel(degree=2),) if nproc == 4 else alone
+        with parallelize(pipe, knobs, *others) as plan, Ledger(flops=False) as ledger:
+            got = pipe_of.call(pipe)
+            told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+            rows = gathered((error(got, windowed), error(got, want), told))
+        results[case] = [(*row, is_clean(pipe_of.denoiser(pipe))) for row in rows]
     return results
 
 

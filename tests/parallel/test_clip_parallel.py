@@ -18,7 +18,8 @@ from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.shards import split_sizes
 from tests.covering import chosen
 from tests.parallel import clip_worker
-from tests.parallel.clip_worker import Case
+from tests.parallel.clip_pipelines import PIPES
+from tests.parallel.clip_worker import Case, PipeCase
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 
@@ -102,16 +103,24 @@ def test_windows_send_less() -> None:
         assert sent["window 2 alone"] < sent["everything"]
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
-def test_pipelines_give_the_video_of_one_rank(nproc: int) -> None:
-    rows = launch(clip_worker.pipelines, nproc, nproc)
-    assert len(rows) == 6
-    for (name, label), row in rows.items():
-        for apart, drift, told, clean in row:
-            assert apart <= 1e-10, (name, label)
-            assert (drift <= 1e-10) == (label in clip_worker.EXACT), (name, label)
-            assert told, (name, label)
-            assert clean, (name, label)
+PIPE_PRODUCT = list(itertools.product((2, 4), PIPES, ("everything", "window 1, stride 3")))
+PIPE_CASES = chosen(PIPE_PRODUCT)
+
+
+@functools.cache
+def pipelines(nproc: int) -> dict[PipeCase, list[Any]]:
+    return launch(clip_worker.pipelines, nproc, nproc, [case for case in PIPE_CASES if case[0] == nproc])
+
+
+@pytest.mark.parametrize("case", PIPE_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_pipelines_give_the_video_of_one_rank(case: PipeCase) -> None:
+    rows = pipelines(case[0])[case]
+    assert len(rows) == case[0]
+    for apart, drift, told, clean in rows:
+        assert apart <= 1e-10
+        assert (drift <= 1e-10) == (case[2] in clip_worker.EXACT)
+        assert told
+        assert clean
 
 
 REFUSED = {

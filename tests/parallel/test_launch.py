@@ -149,7 +149,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
 def test_ranks_end_with_the_process_that_launched_them(number: int, tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)

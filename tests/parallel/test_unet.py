@@ -186,7 +186,7 @@ def test_a_prediction_without_ranks_is_what_ranks_send() -> None:
 
 @functools.cache
 def scaled_down() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-    return launch(unet_worker.scaled_down, 4, 4)
+    return launch(unet_worker.scaled_down, 3, 3)
 
 
 def sdxl() -> UNet2DConditionModel:
