@@ -94,10 +94,6 @@ def adaptive_confidence(first: int, second: int) -> float:
     This is the Beta(first + 1, second + 1) mass above one half, in closed form: sum over i <= first of C(n, i) / 2^n
     with n = first + second + 1.
 
-    Args:
-        first: votes of the leader.
-        second: votes of the runner-up.
-
     Source: Adaptive-Consistency, arXiv 2305.11860.
 
     >>> round(adaptive_confidence(4, 0), 3)

@@ -187,11 +187,8 @@ class OpenAIEngine:
         except TimeoutError:
             self._lose(reporter, reporter.cut)
             seconds = self.patience.total
-            error = StalledError(
-                f"{self.base_url} did not end its answer within {seconds:g} s; raise Patience(total=...) to wait longer"
-            )
-            error.retry = False
-            raise error from None
+            words = f"did not end its answer within {seconds:g} s; raise Patience(total=...) to wait longer"
+            raise StalledError(f"{self.base_url} {words}", retry=False) from None
         except asyncio.CancelledError:
             self.traffic.cancelled += reporter.cut
             raise

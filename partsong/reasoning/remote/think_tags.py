@@ -24,17 +24,11 @@ def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
 
 
 def without_thoughts(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
-    """Splits a text that begins with thoughts.
+    """Splits a text that begins with thoughts; returns the answer and the thoughts.
 
     Only thoughts at the very beginning count, so that an answer may speak about the tags. A text that has only the
-    closing tag began inside its thoughts: some chat templates end with the opening tag.
-
-    Args:
-        text: the text as the model wrote it.
-        tags: tags that open and close thoughts; None splits nothing.
-
-    Returns:
-        The answer and the thoughts. Thoughts that never end leave an empty answer.
+    closing tag began inside its thoughts: some chat templates end with the opening tag. Thoughts that never end leave
+    an empty answer. Without tags all of the text is the answer.
 
     >>> without_thoughts("<think>2 and 2</think>4", THINK_TAGS)
     ('4', '2 and 2')
