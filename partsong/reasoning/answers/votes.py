@@ -52,9 +52,7 @@ class Ballot:
     def decided(self, missing: frozenset[int] | set[int], most: float = 1.0) -> bool:
         """Returns whether the votes that are still missing cannot change the leader: the lossless stop.
 
-        Args:
-            missing: numbers of the missing votes, which may also name answers that no vote has named yet.
-            most: largest weight of a vote.
+        These may also name answers that no vote has named yet; none of them weighs more than `most`.
         """
         if not missing:
             return True

@@ -38,13 +38,9 @@ State = Literal["complete", "cancelled", "budget"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Describes how a call ended.
+    """Describes how a call ended, at which place in the order of endings, and when, in seconds since the run began.
 
-    Attributes:
-        place: place of the call in the order of endings.
-        start: seconds from the beginning of the run to that of the call.
-        end: seconds from the beginning of the run to the end of the call.
-        completion: what came back. If the budget ended the call, its text says what was spent.
+    If the budget ended the call, the text of its completion says what was spent.
     """
 
     place: int
@@ -56,14 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Describes what a run has done so far.
-
-    Attributes:
-        places: places of its completed calls, in order.
-        next: the first free place.
-        seconds: how long it took.
-        usage: token counts of all calls that were begun.
-    """
+    """Describes what a run has done so far: the places of its completed calls in order, and the usage of all begun."""
 
     places: Sequence[int] = ()
     next: int = 0

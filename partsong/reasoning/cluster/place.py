@@ -82,15 +82,8 @@ class EnginePlace:
 
     Its actor may die. Then its calls are lost, and another actor may take its place.
 
-    Its fields `where` and `why` name the process and machine of the actor, and what ended the last one.
-
-    Args:
-        number: number of the place.
-        new_actor: starts an actor of `Host`.
-        cluster: the cluster it is on.
-        restarts: most actors that may follow the first.
-        lock: held while calls come and go; all places share it.
-        on_change: called whenever an actor has come up or gone.
+    Its fields `where` and `why` name the process and machine of the actor, and what ended the last one. All places
+    share `lock`, which is held while calls come and go. `on_change` is called when an actor has come up or gone.
     """
 
     def __init__(

@@ -56,9 +56,7 @@ class Traffic:
 class _Reporter:
     """Reports what a call has written, failed attempts included, because they cost tokens as well.
 
-    Attributes:
-        lost: tokens of failed attempts.
-        cut: tokens of the attempt that was cancelled.
+    `lost` counts the tokens of failed attempts, and `cut` those of the attempt that was cancelled.
     """
 
     def __init__(self, progress: Progress | None) -> None:

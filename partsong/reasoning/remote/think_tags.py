@@ -11,11 +11,7 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Returns tags if they are two different texts, or None.
-
-    Raises:
-        ArgumentError: they are not.
-    """
+    """Returns tags, or None; refuses tags that are not two different texts."""
     if tags is None:
         return None
     if len(tags) != 2 or not all(tags) or tags[0] == tags[1]:

@@ -241,8 +241,7 @@ class _Reader:
     ) -> tuple[list[tuple[Part, ...]] | None, tuple[int, ...], list[_PlacedFork], int]:
         """Reads threads that follow each other.
 
-        Returns:
-            The parts of each thread, None where one is not whole; their marks; the forks inside them; where they end.
+        Returns the parts of each, None where one is not whole; their marks; the forks inside them; where they end.
         """
         threads: list[tuple[Part, ...]] = []
         marks: list[int] = []
