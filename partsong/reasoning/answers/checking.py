@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import TracebackType
 
 from partsong.errors import ArgumentError
 from partsong.knobs import AboveZero, Count, check_knobs, type_hints
@@ -90,8 +89,8 @@ class MathChecker:
     ) -> None:
         limits = {"workers": workers, "seconds": seconds, "memory_mb": memory_mb, "start_seconds": start_seconds}
         check_knobs(type_hints(MathChecker.__init__), limits)
-        self.seconds, self.memory, self.start_seconds = seconds, memory_mb * 2**20, start_seconds
-        self.workers = workers
+        self.workers, self.seconds, self.start_seconds = workers, seconds, start_seconds
+        self.memory = memory_mb * 2**20
         self._idle: list[CheckerProcess] = []
         self._busy: set[CheckerProcess] = set()
         self._seats = threading.BoundedSemaphore(workers)
@@ -103,9 +102,7 @@ class MathChecker:
     def __enter__(self) -> MathChecker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -143,7 +140,7 @@ class MathChecker:
         if same is not None:
             return Verdict(same, reason="same number" if same else "another number")
         verdict = self._ask_process(gold, answer)
-        return Verdict(verdict.right, verdict.decided, verdict.reason, time.monotonic() - begin)
+        return replace(verdict, seconds=time.monotonic() - begin)
 
     def check_many(self, pairs: Iterable[tuple[str, str | None]]) -> list[Verdict]:
         """Compares many pairs of (gold, answer), equal ones once, on as many processes as there may be."""
@@ -173,14 +170,12 @@ class MathChecker:
         with self._lock:
             if self._closed:
                 raise ArgumentError("the checker was closed; make another one")
-            process = self._idle.pop() if self._idle else None
-            if process is not None:
-                self._busy.add(process)
-                return process
-            process = CheckerProcess(self.memory, self.seconds)
+            is_ready = bool(self._idle)
+            process = self._idle.pop() if is_ready else CheckerProcess(self.memory, self.seconds)
             self._busy.add(process)
         try:
-            process.wait_until_ready(self.start_seconds)
+            if not is_ready:
+                process.wait_until_ready(self.start_seconds)
         except CheckingError:
             self._drop(process, count=False)
             raise

@@ -30,9 +30,8 @@ class CheckerProcess:
     It is a fresh interpreter, not a fork: no thread, lock or model of this process is copied into it, and the caller's
     main module is not run again. Only text goes back and forth.
 
-    Args:
-        memory: bytes of address space it may use.
-        seconds: longest time of one comparison; after twice that the system ends it even if this process is gone.
+    It may use `memory` bytes of address space. If one comparison takes twice as long as `seconds`, the system ends it
+    even if this process is gone.
     """
 
     def __init__(self, memory: int, seconds: float) -> None:

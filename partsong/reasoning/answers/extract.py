@@ -217,14 +217,11 @@ def normal_math(text: str) -> str:
     math = re.sub(r"(?<=[0-9}])\s{0,4}\\(?:text|mathrm|mbox)\s?\{[^{}]{0,40}\}(?:\^\{?[0-9]\}?)?$", "", math)
     math = _WORDS.sub(r"\1", math)
     math = _NAMED.sub("", re.sub(r"\^\s?\{?\\circ\}?", "", math))
-    math = math.replace(",", "") if _has_thousands(math) else math
+    if re.fullmatch(r"-?\s?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?\s*", math):  # the commas separate thousands
+        math = math.replace(",", "")
     math = re.sub(r"\s+", " ", re.sub(r"(?<!\\)\\(?=\s)|~", " ", math))
     # A blank is needed where a command would run into a letter: \sin x.
     return re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])| ", lambda blank: f"{blank[1]} " if blank[1] else "", math).rstrip(".,;")
-
-
-def _has_thousands(text: str) -> bool:
-    return re.fullmatch(r"-?\s?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?\s*", text) is not None
 
 
 def final_code(text: str, language: str | None = "python") -> str | None:

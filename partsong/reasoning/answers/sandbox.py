@@ -147,11 +147,10 @@ class Sandbox:
                 env=known,
                 start_new_session=True,
             )
-            code: int | None = None
             try:
                 code = await asyncio.wait_for(child.wait(), self.seconds)
             except TimeoutError:
-                pass
+                code = None
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)

@@ -52,9 +52,7 @@ class Ballot:
     def decided(self, missing: frozenset[int] | set[int], most: float = 1.0) -> bool:
         """Returns whether the votes that are still missing cannot change the leader: the lossless stop.
 
-        Args:
-            missing: numbers of the missing votes, which may also name answers that no vote has named yet.
-            most: largest weight of a vote.
+        These may also name answers that no vote has named yet; none of them weighs more than `most`.
         """
         if not missing:
             return True
@@ -93,10 +91,6 @@ def adaptive_confidence(first: int, second: int) -> float:
 
     This is the Beta(first + 1, second + 1) mass above one half, in closed form: sum over i <= first of C(n, i) / 2^n
     with n = first + second + 1.
-
-    Args:
-        first: votes of the leader.
-        second: votes of the runner-up.
 
     Source: Adaptive-Consistency, arXiv 2305.11860.
 

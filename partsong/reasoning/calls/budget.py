@@ -66,15 +66,9 @@ class Budget:
 class Spending:
     """Counts what a run has spent. It is asked at every report of every call, so it keeps sums.
 
-    Args:
-        budget: limits of the run.
-        past: usage of the calls in earlier parts of the run, which a journal holds.
-        seconds: how long those parts took.
-
-    Attributes:
-        calls: calls begun.
-        tokens: tokens written by all calls, running ones included.
-        exceeded: what was used up first, in words; None while something of everything is left.
+    A journal holds the usage of the calls in earlier parts of the run, `past`, and how many `seconds` those took.
+    Running calls count in `tokens`. `exceeded` says in words what was used up first; it is None while something of
+    everything is left.
     """
 
     def __init__(self, budget: Budget, past: Sequence[Usage] = (), seconds: float = 0.0) -> None:

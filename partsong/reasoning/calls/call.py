@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -149,9 +149,6 @@ class Completion:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Completion:
         """Reads what `as_json` wrote."""
-        lists = {name: _tuple(record.get(name)) for name in ("logprobs", "confidence", "tokens")}
+        names = ("logprobs", "confidence", "tokens")
+        lists = {name: tuple(record[name]) for name in names if record.get(name) is not None}
         return cls(**{**record, **lists, "usage": Usage(**record["usage"])})
-
-
-def _tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)

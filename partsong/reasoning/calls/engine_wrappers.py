@@ -39,8 +39,7 @@ class BoundedEngine:
         check_knobs(type_hints(BoundedEngine.__init__), {"concurrency": concurrency})
         self.engine, self.concurrency, self.name = engine, concurrency, engine.name
         # A semaphore belongs to the loop that waits at it, and an engine may be asked from one loop after another.
-        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._gates = weakref.WeakKeyDictionary()
+        self._gates = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request when its turn has come; see `Engine`."""

@@ -70,12 +70,7 @@ class CallGraph:
         return node
 
     def longest(self, ends: Collection[str], *, waits: bool) -> int:
-        """Returns the tokens of the longest chain of calls that ends in one of `ends`.
-
-        Args:
-            ends: names of calls.
-            waits: whether waiting counts as an edge as well as reading.
-        """
+        """Returns the tokens of the longest chain of reading, and of waiting if `waits`, that ends in one of `ends`."""
         tokens: dict[str, int] = {}
         for name, node in self.nodes.items():  # edges lead to earlier calls, so one pass is enough
             before = (*node.reads, *node.waits) if waits else node.reads

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, OutputError
@@ -39,14 +38,9 @@ State = Literal["complete", "cancelled", "budget"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Describes how a call ended.
+    """Describes how a call ended, at which place in the order of endings, and when, in seconds since the run began.
 
-    Attributes:
-        place: place of the call in the order of endings.
-        state: how it ended; see `State`.
-        start: seconds from the beginning of the run to that of the call.
-        end: seconds from the beginning of the run to the end of the call.
-        completion: what came back. If the budget ended the call, its text says what was spent.
+    If the budget ended the call, the text of its completion says what was spent.
     """
 
     place: int
@@ -58,14 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Describes what a run has done so far.
-
-    Attributes:
-        places: places of its completed calls, in order.
-        next: the first free place.
-        seconds: how long it took.
-        usage: token counts of all calls that were begun.
-    """
+    """Describes what a run has done so far: the places of its completed calls in order, and the usage of all begun."""
 
     places: Sequence[int] = ()
     next: int = 0
@@ -99,12 +86,10 @@ class Journal:
             except BaseException:
                 self._db.close()
                 raise
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
-            raise ArgumentError(f"{self.path} is not a journal: {error}") from error
-        except OSError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ArgumentError(f"{self.path} is not a journal: {error}") from error
 
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -120,9 +105,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,13 +14,7 @@ __all__ = ["Halt", "Partial", "RunningCall"]
 
 @dataclass(slots=True)
 class Partial:
-    """Holds the part of an answer that has come so far.
-
-    Attributes:
-        text: text of the answer.
-        tokens: tokens written.
-        confidence: confidence by token, where it was asked for.
-    """
+    """Holds the part of an answer that has come so far, with the confidence by token where it was asked for."""
 
     text: str = ""
     tokens: int = 0
@@ -39,16 +33,7 @@ Halt = Callable[[Partial], bool]
 
 @dataclass(slots=True)
 class RunningCall:
-    """Takes an engine's reports of one call.
-
-    Attributes:
-        node: the call.
-        on_progress: called with the call, its new text and the number of tokens so far.
-        halt: returns whether the answer so far is enough.
-        task: the engine's task, which is cancelled when the answer is enough.
-        partial: the answer so far.
-        halted: whether the answer was enough.
-    """
+    """Takes an engine's reports of one call, and cancels the engine's task when the answer so far is enough."""
 
     node: CallNode
     on_progress: Callable[[CallNode, str, int], None]

@@ -59,11 +59,7 @@ Part = str | Piece | Fork
 
 def flat_text(parts: Sequence[Part]) -> str:
     """Returns the text as it reads from beginning to end, thread after thread: what a server without threads reads."""
-    return "".join(_texts(parts))
-
-
-def _texts(parts: Sequence[Part]) -> Iterator[str]:
-    return (part if isinstance(part, str) else part.text for part in _read(parts))
+    return "".join(part if isinstance(part, str) else part.text for part in _read(parts))
 
 
 def _read(parts: Sequence[Part]) -> Iterator[str | Piece]:

@@ -35,11 +35,7 @@ def write_trace(graph: CallGraph, path: str | Path, *, title: str = "") -> Path:
 
 
 def check_format(path: Path) -> None:
-    """Refuses file names with an ending that names no format.
-
-    Raises:
-        ArgumentError: names the endings there are.
-    """
+    """Refuses file names with an ending that names no format; the error names the endings there are."""
     if path.suffix not in FORMATS:
         known = "; ".join(f"{ending}, {what}" for ending, what in FORMATS.items())
         raise ArgumentError(f"a trace named {path.name} has no known format; end it in {known}")

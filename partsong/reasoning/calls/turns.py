@@ -12,13 +12,10 @@ TIMEOUT = 10.0
 
 
 class Turns:
-    """Calls up places one after another.
+    """Calls up places one after another, in their order.
 
     A run that is resumed may ask for other calls than before: a server that draws again leads it elsewhere, and a place
     of the earlier run is never asked for. The others wait for it a while and then go on without it.
-
-    Args:
-        places: the places, in order.
     """
 
     def __init__(self, places: Iterable[int]) -> None:
@@ -29,9 +26,7 @@ class Turns:
     async def wait(self, place: int, idle: Callable[[], bool] = lambda: True) -> None:
         """Returns when all lower places have had their turn, and gives the turn to the next.
 
-        Args:
-            place: the place that waits for its turn.
-            idle: returns whether nothing runs that may still ask for a lower place.
+        No place is passed over before `idle` returns that nothing runs that may still ask for a lower one.
         """
         self._waiting.add(place)
         try:

@@ -31,11 +31,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Runs tasks under a clock that jumps; see the module.
-
-    Attributes:
-        now: seconds since the loop was made.
-    """
+    """Runs tasks under a clock that jumps; `now` counts the seconds since the loop was made."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,13 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
-    """Runs a coroutine to its end.
-
-    Args:
-        main: the coroutine.
-
-    Returns:
-        Its result, and the seconds that passed inside.
+    """Runs a coroutine to its end; returns its result, and the seconds that passed inside.
 
     >>> run_virtual(asyncio.sleep(3600, "done"))
     ('done', 3600.0)

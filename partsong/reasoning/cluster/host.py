@@ -32,23 +32,14 @@ class Report:
 
 @dataclass(slots=True)
 class HostReport:
-    """Holds what has happened to a call since the driver last asked.
-
-    Attributes:
-        reports: reports of the engine, in order.
-        end: completion or error of the call; None while it runs.
-    """
+    """Holds what has happened to a call since the driver last asked; it has no `end` while the call runs."""
 
     reports: list[Report] = field(default_factory=list)
     end: Completion | Exception | None = None
 
 
 class Host:
-    """Runs on the actor's side of `RayEngine`.
-
-    Args:
-        make: makes the engine.
-    """
+    """Runs on the actor's side of `RayEngine`, with the engine that `make` returns."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make

@@ -25,10 +25,7 @@ class PlacedCall:
 
     Attributes:
         number: number of the attempt; a call that is asked again gets a new one.
-        request: what is asked.
-        future: receives the completion.
         left: set once the actor does no more for the call.
-        progress: called with new text.
         lost: tokens that earlier attempts had written.
         tokens: tokens that this attempt has written so far.
     """
@@ -65,11 +62,7 @@ class PlacedCall:
 
 
 class Cluster:
-    """Names the cluster this process is connected to now.
-
-    Attributes:
-        address: address of its head.
-    """
+    """Names the cluster this process is connected to now by the address of its head."""
 
     def __init__(self) -> None:
         import ray
@@ -89,19 +82,8 @@ class EnginePlace:
 
     Its actor may die. Then its calls are lost, and another actor may take its place.
 
-    Args:
-        number: number of the place.
-        new_actor: starts an actor of `Host`.
-        cluster: the cluster it is on.
-        restarts: most actors that may follow the first.
-        lock: held while calls come and go; all places share it.
-        on_change: called whenever an actor has come up or gone.
-
-    Attributes:
-        state: "starting", "up" or "down".
-        calls: calls of the actor, by number.
-        where: process and machine of the actor.
-        why: what ended the last actor; empty before one has ended.
+    Its fields `where` and `why` name the process and machine of the actor, and what ended the last one. All places
+    share `lock`, which is held while calls come and go. `on_change` is called when an actor has come up or gone.
     """
 
     def __init__(

@@ -33,12 +33,7 @@ class Placement:
         self._homes: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, loads: Mapping[int, int], request: Request) -> int:
-        """Returns the number of the engine that takes a call.
-
-        Args:
-            loads: number of running calls by number of the engine, for all engines that may be chosen; at least one.
-            request: the call.
-        """
+        """Returns the number of the engine that takes a call; `loads` counts the running calls of those there are."""
         key, least = _prompt_key(request), min(loads.values())
         home = self._homes.get(key)
         if home is None or home not in loads:
@@ -61,10 +56,6 @@ def _prompt_key(request: Request) -> bytes:
 
 def gpu_share(num_engines: int, num_gpus: float) -> float:
     """Returns the GPUs of each engine: one, or the largest fraction with which all of them find room.
-
-    Args:
-        num_engines: number of engines.
-        num_gpus: number of GPUs of the cluster.
 
     >>> gpu_share(2, 8), gpu_share(3, 2), gpu_share(4, 0)
     (1.0, 0.5, 0.0)

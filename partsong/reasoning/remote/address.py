@@ -64,15 +64,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(base_url: str, *, has_key: bool, plain_http: bool) -> str:
-    """Refuses addresses that are not http, and addresses that would show a key to a network.
+    """Returns an address, such as ``http://127.0.0.1:8000/v1``, without a slash at its end.
 
-    Args:
-        base_url: the address, such as ``http://127.0.0.1:8000/v1``.
-        has_key: whether a key will be sent there.
-        plain_http: whether the key may be sent unencrypted over a network.
-
-    Returns:
-        The address without a slash at its end.
+    It refuses addresses to which a key would go unencrypted over a network, unless `plain_http` allows that.
 
     Raises:
         ArgumentError: the address is not http, has a name and password in it, or would show the key to a network.

@@ -48,14 +48,9 @@ def joined(messages: Sequence[Message]) -> str:
 
 @dataclass(slots=True)
 class Dialect:
-    """Writes requests, and learns from refusals.
+    """Writes requests, and learns from refusals; for what is not described here see `OpenAIEngine`.
 
     Attributes:
-        endpoint: "chat" or "completions".
-        model: name of the model at the server.
-        extra: further fields of every request.
-        template: makes one text from messages, for "completions".
-        stream: whether answers come piece by piece.
         limit: name of the limit of tokens that the server takes.
         refused: optional fields that the server does not take.
 
@@ -123,11 +118,7 @@ class Dialect:
         return chat | _CONTINUE
 
     def learn(self, body: Mapping[str, Any], words: str) -> bool:
-        """Learns from a refusal; returns whether the request is worth sending again in another form.
-
-        Args:
-            body: the request that was sent.
-            words: the server's refusal.
+        """Learns from the words of a refusal; returns whether the request is worth sending again in another form.
 
         Raises:
             UnsupportedError: the server cannot continue the last message of a chat.

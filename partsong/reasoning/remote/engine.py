@@ -56,9 +56,7 @@ class Traffic:
 class _Reporter:
     """Reports what a call has written, failed attempts included, because they cost tokens as well.
 
-    Attributes:
-        lost: tokens of failed attempts.
-        cut: tokens of the attempt that was cancelled.
+    `lost` counts the tokens of failed attempts, and `cut` those of the attempt that was cancelled.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -187,11 +185,8 @@ class OpenAIEngine:
         except TimeoutError:
             self._lose(reporter, reporter.cut)
             seconds = self.patience.total
-            error = StalledError(
-                f"{self.base_url} did not end its answer within {seconds:g} s; raise Patience(total=...) to wait longer"
-            )
-            error.retry = False
-            raise error from None
+            words = f"did not end its answer within {seconds:g} s; raise Patience(total=...) to wait longer"
+            raise StalledError(f"{self.base_url} {words}", retry=False) from None
         except asyncio.CancelledError:
             self.traffic.cancelled += reporter.cut
             raise

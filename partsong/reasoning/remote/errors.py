@@ -37,11 +37,11 @@ class RemoteError(EngineError):
     retry: bool = False
 
     def __init__(
-        self, message: str, *, status: int | None = None, wait: float | None = None, words: str = "", attempts: int = 1
+        self, message: str, *, status: int | None = None, wait: float | None = None, words: str = "", retry: bool = True
     ) -> None:
         super().__init__(message)
-        self.status, self.wait, self.words, self.attempts = status, wait, words, attempts
-        self.wasted = 0
+        self.status, self.wait, self.words, self.attempts, self.wasted = status, wait, words, 1, 0
+        self.retry = self.retry and retry
 
     def after(self, attempts: int, wasted: int, hint: str = "") -> RemoteError:
         """Returns the same error, which also says how often it was tried and what that cost."""
@@ -50,45 +50,39 @@ class RemoteError(EngineError):
             message += f" (the last of {attempts} attempts)"
         if wasted:
             message += f"; {wasted} tokens of failed attempts are lost"
-        error = type(self)(message + hint, status=self.status, wait=self.wait, words=self.words, attempts=attempts)
-        error.wasted = wasted
+        error = type(self)(message + hint, status=self.status, wait=self.wait, words=self.words, retry=self.retry)
+        error.attempts, error.wasted = attempts, wasted
         return error
 
 
-class UnreachableError(RemoteError):
+class _PassingError(RemoteError):
+    """Says that a call failed in a way that may pass."""
+
+    retry = True
+
+
+class UnreachableError(_PassingError):
     """Says that there is no connection: no server listens, the name is unknown, or the certificate is not trusted."""
 
-    retry = True
 
-
-class DroppedError(RemoteError):
+class DroppedError(_PassingError):
     """Says that the connection ended before the answer did."""
 
-    retry = True
 
-
-class StalledError(RemoteError):
+class StalledError(_PassingError):
     """Says that nothing came for longer than a call may wait."""
 
-    retry = True
 
-
-class GarbledError(RemoteError):
+class GarbledError(_PassingError):
     """Says that what came back makes no sense: no JSON, no event, no choice, or more choices than were asked for."""
 
-    retry = True
 
-
-class ServerFailedError(RemoteError):
+class ServerFailedError(_PassingError):
     """Says that the server failed inside (HTTP 5xx, or an error in the middle of a stream)."""
 
-    retry = True
 
-
-class RateLimitError(RemoteError):
+class RateLimitError(_PassingError):
     """Says that the server takes no more calls for now (HTTP 429)."""
-
-    retry = True
 
 
 class KeyRefusedError(RemoteError):

@@ -70,9 +70,8 @@ def _connection_error(where: str, words: str, began: bool) -> RemoteError:
 def _status_error(where: str, status: int, words: str, headers: Mapping[str, str]) -> RemoteError:
     message = f"{where} answered {status}: {words}"
     if status == 429:
-        error: RemoteError = RateLimitError(message, status=status, wait=asked_pause(headers), words=words)
-        error.retry = "insufficient_quota" not in words
-        return error
+        retry = "insufficient_quota" not in words
+        return RateLimitError(message, status=status, wait=asked_pause(headers), words=words, retry=retry)
     if status in (408, 409, 425) or (status >= 500 and status not in (501, 505)):
         return ServerFailedError(message, status=status, wait=asked_pause(headers), words=words)
     if status in (401, 403):
@@ -104,9 +103,7 @@ def _root(error: BaseException) -> str:
 def asked_pause(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Returns the seconds a server asks for: ``retry-after-ms``, or ``Retry-After`` in seconds or as a date.
 
-    Args:
-        headers: headers of the response, by lower-case names.
-        now: seconds since the epoch, for dates; None takes the clock.
+    Names of headers are in lower case. `now`, in seconds since the epoch, is for dates; None takes the clock.
 
     >>> asked_pause({"retry-after": "2"}), asked_pause({"retry-after-ms": "50"}), asked_pause({})
     (2.0, 0.05, None)

@@ -53,15 +53,7 @@ class ReplyPart:
 
 
 class Reply:
-    """Collects what came back so far.
-
-    Args:
-        request: what was asked.
-        think_tags: tags around hidden reasoning in the text; None takes the text as it is.
-
-    Attributes:
-        tokens: tokens written so far; an estimate until the server reports its count.
-    """
+    """Collects what came back so far; `tokens` is an estimate until the server reports its count."""
 
     def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
         self.request, self.think_tags = request, think_tags
@@ -85,15 +77,12 @@ class Reply:
             raise ServerFailedError(f"the server failed in the middle of an answer: {_short(event['error'])}")
         if isinstance(event.get("usage"), Mapping):
             self._usage = event["usage"]
-        choices = event.get("choices")
-        if choices is None:
-            choices = []
+        choices = [] if event.get("choices") is None else event["choices"]
         if not isinstance(choices, list) or not all(isinstance(choice, Mapping) for choice in choices):
             raise GarbledError(f"the server sent choices={_short(choices)} where a list of objects was due")
         if len(choices) > 1 or any(choice.get("index") not in (0, None) for choice in choices):
-            error = GarbledError(f"one answer was asked for and the server sent others: {_short(choices)}")
-            error.retry = False
-            raise error
+            others = f"one answer was asked for and the server sent others: {_short(choices)}"
+            raise GarbledError(others, retry=False)
         return self._choice(choices[0]) if choices else ReplyPart()
 
     def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
@@ -147,9 +136,8 @@ class Reply:
             raise ServerFailedError(f"the server ended the answer itself: finish_reason={self._reason!r}")
         if self._reason == "content_filter":
             raise WithheldError("the server's content filter withheld the answer; ask in other words")
-        error = GarbledError(f"the server ended with finish_reason={_short(self._reason)}, which does not end a text")
-        error.retry = False
-        raise error
+        reason = f"the server ended with finish_reason={_short(self._reason)}, which does not end a text"
+        raise GarbledError(reason, retry=False)
 
     def _token_counts(self) -> tuple[Usage, int]:
         """Returns the server's token counts and its tokens of hidden reasoning; estimates where it does not count."""

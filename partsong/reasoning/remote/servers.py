@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from partsong.errors import ArgumentError, UnsupportedError
@@ -91,9 +90,7 @@ class LocalServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -111,10 +108,9 @@ class LocalServer:
                     raise
 
     def _start(self, port: int) -> None:
-        command = [*self.recipe.command(port)]
         # A file without a name leaves nothing over, even if this process is killed.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop
-        guarded = [sys.executable, "-P", str(_HERE / "guard.py"), str(_GRACE), *command]
+        guarded = [sys.executable, "-P", str(_HERE / "guard.py"), str(_GRACE), *self.recipe.command(port)]
         environment = {**os.environ, **self.recipe.environment}
         self._process = subprocess.Popen(
             guarded,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from partsong.knobs import Count, Number
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
-from partsong.reasoning.calls.call import Completion, Message, Parameters
+from partsong.reasoning.calls.call import Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.confidence import self_certainty, with_alternatives
 from partsong.reasoning.strategies.knobs import checked
@@ -58,11 +58,9 @@ async def best_of_n(
     """
     judge: Scorer = scorer or self_certainty
     settings = parameters if scorer is not None else with_alternatives(parameters, alternatives)
-    pool: dict[int, Completion] = {}
     calls = in_order(run, [Message("user", (question,))], num, width=num, path=("sample",), parameters=settings)
     async with aclosing(calls) as samples:
-        async for number, completion in samples:
-            pool[number] = completion
+        pool = {number: completion async for number, completion in samples}
     votes = Poll(num, extract)
     valid = [number for number, sample in pool.items() if vote_of(sample, extract) is not None]
     scores = {number: await await_score(judge(pool[number])) for number in valid}

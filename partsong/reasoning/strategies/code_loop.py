@@ -60,22 +60,9 @@ async def run_test(runner: Runner, code: str, test: str) -> SandboxOutcome:
 
 @dataclass(slots=True)
 class CodeLoop:
-    """Writes a program and a test, and mends one or the other until they pass together.
+    """Writes a program and a test, and mends one or the other until they pass together or `iterations` runs are used.
 
-    Attributes:
-        run: makes the calls.
-        question: the task.
-        extract: finds code in a text.
-        runner: runs the code.
-        iterations: most runs of the code.
-        prompts: what it says to the model.
-        parameters: how texts are drawn.
-        number: number of the trajectory.
-        code: newest program; None before there is one.
-        test: newest test; None before there is one.
-        passed: whether the newest program passes the newest test.
-        runs: how often the code has run so far.
-        last: the calls that ended last.
+    `last` names the calls that ended last.
     """
 
     run: Run
@@ -109,7 +96,7 @@ class CodeLoop:
             outcome = await self._run()
             if self.passed or self.runs == self.iterations:
                 break
-            await self._mend(outcome, (*path, f"mend {self.runs}"))
+            await self._mend(outcome.report, (*path, f"mend {self.runs}"))
         return self.passed
 
     async def _run(self) -> SandboxOutcome:
@@ -121,23 +108,16 @@ class CodeLoop:
         self.passed = outcome.passed
         return outcome
 
-    async def _mend(self, outcome: SandboxOutcome, path: tuple[str, ...]) -> None:
-        chat = ask(
-            self.prompts.mend,
-            question=self.question,
-            code=self.code or "",
-            test=self.test or "",
-            outcome=outcome.report,
-        )
+    async def _mend(self, report: str, path: tuple[str, ...]) -> None:
+        code, test = self.code or "", self.test or ""
+        chat = ask(self.prompts.mend, question=self.question, code=code, test=test, outcome=report)
         reply = await self.run.call(chat, path=path, parameters=self.parameters, waits=self.last)
         self.last = (reply.source,)
-        code = self._code_in(reply)
-        if code is None:
-            return
-        if reply.text.lstrip("*#` \n").upper().startswith("TEST"):
-            self.test = code
-        else:
-            self.code = code
+        mended = self._code_in(reply)
+        if mended is not None and reply.text.lstrip("*#` \n").upper().startswith("TEST"):
+            self.test = mended
+        elif mended is not None:
+            self.code = mended
 
     def _code_in(self, completion: Completion | None) -> Piece | None:
         """Returns the code in a completion; None where it ran out of tokens or has no code."""

@@ -16,13 +16,9 @@ __all__ = ["select"]
 
 
 async def select(loops: Sequence[CodeLoop], finalists: int, duels: int, *, spent: bool) -> Answer:
-    """Returns the program that the tests and the model prefer.
+    """Returns the program that the tests and the model prefer; for the numbers see `edit_test_select`.
 
-    Args:
-        loops: trajectories that have ended.
-        finalists: how many programs the model chooses from.
-        duels: how many further tests are written for that.
-        spent: whether the budget is spent; then the tests alone decide.
+    If the budget is `spent`, the tests alone decide.
     """
     run, extract = loops[0].run, loops[0].extract
     programs = list({loop.code.text: loop.code for loop in reversed(loops) if loop.code is not None}.values())[::-1]

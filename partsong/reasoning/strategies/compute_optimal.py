@@ -86,12 +86,8 @@ async def compute_optimal(
     details: dict[str, Any] = {"ease": ease, "bin": place}
     if len(drawn) < probes:
         return poll.answer(run, "budget", **details)
-    inner = await choices[place](
-        run.branch("chosen", [completion.source for completion in drawn]),
-        question,
-        extract=extract,
-        parameters=parameters,
-    )
+    chosen = run.branch("chosen", [completion.source for completion in drawn])
+    inner = await choices[place](chosen, question, extract=extract, parameters=parameters)
     details["inner"] = inner.details
     if inner.answer is None:
         return poll.answer(run, inner.stopped, **details)

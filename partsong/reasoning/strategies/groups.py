@@ -28,19 +28,9 @@ class PrunePrompts(Prompts):
 
 @dataclass(slots=True)
 class Groups:
-    """Sorts beginnings one by one into groups.
+    """Sorts beginnings by number into groups, one by one; for the settings see `deepprune`.
 
-    Attributes:
-        run: makes the judge's calls.
-        question: the problem.
-        judge: compares two beginnings; None asks the model.
-        threshold: mean chance above which a beginning joins a group.
-        members: most members of a group a beginning is compared with.
-        most: most groups.
-        prompts: what it says to the model.
-        begun: the beginnings by number.
-        groups: the numbers in each group, in the order of joining.
-        last: the calls that ended last.
+    `groups` holds the numbers in each group in the order of joining, and `last` the calls that ended last.
     """
 
     run: Run

@@ -18,15 +18,9 @@ _EDGE = 1e-6
 
 
 def systematic(weights: Sequence[float], num: int, start: float) -> list[int]:
-    """Draws places by systematic resampling: each place floor or ceil of num times its share, with the right mean.
+    """Draws `num` places, ascending, by systematic resampling; `start`, from 0 to below 1, is uniform for all draws.
 
-    Args:
-        weights: weights of the places: 0 or more, not all 0.
-        num: how many places to draw.
-        start: one uniform number, 0 <= start < 1, for all draws.
-
-    Returns:
-        The places drawn, ascending.
+    Each place is drawn floor or ceil of num times its share of the weights, with the right mean.
 
     >>> systematic([0.5, 0.25, 0.25], 4, 0.1)
     [0, 0, 1, 2]
@@ -47,13 +41,7 @@ def odds(trace: Trace) -> float:
 
 
 class Swarm:
-    """Holds texts and grows them step by step.
-
-    Args:
-        stepper: extends and scores the texts.
-        num: number of texts.
-        max_steps: most steps of a pass.
-    """
+    """Holds `num` texts and grows them step by step, by at most `max_steps` steps in a pass."""
 
     def __init__(self, stepper: Stepper, num: int, max_steps: int) -> None:
         self.stepper, self.num, self.max_steps = stepper, num, max_steps

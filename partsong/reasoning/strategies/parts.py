@@ -39,13 +39,9 @@ async def await_score(score: float | Awaitable[float]) -> float:
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
-    """Makes calls at the same time and waits for all.
+    """Makes calls at the same time and returns their results in order; any error but the budget's cancels the rest.
 
-    Args:
-        calls: coroutines.
-
-    Returns:
-        Their results in order; None for calls the budget had nothing left for. Any other error cancels the rest.
+    The result is None for calls the budget had nothing left for.
     """
 
     async def within_budget(call: Coroutine[Any, Any, T]) -> T | None:
@@ -74,19 +70,9 @@ async def in_order(
 ) -> AsyncGenerator[tuple[int, Completion], None]:
     """Yields samples in the order of their numbers, so that no rule that reads them depends on speed.
 
-    Args:
-        run: makes the calls.
-        messages: the prompt.
-        num: number of samples.
-        width: samples drawn at the same time. Sample i begins when sample i - width has been handed out.
-        path: path of the branch.
-        first: number of the first sample.
-        waits: calls that had to end before the first could begin.
-        parameters: how samples are drawn.
-        halt: see `Run.call`.
-
-    Yields:
-        Number and completion. It ends early when the budget is spent; closing it cancels the calls that still run.
+    It draws `width` samples at the same time: sample i begins when sample i - width has been handed out. The first has
+    the number `first` and waits for the calls in `waits`. It ends early when the budget is spent; closing it cancels
+    the calls that still run. For the rest see `Run.samples`.
     """
     tasks: list[asyncio.Task[Completion]] = []
     ended: list[str] = []
@@ -151,15 +137,7 @@ def answer_in(
 
 @dataclass(slots=True)
 class Poll:
-    """Holds votes and the completions they come from.
-
-    Attributes:
-        total: most votes there will be.
-        extract: finds a vote in a text.
-        ballot: the votes so far.
-        missing: numbers of the votes that are not in yet.
-        seen: vote and completion by number.
-    """
+    """Holds votes and the completions they come from; `missing` has the numbers of the votes that are not in yet."""
 
     total: int
     extract: Extract

@@ -25,11 +25,9 @@ class ProblemSplit:
 
 
 def read_split(text: str, most: int) -> ProblemSplit | None:
-    """Reads a model's proposal of a split; returns None where it proposes nothing that can be used.
+    """Reads a model's proposal of a split into at most `most` parts; None where it proposes nothing that can be used.
 
-    Args:
-        text: holds a JSON object, which is parsed and never evaluated.
-        most: largest number of parts.
+    The proposal is a JSON object in the text, which is parsed and never evaluated.
 
     >>> read_split('{"template": "Translate: [DATA]", "data": ["one", "two"]}', 8).data
     ('one', 'two')

@@ -75,21 +75,13 @@ StepScorer = Callable[[str, Trace], float | Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class Stepper:
-    """Asks for steps and scores them.
+    """Asks for steps and scores them; for its settings see `beam_search`.
 
     The model reads the question and, as the beginning of its own answer, the steps so far. A step is what it writes
     from there up to `separator`. So the engine must continue an assistant message that comes last. A text has ended
-    when `finished` says so, when a step comes back empty, or when one ran out of tokens.
-
-    Attributes:
-        run: makes the calls.
-        question: the prompt.
-        scorer: scores texts. None takes the confidence c of the newest step's tokens as 1 - exp(-c), for which the
-            engine must report log-probabilities of alternatives.
-        finished: returns whether a text has ended.
-        separator: string that ends a step.
-        step_tokens: most tokens of a step.
-        parameters: how steps are drawn.
+    when `finished` says so, when a step comes back empty, or when one ran out of tokens. Without a scorer, the
+    confidence c of the newest step's tokens gives the score 1 - exp(-c), for which the engine must report
+    log-probabilities of alternatives.
     """
 
     run: Run

@@ -22,7 +22,6 @@ class ThreadText:
     """Holds what has been written of a text, and of the threads in it.
 
     Attributes:
-        parts: the text.
         calls: the calls that wrote it and its threads, in reading order.
         children: threads that stand apart.
         notes: where the text departs from the format, with the branch.
@@ -30,8 +29,7 @@ class ThreadText:
             is written.
         roots: calls that read nothing of the text: the first one, or those of its threads where it begins with a fork.
         last: the call that wrote its end; None where threads did.
-        own_tokens: tokens it has written outside of its threads.
-        own_calls: calls it has made outside of its threads.
+        own_tokens: tokens it has written outside of its threads, in `own_calls` calls.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -87,18 +85,9 @@ class ThreadPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadWriter:
-    """Writes the texts of one question; see `fork_join`.
+    """Writes the texts of one question; for its settings see `fork_join`.
 
-    Attributes:
-        run: makes the calls.
-        form: format of the threads.
-        parameters: how texts are drawn.
-        num: threads of a fork where its text names no number.
-        max_threads: most threads of a fork that is announced.
-        max_forks: most calls of a text that may announce threads.
-        max_depth: how deep forks may stand within forks.
-        thread_tokens: most tokens of a thread.
-        child_chat: makes the chat of a thread that stands apart from its message.
+    `child_chat` makes the chat of a thread that stands apart from its message.
     """
 
     run: Run
@@ -246,13 +235,10 @@ class ThreadWriter:
 
 
 def repeated_tokens(text: ThreadText) -> int | None:
-    """Counts prompt tokens of a text that had been computed before and were computed again.
+    """Counts the prompt tokens of a text that were computed again; None where no call has read all of the text.
 
     The last call reads the whole text, each token once. Whatever all calls together computed of their prompts beyond
     that, less what they had drawn, was computed again. Keys that the engine had before the text began save it nothing.
-
-    Returns:
-        The number of tokens; None where no call has read all of the text.
     """
     if text.last is None or not text.calls:
         return None

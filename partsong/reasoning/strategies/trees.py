@@ -15,17 +15,7 @@ __all__ = ["SearchTree", "best_of_trees"]
 
 @dataclass(frozen=True, slots=True)
 class SearchTree:
-    """Makes one search.
-
-    Attributes:
-        stepper: extends and scores texts.
-        label: first part of the path of its calls.
-        beams: texts kept after each step.
-        width: continuations of each text.
-        max_steps: most steps of a text.
-        aggregate: how the scores of its steps become the score of a text.
-        distinct: whether texts that read alike are kept once.
-    """
+    """Makes one search, as `beam_search` says; `label` begins the path of its calls."""
 
     stepper: Stepper
     label: Sequence[str]

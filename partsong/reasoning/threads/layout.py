@@ -146,11 +146,7 @@ def _place(tree: Sequence[TokenRun | Fork], position: int, mark: int, row: Threa
 
 
 def check_fork(fork: Fork) -> None:
-    """Refuses a fork without threads, or with another number of marks than of threads.
-
-    Raises:
-        ArgumentError: says what to change.
-    """
+    """Refuses a fork without threads, or with another number of marks than of threads."""
     if not fork.threads:
         raise ArgumentError("a fork has no threads; leave it out or give it one")
     if fork.marks and len(fork.marks) != len(fork.threads):

@@ -133,14 +133,9 @@ class _Reader:
     # --- texts --------------------------------------------------------------------------------------------------------
 
     def body(self, depth: int, opening: _Tag | None) -> tuple[list[_PlacedFork], bool]:
-        """Reads a text up to its end, or a thread up to the tag that ends it.
+        """Reads a text up to its end, or the thread that a tag opens up to the tag that ends it.
 
-        Args:
-            depth: number of forks around it.
-            opening: the first tag of the thread; None for the whole text.
-
-        Returns:
-            The forks in it, and whether it has an end.
+        Returns the forks in it, and whether it has an end.
         """
         forks: list[_PlacedFork] = []
         due: list[str] = []
@@ -193,10 +188,9 @@ class _Reader:
     # --- forks --------------------------------------------------------------------------------------------------------
 
     def _fork(self, depth: int) -> tuple[list[_PlacedFork], bool]:
-        """Reads a fork from its announcement on.
+        """Reads a fork from its announcement on, and returns whether it is whole.
 
-        Returns:
-            The fork, or the forks inside it that stand although it does not; and whether it is whole.
+        With that comes the fork, or the forks inside it that stand although it does not.
         """
         tag = self._tags[self._place]
         if depth >= (MAX_DEPTH if self.form.nested else 1):
@@ -247,8 +241,7 @@ class _Reader:
     ) -> tuple[list[tuple[Part, ...]] | None, tuple[int, ...], list[_PlacedFork], int]:
         """Reads threads that follow each other.
 
-        Returns:
-            The parts of each thread, None where one is not whole; their marks; the forks inside them; where they end.
+        Returns the parts of each, None where one is not whole; their marks; the forks inside them; where they end.
         """
         threads: list[tuple[Part, ...]] = []
         marks: list[int] = []

@@ -30,10 +30,6 @@ def read_plan(text: str, form: Format) -> ThreadPlan:
 
     Items have only white space between them. Where threads are numbered, items begin with numbers that count from 1.
 
-    Args:
-        text: the text between the plan's tags.
-        form: a format with a plan.
-
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> read_plan("<plan>1: add</plan><plan>2: divide</plan>", FORMATS["npr"]).goals
     ('add', 'divide')
@@ -64,17 +60,10 @@ def read_plan(text: str, form: Format) -> ThreadPlan:
 
 
 def read_announcement(text: str, form: Format) -> ThreadPlan | None:
-    """Returns the threads that a text announced when a stop string ended it.
+    """Returns the threads that a text announced when a stop string ended it; None where the text simply ended.
 
     Engines leave out the stop string, and most do not report whether there was one. So the text itself has to show it:
-    its plan is open, or it ends with what `stop_of` left of the tag.
-
-    Args:
-        text: the text since threads last came together.
-        form: format of the threads.
-
-    Returns:
-        The plan; None where the text simply ended.
+    its plan is open, or it ends with what `stop_of` left of the tag. It begins where threads last came together.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> read_announcement("So <guideline><plan>1: add</plan>", FORMATS["npr"])
