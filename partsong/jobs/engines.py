@@ -100,8 +100,8 @@ def _local(arguments: EngineArguments) -> Engine:
     dtype = None if name is None else getattr(torch, name, None)
     if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"dtype={name!r}; use a floating type of torch such as 'bfloat16'")
-    assert arguments.pretrained is not None
-    return LocalEngine(arguments.pretrained, dtype=dtype, device=arguments.device)
+    model: Any = arguments.pretrained
+    return LocalEngine(model, dtype=dtype, device=arguments.device)
 
 
 def _cluster(arguments: EngineArguments, num_engines: int) -> Engine:

@@ -48,6 +48,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
         >>> from diffusers import DiTTransformer2DModel
         >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
         ...     sample_size=8, num_embeds_ada_norm=10)
+        >>> from partsong import Ulysses
         >>> with parallelize(model, Ulysses()) as plan:  # one rank here: the same picture, nothing moved
         ...     plan.kind
         'exact'
