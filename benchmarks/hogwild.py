@@ -1,9 +1,9 @@
 """Times workers that see each other, all sides in turn: ``python benchmarks/hogwild.py --out benchmarks/NAME``.
 
 Writes NAME.json with all timings and NAME.md with the table. Every side reads the same tokens, one per worker and step,
-behind the same prompt and the same texts; the logits of the last step are compared. Two sides turn and copy all keys a
-worker sees in every step, as the released code of Hogwild! Inference does outside of its CUDA kernels: one within the
-same packed layers, one with the stock model.
+after the same prompt and the same texts, and the logits of the last step are compared. Two sides turn and copy all keys
+that a worker sees in every step, as the released code of Hogwild! Inference does outside of its CUDA kernels. One of
+them uses the same packed layers, the other the stock model.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from partsong.reasoning.local.model import LocalModel
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
     workers: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of workers."""
     prompt_tokens: int = 512
-    """Of the prompt all see."""
+    """Tokens of the prompt that all workers see."""
     own_tokens: int = 128
-    """Each worker has written before, and eight fewer than the one before it: the views are ragged."""
+    """Tokens that the first worker has written; each next one has eight fewer, so the views are ragged."""
     steps: int = 24
-    """Timed: one token of every worker each."""
+    """Steps to time, with one token of every worker each."""
     rounds: int = 5
-    """The median counts."""
+    """Rounds; the median counts."""
     threads: int = 1
-    """Of torch, for all sides alike."""
+    """Threads of torch, for all sides."""
 
 
 class Views:
-    """Blocks `[layers, kv_heads, tokens, head_dim]` whose keys are turned and copied for every worker."""
+    """Holds blocks `[layers, kv_heads, tokens, head_dim]` whose keys are turned and copied for every worker."""
 
     def __init__(self, store: BlockStore, rotary: Rotary, workers: int, room: int) -> None:
-        self.rotary, self.workers, self.made = rotary, workers, 0
+        self.rotary, self.workers, self.bytes_copied = rotary, workers, 0
         self.lengths = [block.length for block in store.blocks]
         self.keys, self.values = ([_laid_out(store, block, which, room) for block in store.blocks] for which in (0, 1))
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
@@ -66,19 +66,19 @@ class Views:
         return [0, *(1 + other for other in range(self.workers) if other != worker), 1 + worker]
 
     def begin(self) -> list[int]:
-        """Positions of the workers' next tokens; makes room for them."""
+        """Makes room for the next token of each worker and returns their positions."""
         for worker in range(self.workers):
             self.lengths[1 + worker] += 1
         self.tables.clear()
         return [sum(self.lengths[block] for block in self.blocks(worker)) - 1 for worker in range(self.workers)]
 
     def write(self, layer: int, worker: int, key: Tensor, value: Tensor) -> None:
-        """A token's key, turned by its place in its block, and value, `[kv_heads, head_dim]`."""
+        """Writes a token's key, turned by its place in its block, and value, `[kv_heads, head_dim]`."""
         place = self.lengths[1 + worker] - 1
         self.keys[1 + worker][layer][:, place], self.values[1 + worker][layer][:, place] = key, value
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[workers, kv_heads, longest view, head_dim]`, padded on the left."""
+        """Copies keys and values `[workers, kv_heads, longest view, head_dim]`, padded on the left."""
         parts: dict[tuple[int, int], Tensor] = {}
         longest = max(sum(self.lengths[block] for block in self.blocks(worker)) for worker in range(self.workers))
         shape = self.workers, self.keys[0].shape[1], longest, self.keys[0].shape[3]
@@ -94,7 +94,7 @@ class Views:
                 keys[worker, :, there] = parts[block, offset]
                 values[worker, :, there] = self.values[block][layer][:, :length]
                 offset += length
-        self.made += sum(x.numel() * x.itemsize for x in (keys, values))
+        self.bytes_copied += sum(x.numel() * x.itemsize for x in (keys, values))
         return keys, values
 
     def turned(self, x: Tensor, positions: int) -> Tensor:
@@ -109,7 +109,7 @@ class Views:
 
 
 class CopyStep:
-    """Stands where `ViewStep` does, within the same packed layers."""
+    """Takes the place of `ViewStep` within the same packed layers."""
 
     def __init__(self, views: Views) -> None:
         self.views, self.positions = views, views.begin()
@@ -129,7 +129,7 @@ class CopyStep:
 
 
 class CopyCache(DynamicCache):
-    """The same for the stock model, which has turned the keys by their position in the view."""
+    """Does the same for the stock model, which has turned the keys by their position in the view."""
 
     def __init__(self, views: Views) -> None:
         super().__init__()
@@ -144,28 +144,28 @@ class CopyCache(DynamicCache):
 
 
 def _laid_out(store: BlockStore, block: CacheBlock, which: int, room: int) -> Tensor:
-    """A block's keys or values out of its pages, `[layers, kv_heads, length + room, head_dim]`."""
+    """Copies a block's keys or values from its pages, `[layers, kv_heads, length + room, head_dim]`."""
     whole = torch.cat(store.keys if which == 0 else store.values, dim=1)
     pages = whole[:, block.pages].transpose(1, 2).flatten(2, 3)[:, :, : block.length]
     return nn.functional.pad(pages, (0, 0, 0, room)).contiguous()
 
 
 class Setting:
-    """A prompt that was read, and workers that have written something."""
+    """Holds a prompt that was read, and workers that have written some tokens."""
 
     def __init__(self, model: LocalModel, stock: Any, config: Config, workers: int, turn: int) -> None:
         self.model, self.stock, self.config, self.workers = model, stock, config, workers
         self.rotary, self.store = rotary_of(model), BlockStore(model)
-        # Tokens of no meaning: how long a step takes does not depend on what they say.
-        made = torch.Generator().manual_seed(turn)
-        self.tokens = torch.randint(1000, 40000, (config.steps, workers), generator=made).tolist()
+        # Random tokens, because the time of a step does not depend on them.
+        draw = torch.Generator().manual_seed(turn)
+        self.tokens = torch.randint(1000, 40000, (config.steps, workers), generator=draw).tolist()
         prompt, *own = (self.store.block() for _ in range(1 + workers))
-        ids = torch.randint(1000, 40000, (config.prompt_tokens,), generator=made).tolist()
+        ids = torch.randint(1000, 40000, (config.prompt_tokens,), generator=draw).tolist()
         for first in range(0, len(ids), 128):
             forward(model, self.rotary, self.store, [Feed([prompt], ids[first : first + 128], asked=False)])
         for number, block in enumerate(own):
-            said = torch.randint(1000, 40000, (config.own_tokens - 8 * number,), generator=made).tolist()
-            forward(model, self.rotary, self.store, [Feed([prompt, block], said, asked=False)])
+            text = torch.randint(1000, 40000, (config.own_tokens - 8 * number,), generator=draw).tolist()
+            forward(model, self.rotary, self.store, [Feed([prompt, block], text, asked=False)])
         self.feeds = [[prompt, *(other for other in own if other is not mine), mine] for mine in own]
         copies = (Views(self.store, self.rotary, workers, config.steps) for _ in range(2))
         self.copies, self.stock_copies = copies
@@ -186,8 +186,8 @@ class Setting:
         return out.logits[:, -1]
 
 
-class Made(TorchDispatchMode):
-    """Counts the memory of tensors that come into being."""
+class NewBytes(TorchDispatchMode):
+    """Counts the bytes of new tensors."""
 
     total = 0
 
@@ -256,7 +256,7 @@ def _timed(
 def _apart(
     engine: LocalEngine, config: Config, workers: int, turn: int, seconds: list[float], worked: list[float]
 ) -> None:
-    """The same number of answers that do not see each other; what each reads is as long as its view is at the end."""
+    """Times as many answers that do not see each other, after a prompt as long as a view is at the end."""
     count = config.prompt_tokens + workers * config.own_tokens
     text = f"Round {turn}." + "".join(f" {n % 10}" for n in range((count - 24) // 2))
 
@@ -287,10 +287,10 @@ def _rows(
     middle = {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
     busy = {name: statistics.median(taken[1:]) for name, taken in worked.items()}
     model, store = setting.model, setting.store
-    made = {
-        "queries turned": _made_by_attention(setting),
-        "keys turned and copied": setting.copies.made / setting.config.steps,
-        "keys turned and copied, stock layers": setting.stock_copies.made / setting.config.steps,
+    new_bytes = {
+        "queries turned": _new_bytes_of_attention(setting),
+        "keys turned and copied": setting.copies.bytes_copied / setting.config.steps,
+        "keys turned and copied, stock layers": setting.stock_copies.bytes_copied / setting.config.steps,
     }
     return [
         {
@@ -303,7 +303,7 @@ def _rows(
             "ratio_to_copying": busy["keys turned and copied"] / busy[name],
             "ratio_to_stock": busy["keys turned and copied, stock layers"] / busy[name],
             "kept_mb": len(store.pages) * PAGE * model.bytes_per_token / 1e6 if name == "queries turned" else None,
-            "made_mb_per_step": made[name] / 1e6 if name in made else None,
+            "made_mb_per_step": new_bytes[name] / 1e6 if name in new_bytes else None,
             "view_tokens": sum(block.length for block in store.blocks),
             "drift": drift.get(name),
             "drift_float64": drift64 if name == "keys turned and copied" else None,
@@ -314,8 +314,8 @@ def _rows(
     ]
 
 
-def _made_by_attention(setting: Setting) -> int:
-    """Bytes of all tensors that attention makes in a step: turned queries, scores, results."""
+def _new_bytes_of_attention(setting: Setting) -> int:
+    """Returns the bytes of all tensors that attention makes in a step: turned queries, scores and results."""
     feeds = [Feed(view, [token]) for view, token in zip(setting.feeds, setting.tokens[0], strict=True)]
     with torch.inference_mode():
         step = ViewStep(setting.store, setting.rotary, feeds)
@@ -323,19 +323,19 @@ def _made_by_attention(setting: Setting) -> int:
         heads = setting.stock.config.num_attention_heads
         query = torch.randn(1, heads, setting.workers, model.head_dim)
         key, value = torch.randn(2, 1, model.kv_heads, setting.workers, model.head_dim)
-        with Made() as made:
+        with NewBytes() as counted:
             step.attend(0, query, key, value, 0.1)
-    return made.total * model.layers
+    return counted.total * model.layers
 
 
 def _file(config: Config, rows: list[dict[str, Any]]) -> None:
     note = (
-        f"SmolLM2-135M-Instruct, float32, {config.threads} thread(s): workers read one token each per step behind a "
+        f"SmolLM2-135M-Instruct, float32, {config.threads} thread(s): workers read one token each per step after a "
         f"prompt of {config.prompt_tokens} tokens, everybody else's text and their own; the first has written "
         f"{config.own_tokens} tokens, each next one 8 fewer. {config.rounds} rounds of {config.steps} steps, all sides "
         f'in turn in one process, the same tokens for all of them, medians. "Apart" is `LocalEngine` with as many '
-        f"samples that do not see each other, behind a prompt as long as the views. CPU seconds are the process's, "
-        f"which other work on the machine does not stretch as it does the clock. Kept: keys and values in pages in "
+        f"samples that do not see each other, after a prompt as long as the views. CPU seconds are the process's, "
+        f"because other work on the machine hardly changes them. Kept: keys and values in pages in "
         f'use. Made: keys and values that are laid out anew in each step; of "queries turned" all that its attention '
         f'makes. Drift: largest difference of logits from "queries turned" after {config.steps} steps, relative to the '
         f"largest logit, median and worst of the rounds; in float64, the worst of three steps (the model's norms round "

@@ -1,8 +1,8 @@
 """Times the image strategies and files the table: ``python benchmarks/image.py --out benchmarks/NAME``.
 
-With ``--link 1gbit`` everything runs in a network namespace of its own whose loopback is slowed by a token bucket, so
-two processes on one machine exchange at the speed of that link (Linux, root, iproute2). Writes NAME.json with all
-timings and NAME.md with the table.
+With ``--link 1gbit`` everything runs in a separate network namespace whose loopback a token bucket slows down, so that
+two processes on one machine exchange at the speed of that link. This needs Linux, root and iproute2. Writes NAME.json
+with all timings and NAME.md with the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BURST, LATENCY = "1mb", "400ms"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
@@ -34,11 +34,11 @@ class Config:
     repeats: int = 5
     """Rounds; the median counts."""
     models: list[str] = field(default_factory=lambda: ["flux-like", "wan-like"])
-    """Rows of partsong.evals.bench.models."""
+    """Names of models in partsong.evals.bench.models."""
     tokens: list[int] = field(default_factory=lambda: [1024, 4096])
-    """Image tokens."""
+    """Numbers of image tokens."""
     link: list[str] = field(default_factory=list)
-    """Rates as tc writes them (2gbit, 1gbit, 500mbit); none times plain loopback."""
+    """Rates as tc writes them (2gbit, 1gbit, 500mbit); if empty, plain loopback is timed."""
 
 
 def main(config: Config) -> None:
@@ -47,7 +47,7 @@ def main(config: Config) -> None:
     for link in config.link or [None]:
         rows += _timed(config, link)
     note = (
-        "One denoiser step, float32, one thread per process, all cases interleaved in one run, median. Drift is the "
+        "One denoiser step, float32, one thread per process, all cases in turn in one run, median. Drift is the "
         "relative error of the step's output against serial (random weights)."
     )
     file_result(config.out, "benchmarks/image.py", rows, "Image strategies", note, _table(rows))

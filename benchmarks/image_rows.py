@@ -1,4 +1,4 @@
-"""Prints the rows of one timing as JSON; `image.py` starts it, inside a network namespace where one is asked for."""
+"""Prints the rows of one timing as JSON; `image.py` starts it, inside a network namespace if it has a link."""
 
 import json
 import sys

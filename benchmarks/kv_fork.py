@@ -1,7 +1,7 @@
 """Times branches of one prompt, all sides in turn: ``python benchmarks/kv_fork.py --out benchmarks/NAME``.
 
-Writes NAME.json with all timings and NAME.md with the table. Every round has a prompt of its own, so nobody profits
-from the round before; every answer has exactly as many tokens as asked for.
+Writes NAME.json with all timings and NAME.md with the table. Every round has another prompt, so that no side profits
+from the round before. Every answer has exactly as many tokens as asked for.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from partsong.reasoning.local.prompt import prompt_ids
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
     branches: int = 8
-    """Answers to the prompt."""
+    """How many answers to the prompt."""
     prompt_tokens: int = 256
-    """Of the prompt."""
+    """Tokens of the prompt."""
     new_tokens: int = 64
-    """Of each answer."""
+    """Tokens of each answer."""
     rounds: int = 5
-    """The median counts."""
+    """Rounds; the median counts."""
     threads: int = 1
-    """Of torch, for all sides alike."""
+    """Threads of torch, for all sides."""
     dtype: str = "float32"
-    """Of the weights, for all sides alike."""
+    """Type of the weights, for all sides."""
     vllm: Path | None = None
-    """The python of an environment that has vLLM; it joins the table."""
+    """The python of an environment that has vLLM, which is then timed too."""
 
 
-#: Gives the seconds that all branches of a prompt take; the number is the round's.
+#: Returns the seconds that all branches of a prompt take; the number is that of the round.
 Side = Callable[[list[int], tuple[Message, ...], int], float]
 
 
@@ -94,7 +94,7 @@ def main(config: Config) -> None:
 
 
 def chat_of(tokenizer: Any, length: int, turn: int) -> tuple[Message, ...]:
-    """A prompt of exactly so many tokens, like that of no other round."""
+    """Makes a prompt of exactly `length` tokens that no other round has."""
     for words in range(length):
         for more in range(16):
             text = f"Round {turn}." + "".join(f" Item {n} costs {3 * n + turn}." for n in range(words)) + " a" * more
@@ -108,7 +108,7 @@ def _generated(model: Any, ids: list[int], config: Config, num: int, seed: int) 
     torch.manual_seed(seed)
     begin = time.perf_counter()
     with torch.inference_mode():
-        found = model.generate(
+        tokens = model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
             do_sample=True,
@@ -117,7 +117,7 @@ def _generated(model: Any, ids: list[int], config: Config, num: int, seed: int) 
             max_new_tokens=config.new_tokens,
             min_new_tokens=config.new_tokens,
         )
-    assert found.shape == (num, len(ids) + config.new_tokens)
+    assert tokens.shape == (num, len(ids) + config.new_tokens)
     return time.perf_counter() - begin
 
 
@@ -132,8 +132,8 @@ def _branches(engine: LocalEngine, config: Config) -> Side:
         requests = [
             Request(messages=chat, parameters=parameters, seed=100 * turn + branch) for branch in range(config.branches)
         ]
-        found = await asyncio.gather(*map(engine.generate, requests))
-        return sum(each.usage.completion for each in found)
+        completions = await asyncio.gather(*map(engine.generate, requests))
+        return sum(completion.usage.completion for completion in completions)
 
     def run(ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
         begin = time.perf_counter()
@@ -144,13 +144,13 @@ def _branches(engine: LocalEngine, config: Config) -> Side:
 
 
 class _Vllm:
-    """vLLM in a process of its own, asked line by line."""
+    """Runs vLLM in another process and asks it line by line."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         script = Path(__file__).with_name("kv_fork_vllm.py")
-        said = [str(folder), config.dtype, str(config.branches), str(config.new_tokens), str(config.threads)]
+        options = [str(folder), config.dtype, str(config.branches), str(config.new_tokens), str(config.threads)]
         self._process = subprocess.Popen(
-            [str(config.vllm), str(script), *said], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(config.vllm), str(script), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def __call__(self, ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
@@ -189,7 +189,7 @@ def _file(config: Config, seconds: dict[str, list[float]], worked: dict[str, lis
         f"SmolLM2-135M-Instruct, {config.dtype}, {config.threads} thread(s): {config.branches} sampled answers of "
         f"{config.new_tokens} tokens to one prompt of {config.prompt_tokens} tokens, {config.rounds} rounds, all sides "
         f"in turn in one process (vLLM in its own), medians. `generate` is transformers' own, with its cache. CPU "
-        f"seconds are the process's, which other work on the machine does not stretch as it does the clock. "
+        f"seconds are the process's, because other work on the machine hardly changes them. "
         f"{'`LocalEngine` packs its weights.' if able else f'No side packs its weights: {why}.'} "
         f"Load average at the end: {os.getloadavg()[0]:.1f}."
     )

@@ -1,7 +1,7 @@
 """Times threads that join against a plain batch: ``python benchmarks/kv_join.py --out benchmarks/NAME``.
 
-Writes NAME.json with all timings and NAME.md with the table. All sides write the same number of tokens; every round has
-a prompt of its own.
+Writes NAME.json with all timings and NAME.md with the table. All sides write the same number of tokens, and every round
+has another prompt.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from partsong.reasoning.threads import FORMATS
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
     paths: int = 8
-    """Threads, and answers of the plain batch."""
+    """How many threads, and how many answers of the plain batch."""
     prompt_tokens: int = 256
-    """Of the prompt."""
+    """Tokens of the prompt."""
     batch_tokens: int = 64
-    """Of each answer of the plain batch."""
+    """Tokens of each answer of the plain batch."""
     summary_tokens: tuple[int, ...] = (16, 32, 64)
-    """Of the text behind the threads; the threads share the rest of the batch's tokens."""
+    """Tokens of the text after the threads, which share the rest of the batch's tokens."""
     rounds: int = 5
-    """The median counts."""
+    """Rounds; the median counts."""
     threads: int = 1
-    """Of torch."""
+    """Threads of torch."""
     dtype: str = "float32"
-    """Of the weights."""
+    """Type of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """One side in one round: seconds by the clock and of the processor, prompt tokens computed, tokens drawn."""
+    """Holds what one side took in one round: wall and CPU seconds, prompt tokens computed, tokens drawn."""
 
     seconds: float
     cpu_seconds: float
@@ -60,10 +60,10 @@ class Taken:
 
 
 class Sides:
-    """All sides, on one engine.
+    """Runs all sides on one engine.
 
     Args:
-        engine: whose cache of keys is emptied between sides.
+        engine: on which all sides run.
         config: sizes.
     """
 
@@ -71,31 +71,34 @@ class Sides:
         self.engine, self.config = engine, config
 
     async def batch(self, chat: tuple[Message, ...], turn: int) -> list[Completion]:
-        """Answers that know nothing of each other."""
+        """Writes answers that do not see each other."""
         return await self._ask([chat] * self.config.paths, self.config.batch_tokens, turn)
 
     async def threads(self, chat: tuple[Message, ...], turn: int, summary: int, joined: bool) -> list[Completion]:
-        """Threads, and a text that has read them: their keys joined, or all of it read again."""
+        """Writes threads and a text that has read them, either from their joined keys or by reading them again."""
         form, paths = FORMATS["parathinker"], range(1, self.config.paths + 1)
         opened = [form.thread_open.format(number=i) for i in paths]
         tokens = (self.config.paths * self.config.batch_tokens - summary) // self.config.paths
-        told = [[*chat, Message("assistant", (Fork(((text,),), (i,)),))] for i, text in zip(paths, opened, strict=True)]
-        found = await self._ask(told, tokens, turn)
+        begun = [
+            [*chat, Message("assistant", (Fork(((text,),), (i,)),))] for i, text in zip(paths, opened, strict=True)
+        ]
+        threads = await self._ask(begun, tokens, turn)
         parts = [
             (text, each.piece if joined else each.text, form.thread_close.format(number=i))
-            for i, text, each in zip(paths, opened, found, strict=True)
+            for i, text, each in zip(paths, opened, threads, strict=True)
         ]
         whole = (Fork(tuple(parts), tuple(paths)),) if joined else tuple(text for part in parts for text in part)
         last = await self._ask([[*chat, Message("assistant", (*whole, form.join))]], summary, turn)
-        return [*found, *last]
+        return [*threads, *last]
 
     async def _ask(self, chats: Sequence[Sequence[Message]], tokens: int, turn: int) -> list[Completion]:
-        # A stop string that cannot come: the engine keeps short texts that may be gone on with.
-        ask = Parameters(max_tokens=tokens, stop=("\0",))
-        asked = [
-            Request(messages=tuple(chat), parameters=ask, seed=100 * turn + i, sample=i) for i, chat in enumerate(chats)
+        # With a stop string, even one that never comes, the engine keeps short texts, which may be continued.
+        parameters = Parameters(max_tokens=tokens, stop=("\0",))
+        requests = [
+            Request(messages=tuple(chat), parameters=parameters, seed=100 * turn + i, sample=i)
+            for i, chat in enumerate(chats)
         ]
-        return list(await asyncio.gather(*map(self.engine.generate, asked)))
+        return list(await asyncio.gather(*map(self.engine.generate, requests)))
 
 
 def main(config: Config) -> None:
@@ -103,23 +106,23 @@ def main(config: Config) -> None:
     torch.set_num_threads(config.threads)
     engine = LocalEngine(smollm2.folder(), dtype=getattr(torch, config.dtype), end_tokens=())
     taken = asyncio.run(_rounds(engine, config))
-    middle = {name: statistics.median(each.seconds for each in found) for name, found in taken.items()}
+    middle = {name: statistics.median(each.seconds for each in rounds) for name, rounds in taken.items()}
     batch = middle["plain batch"]
     rows = [
         {
             "name": name,
             "seconds_median": middle[name],
             "ratio_to_batch": middle[name] / batch,
-            "cpu_seconds_median": statistics.median(each.cpu_seconds for each in found),
-            "prefill": found[0].prefill,
-            "tokens": found[0].drawn,
-            "seconds": [each.seconds for each in found],
+            "cpu_seconds_median": statistics.median(each.cpu_seconds for each in rounds),
+            "prefill": rounds[0].prefill,
+            "tokens": rounds[0].drawn,
+            "seconds": [each.seconds for each in rounds],
         }
-        for name, found in taken.items()
+        for name, rounds in taken.items()
     ]
     note = (
         f"SmolLM2-135M-Instruct, {config.dtype}, {config.threads} thread(s): {config.paths} threads on a prompt of "
-        f"{config.prompt_tokens} tokens and a text behind them, against {config.paths} answers of "
+        f"{config.prompt_tokens} tokens and a text after them, against {config.paths} answers of "
         f"{config.batch_tokens} tokens in a plain batch; {config.rounds} rounds, all sides in turn on one "
         f"`LocalEngine`, medians. Prefill counts the tokens of prompts that were computed; rounding the threads' "
         f"lengths down leaves out less than one token per thread. Load average at the end: {os.getloadavg()[0]:.1f}."
@@ -153,15 +156,15 @@ async def _rounds(engine: LocalEngine, config: Config) -> dict[str, list[Taken]]
     taken: dict[str, list[Taken]] = {name: [] for name in sides}
     for turn in range(config.rounds + 1):
         for number, (name, side) in enumerate(sides.items()):
-            # No side finds keys that another one has left.
+            # Every side has another prompt, so that it finds no keys of the others.
             chat = chat_of(engine.tokenizer, config.prompt_tokens, len(sides) * turn + number)
             begin, busy = time.perf_counter(), time.process_time()
-            found: list[Completion] = await side(chat, turn)
+            completions: list[Completion] = await side(chat, turn)
             spent = time.perf_counter() - begin, time.process_time() - busy
-            computed = sum(each.usage.prompt - each.usage.cached for each in found)
+            computed = sum(each.usage.prompt - each.usage.cached for each in completions)
             # The first round warms up.
             if turn:
-                drawn = sum(each.usage.completion for each in found)
+                drawn = sum(each.usage.completion for each in completions)
                 taken[name].append(Taken(seconds=spent[0], cpu_seconds=spent[1], prefill=computed, drawn=drawn))
     assert len(prompt_ids(engine.tokenizer, chat)) == config.prompt_tokens
     await engine.close()

@@ -1,4 +1,4 @@
-"""Decoding rules on a model that is never wrong: ``python benchmarks/oracle.py --out benchmarks/NAME``."""
+"""Measures decoding rules on a model that is never wrong: ``python benchmarks/oracle.py --out benchmarks/NAME``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from partsong.evals.oracle.suite import run
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How many."""
+    """Says how many texts to decode."""
 
     out: Path
     """Result files without suffix."""
     num: int = 1000
-    """Texts per cell."""
+    """Texts per rule and task."""
 
 
 def main(config: Config) -> None:
@@ -29,9 +29,9 @@ def main(config: Config) -> None:
     lines = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         shown = [cells[rule, task] for task in tasks]
-        found = [f"{100 * c['valid']:.0f} / {c['tokens_per_forward']:.2f} / {c['total_variation']:.2f}" for c in shown]
+        texts = [f"{100 * c['valid']:.0f} / {c['tokens_per_forward']:.2f} / {c['total_variation']:.2f}" for c in shown]
         whole = cells[rule, "all"]
-        lines.append((f"`{rule}`", *found, f"{100 * whole['valid']:.0f}", f"{whole['tokens_per_forward']:.2f}"))
+        lines.append((f"`{rule}`", *texts, f"{100 * whole['valid']:.0f}", f"{whole['tokens_per_forward']:.2f}"))
     note = (
         f"Exact conditionals of enumerated texts, temperature 1, {config.num} texts per cell: percentage of valid "
         f"texts / tokens per forward, every forward counted / total variation from the uniform distribution over valid "

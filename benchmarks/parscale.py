@@ -1,10 +1,11 @@
-"""What ParScale's streams cost and bring.
+"""Measures what ParScale's streams cost and what they gain.
 
-``python benchmarks/parscale.py cost --out benchmarks/NAME``: P = 1, 2, 4, 8 streams of one model beside wider models of
-the same predicted loss, measured in turn in one process; and computed for a model of 1.6 billion parameters on a GPU.
+``python benchmarks/parscale.py cost --out benchmarks/NAME`` times P = 1, 2, 4 and 8 streams of one model beside wider
+models of the same predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion
+parameters on a GPU.
 
-``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME``: what recipes/train_parscale.py or
-recipes/train_prices.py measured in one or more folders, with 95 % intervals over seeds.
+``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME`` files what recipes/train_parscale.py
+or recipes/train_prices.py measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class Cost:
     streams: tuple[int, ...] = (1, 2, 4, 8)
     """Values of P."""
     batches: tuple[int, ...] = (1, 4)
-    """Texts at once."""
+    """Numbers of texts at once."""
     prompt: int = 128
-    """Tokens of each."""
+    """Tokens of each text."""
     new_tokens: int = 16
-    """Steps timed in each round."""
+    """Steps to time in each round."""
     law: str = "stack-v2-python"
-    """Which parameters are as good as streams."""
+    """The law that says how many parameters are as good as P streams."""
     hardware: str = "h100-sxm"
-    """Of the computed rows."""
+    """Hardware of the computed rows."""
 
 
 def large_model() -> Qwen2Config:
-    """The shape of Qwen2 with 1.3 billion parameters inside, 1.6 with its embedding."""
+    """Returns a shape of Qwen2 with 1.3 billion parameters inside, or 1.6 with its embedding."""
     return Qwen2Config(
         hidden_size=2048,
         num_hidden_layers=28,
@@ -67,15 +68,15 @@ class Trained:
     out: Path
     """Result files without suffix."""
     runs: tuple[Path, ...]
-    """Folders of the recipe."""
+    """Folders that the recipe wrote."""
 
 
 def cost(config: Cost) -> None:
-    """Times, computes and writes the files."""
+    """Times and computes the costs and writes the files."""
     torch.set_num_threads(1)
     rows = []
     for batch in config.batches:
-        found = run(
+        timed = run(
             repeats=config.repeats,
             streams=config.streams,
             batch=batch,
@@ -83,15 +84,15 @@ def cost(config: Cost) -> None:
             new_tokens=config.new_tokens,
             law=config.law,
         )
-        rows += [{**row, "where": "measured here", "batch": batch, "prompt": config.prompt} for row in found]
+        rows += [{**row, "where": "measured here", "batch": batch, "prompt": config.prompt} for row in timed]
     where = HARDWARE[config.hardware]
     for batch in (1, 64):
-        # What the paper's cost analysis takes: as many tokens read as written.
-        found = cost_table(
+        # As many tokens are read as written, as in the paper's cost analysis.
+        computed = cost_table(
             large_model(), streams=config.streams, batch=batch, prompt=64, new_tokens=64, hardware=where,
             law=LAWS[config.law],
         )  # fmt: skip
-        rows += [{**row, "where": f"computed, {config.hardware}", "batch": batch, "prompt": 64} for row in found]
+        rows += [{**row, "where": f"computed, {config.hardware}", "batch": batch, "prompt": 64} for row in computed]
     inside = rows[0]["parameters_inside"] / 1e6
     note = (
         f"Measured: a random Llama of {inside:.0f} M parameters inside (embeddings not counted), float32, one thread, "
@@ -127,7 +128,7 @@ def _line(row: dict[str, Any]) -> list[object]:
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 
 
-#: The recipes' sides, as far as a table has them.
+#: Descriptions of the recipes' sides.
 SIDES = {
     "one": "one stream of the backbone, trained from nothing",
     "wide": "one stream, feed-forward layers widened to as many parameters as P streams have in all, prefixes and "
@@ -136,10 +137,10 @@ SIDES = {
     "streams": "the backbone and P streams, all weights trained",
     "noise": "`streams`, which begin as prompts, beginning as noise instead",
     "frozen": "a backbone that stays as it is",
-    "prefix": "it stays as it is, one stream behind a longer prefix: as many parameters as P streams in all",
+    "prefix": "it stays as it is, one stream after a longer prefix: as many parameters as P streams in all",
     "recycled": "it stays as it is, P streams and their network are trained",
 }
-#: Which recipe, and from what its sides begin, by a setting that only one of them has.
+#: Descriptions of the recipes, by a setting that only one of them has.
 RECIPES = {
     "task": (
         "`recipes/train_parscale.py`, bytes of files that no side was shown. `one`, `wide` and `streams` begin with "
@@ -154,16 +155,16 @@ RECIPES = {
 
 
 def trained(config: Trained) -> None:
-    """Reads the recipe's scores and writes the files."""
+    """Reads the scores of the recipe and writes the files."""
     rows, settings, recipes = list[dict[str, Any]](), list[str](), set[str]()
     for folder in config.runs:
-        said = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        how = {name: value for name, value in said["config"].items() if name not in ("out", "stages", "items")}
-        if "text" in how:
-            how["text"] = Path(how["text"]).name or "Python's library"
-        recipes |= {what for knob, what in RECIPES.items() if knob in how}
-        settings.append(f"`{folder.name}`: {', '.join(f'{name} {value}' for name, value in how.items())}")
-        rows += [{"run": folder.name, **row} for row in said["rows"]]
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        knobs = {name: value for name, value in scores["config"].items() if name not in ("out", "stages", "items")}
+        if "text" in knobs:
+            knobs["text"] = Path(knobs["text"]).name or "Python's library"
+        recipes |= {description for knob, description in RECIPES.items() if knob in knobs}
+        settings.append(f"`{folder.name}`: {', '.join(f'{name} {value}' for name, value in knobs.items())}")
+        rows += [{"run": folder.name, **row} for row in scores["rows"]]
     groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["run"], row["side"], row["streams"], row["parameters"]), []).append(row)
@@ -187,20 +188,20 @@ def _trained_line(key: tuple[str, str, int, int], group: list[dict[str, Any]]) -
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half width of the 95 % interval; the latter is infinite for one value."""
+    """Returns the mean and the half width of the 95 % interval, which is infinite for one value."""
     if len(values) < 2:
         return values[0], math.inf
     return statistics.fmean(values), STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _shown(found: tuple[float, float], form: str) -> str:
-    mean, half = found
-    said = form.format(mean)
-    return said if half == math.inf else f"{said} ({form.format(mean - half)} to {form.format(mean + half)})"
+def _shown(mean_and_half: tuple[float, float], form: str) -> str:
+    mean, half = mean_and_half
+    text = form.format(mean)
+    return text if half == math.inf else f"{text} ({form.format(mean - half)} to {form.format(mean + half)})"
 
 
 def main(config: Cost | Trained) -> None:
-    """Runs what is asked for."""
+    """Runs the part that the command line names."""
     if isinstance(config, Cost):
         cost(config)
     else:

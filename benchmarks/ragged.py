@@ -1,7 +1,7 @@
-"""Texts in ragged batches against the same texts alone: ``python benchmarks/ragged.py --out benchmarks/NAME``.
+"""Compares texts in ragged batches with the same texts alone: ``python benchmarks/ragged.py --out benchmarks/NAME``.
 
-Every prompt is decoded in a batch of 32 and by itself; the tokens must be the same, for every cache at its exact
-setting, on two tiny random models (LLaDA-shaped and Dream-shaped) and on the zoo's.
+Every prompt is decoded in a batch of 32 and by itself. The tokens must be the same, for every cache at its exact
+setting, on two tiny random models (LLaDA-shaped and Dream-shaped) and on one of the zoo.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ CACHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How many."""
+    """Says how many texts to decode."""
 
     out: Path
     """Result files without suffix."""
     prompts: int = 1000
-    """Per model and cache."""
+    """Prompts per model and cache."""
     batch: int = 32
     """Texts at once."""
     temperature: float = 0.8
-    """Of the draws; 0 would let most errors of the noise pass."""
+    """Temperature of the draws; at 0 most errors of the noise would not show."""
 
 
 def _tiny(kind: type, config: type, adapter: TextAdapter) -> TextModel:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    made = kind(config(**sizes, num_key_value_heads=2, vocab_size=VOCAB, eos_token_id=7, initializer_range=0.25))
-    return StockTextModel(made.eval(), adapter, mask_token_id=MASK, eos_token_ids=(7,))
+    model = kind(config(**sizes, num_key_value_heads=2, vocab_size=VOCAB, eos_token_id=7, initializer_range=0.25))
+    return StockTextModel(model.eval(), adapter, mask_token_id=MASK, eos_token_ids=(7,))
 
 
 def main(config: Config) -> None:
@@ -59,11 +59,11 @@ def main(config: Config) -> None:
     tiny = [[draw.randrange(MASK) for _ in range(draw.randint(1, 40))] for _ in range(config.prompts)]
     llada = _tiny(LlamaForCausalLM, LlamaConfig, TextAdapter(name="llada", attention="full"))
     dream = _tiny(Qwen2ForCausalLM, Qwen2Config, TextAdapter(name="dream", attention="full", shifted=True))
-    found = zoo.load("lists-mdlm")
+    loaded = zoo.load("lists-mdlm")
     task = zoo.MODELS["lists-mdlm"].task
-    asked = [found.tokenizer(example.prompt).input_ids for example in task.examples(config.prompts, seed=3)]
+    own = [loaded.tokenizer(example.prompt).input_ids for example in task.examples(config.prompts, seed=3)]
     cases = [("LLaDA-shaped", llada, tiny), ("Dream-shaped", dream, tiny)]
-    cases.append(("lists-mdlm", load_text_model(found.model), asked))
+    cases.append(("lists-mdlm", load_text_model(loaded.model), own))
     rows: list[dict[str, Any]] = []
     for name, model, prompts in cases:
         for cache in CACHES:

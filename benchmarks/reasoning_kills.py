@@ -1,8 +1,8 @@
-"""Kills of a PDR run at random moments: ``python benchmarks/reasoning_kills.py --out benchmarks/NAME``.
+"""Kills a PDR run at random moments: ``python benchmarks/reasoning_kills.py --out benchmarks/NAME``.
 
-A run is started again and again on one journal, and killed with SIGKILL after a random time until it has been killed as
-often as asked; then it is left to end. No completed call may be made twice, and the report must be that of a run nobody
-killed. A replay must give that report too, byte for byte, without asking the engine.
+A run is started again and again on one journal, and killed with SIGKILL after a random time, until it has been killed
+often enough; then it may end. No completed call may be made twice, and the report must be that of an undisturbed run. A
+replay must give that report too, byte for byte and without asking the engine.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SCHEDULE = (8, 4, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How often."""
+    """Says how often to kill."""
 
     out: Path | None = None
     """Result files without suffix."""
     kills: int = 100
-    """In all."""
+    """Kills in all."""
     kills_per_run: int = 4
-    """Before a run is left to end."""
+    """Kills before a run may end."""
     seed: int = 0
-    """Of the moments."""
+    """Seed of the moments."""
     journal: Path | None = None
-    """The journal of a child; the benchmark itself needs none."""
+    """The journal of a child; the benchmark passes it on."""
     replay: bool = False
     """Whether the child replays."""
 
@@ -71,14 +71,14 @@ def _start(path: Path, *more: str) -> subprocess.Popen[str]:
 
 def _end(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
-    said = json.loads(child.stdout.read())
+    report = json.loads(child.stdout.read())
     if child.wait() != 0:
         raise RuntimeError(f"a child ended with {child.returncode}")
-    return said
+    return report
 
 
 def _killed(path: Path, times: int, draw: random.Random) -> dict[str, Any]:
-    """One run, killed so often; what it reported, and whether a completed call was made again."""
+    """Kills one run `times` times, and returns its report and whether a completed call was made again."""
     repeated, done = 0, 0
     while done < times:
         with Journal(path) as journal:
@@ -125,7 +125,7 @@ def main(config: Config) -> None:
             rows.append({**row, "equal": row.pop("report") == whole["report"]})
     note = (
         f"PDR {SCHEDULE} with a summary per round on a scripted engine, {sum(r['kills'] for r in rows)} SIGKILLs in "
-        f"{len(rows)} runs: {sum(r['equal'] for r in rows)} reports equal that of a run nobody killed, "
+        f"{len(rows)} runs: {sum(r['equal'] for r in rows)} reports equal that of an undisturbed run, "
         f"{sum(r['repeated'] for r in rows)} completed calls were made again, "
         f"{sum(r['replay_equal'] for r in rows)} replays (two each) equal their run, seconds included."
     )

@@ -1,7 +1,7 @@
 """Kills long videos at random moments and resumes them: ``python benchmarks/resume_kills.py --out benchmarks/NAME``.
 
-Each trial runs ``partsong video`` with a journal on some ranks, kills one of them after a random part of the time that
-an undisturbed run takes, resumes on a random number of ranks, and compares the frames with the undisturbed ones.
+Each trial runs ``partsong video`` with a journal and kills one of its ranks after a random part of the time that an
+undisturbed run takes. It resumes on a random number of ranks and compares the frames with the undisturbed ones.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ METHODS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How often."""
+    """Says how often to kill."""
 
     out: Path
     """Result files without suffix."""
     kills: int = 20
-    """Trials, dealt out over the methods."""
+    """Trials, spread over the methods."""
     frames: int = 95
-    """Of each video."""
+    """Frames of each video."""
     most: int = 3
     """Largest number of ranks."""
     seed: int = 0
-    """Of the trials."""
+    """Seed of the trials."""
 
 
 def main(config: Config) -> None:
@@ -74,15 +74,15 @@ def _command(config: Config, method: str, nproc: int, out: Path, *more: str) -> 
 
 
 def _undisturbed(config: Config, method: str, folder: Path) -> tuple[np.ndarray, dict[int, float]]:
-    """The frames, and how long the command takes on each number of ranks."""
+    """Returns the frames, and how long the command takes on each number of ranks."""
     seconds, frames = {}, np.empty(0)
     for nproc in range(1, config.most + 1):
         start, out = time.perf_counter(), folder / f"ranks-{nproc}"
         subprocess.run(_command(config, method, nproc, out), check=True, stdout=subprocess.DEVNULL)
         seconds[nproc] = time.perf_counter() - start
-        found = _read(out)
-        assert frames.size == 0 or np.array_equal(found, frames), f"{method} on {nproc} ranks makes another video"
-        frames = found
+        written = _read(out)
+        assert frames.size == 0 or np.array_equal(written, frames), f"{method} on {nproc} ranks makes another video"
+        frames = written
     return frames, seconds
 
 
@@ -116,20 +116,20 @@ def _trial(
     else:
         command += ["--nproc", str(after), "--out", str(folder / "again")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    found = _read(folder / "again")
+    written = _read(folder / "again")
     return {
         "method": method,
         "before": before,
         "after": after,
         "seconds": round(delay, 1),
         "blocks": done,
-        "frames": len(found),
-        "equal": bool(found.shape == frames.shape and np.array_equal(found, frames)),
+        "frames": len(written),
+        "equal": bool(written.shape == frames.shape and np.array_equal(written, frames)),
     }
 
 
 def _kill(pid: int, victim: float) -> None:
-    """Kills one of the processes that sample: a rank, or the command itself where it has none."""
+    """Kills one of the processes that sample: a rank, or the command itself if it started none."""
     family = [p for p in psutil.Process(pid).children(recursive=True) if p.cpu_times().user > 0.5]
     chosen = family[int(victim * len(family))] if family else psutil.Process(pid)
     chosen.kill()

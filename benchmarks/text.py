@@ -17,7 +17,7 @@ from partsong.evals.bench.text import ROWS_AT_ONCE, bench_text_model, run
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
@@ -28,9 +28,9 @@ class Config:
     batch: int = 32
     """Texts of the batch."""
     new_tokens: int = 256
-    """Of each text."""
+    """Tokens of each text."""
     steps_per_block: int = 1
-    """Forwards per block of 32 tokens, for all alike."""
+    """Forwards per block of 32 tokens, for all sides."""
 
 
 def main(config: Config) -> None:
@@ -51,7 +51,7 @@ def main(config: Config) -> None:
         f"A random model of LLaDA's shape, {count:.0f} M parameters and 126464 tokens, float32, one thread, prompts of "
         f"64 tokens, all sides in turn in one process, medians. The plain loop runs the whole canvas, takes softmax in "
         f"float64 over all of it and makes as many steps; it does so {ROWS_AT_ONCE} rows at a time, as more would not "
-        f"fit into memory. `generate` is transformers' own, with its cache. Tokens alike are those equal to the first "
+        f"fit into memory. `generate` is transformers' own, with its cache. Tokens alike are equal to the first "
         f"side's."
     )
     columns = ("contest", "side", "texts", "forwards", "s", "tokens/s", "ratio", "largest tensor, MB", "tokens alike")

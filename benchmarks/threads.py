@@ -1,7 +1,9 @@
-"""Threads against one sequence: ``python benchmarks/threads.py --out benchmarks/NAME --threads A --sequential B C``.
+"""Compares threads with one sequence.
+
+``python benchmarks/threads.py --out benchmarks/NAME --threads A --sequential B C``
 
 Models of `recipes/train_threads.py` answer the same fresh problems on `LocalEngine`: one by `fork_join`, its sequential
-twins in a single call each. All greedy, so nothing is left to chance but the problems.
+twins in a single call each. All are greedy, so only the problems are random.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from partsong.zoo.products.problems import SIZES
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is measured."""
+    """Says what to measure."""
 
     out: Path
     """Result files without suffix."""
@@ -42,30 +44,30 @@ class Config:
     trained: str = ""
     """How all were trained, for the note."""
     names: tuple[str, ...] = ("sequential",)
-    """Of the twins."""
+    """Names of the twins."""
     format: FormatName = "multiverse"
     """Tags of the threads."""
     problems: int = 1008
-    """Fresh ones, of all sizes."""
+    """Fresh problems of all sizes."""
     timed: int = 18
     """Problems whose time is taken, one at a time and sixteen at a time."""
     repeats: int = 5
-    """Turns of timing, the models in turn; the median counts."""
+    """Rounds of timing with all models in turn; the median counts."""
     seed: int = 11
-    """Of the problems."""
+    """Seed of the problems."""
 
 
 def main(config: Config) -> None:
-    """Asks and writes the files."""
+    """Answers the problems and writes the files."""
     torch.set_num_threads(1)
     asyncio.run(_main(config))
 
 
 def fresh_problems(num: int, seed: int) -> list[Problem]:
-    """As many of each size."""
-    made = []
+    """Draws problems, equally many of each size."""
+    drawn = []
     for size in SIZES:
-        made += examples(-(-num // len(SIZES)), seed, sizes=[size])
+        drawn += examples(-(-num // len(SIZES)), seed, sizes=[size])
     return [
         Problem(
             task=f"{len(str(one.numbers[0]))} x {len(str(one.numbers[1]))} digits",
@@ -75,7 +77,7 @@ def fresh_problems(num: int, seed: int) -> list[Problem]:
             check=partial(_right, one.question),
             extract=answer_of,
         )
-        for number, one in enumerate(made)
+        for number, one in enumerate(drawn)
     ]
 
 
@@ -97,9 +99,9 @@ async def _main(config: Config) -> None:
     folders = (config.threads, *config.sequential)
     engines = {mode: LocalEngine(folder) for mode, folder in zip(strategies, folders, strict=True)}
     parameters, problems = Parameters(temperature=0, max_tokens=512), fresh_problems(config.problems, config.seed)
-    found: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     for mode, strategy in strategies.items():
-        found[mode] = await evaluate(problems, {mode: strategy}, engines[mode], parameters=parameters, together=32)
+        outcomes[mode] = await evaluate(problems, {mode: strategy}, engines[mode], parameters=parameters, together=32)
     asides = _asides(seen)
     timed = fresh_problems(config.timed, config.seed + 1)
     times = {(mode, together): [] for mode in strategies for together in (1, 16)}
@@ -110,47 +112,47 @@ async def _main(config: Config) -> None:
             taken.append((time.perf_counter() - begin) / len(timed))
     for engine in engines.values():
         await engine.close()
-    _file(config, found, asides, {key: sorted(taken)[len(taken) // 2] for key, taken in times.items()})
+    _file(config, outcomes, asides, {key: sorted(taken)[len(taken) // 2] for key, taken in times.items()})
 
 
 def _asides(seen: Sequence[Answer]) -> str:
-    """What else the threads show, in words."""
+    """Describes what else the threads show."""
     repeated = [answer.details["tokens_repeated"] for answer in seen]
     noted = sum(bool(answer.details["notes"]) for answer in seen)
     forked = sum(bool(answer.details["threads"]) for answer in seen)
     again = sum(count for count in repeated if count is not None)
     return (
         f"{forked} of {len(seen)} texts of the threads' model forked, {noted} not as the format wants it; keys "
-        f"computed a second time behind a fork: {again} (unknown in {repeated.count(None)} texts)."
+        f"computed a second time after a fork: {again} (unknown in {repeated.count(None)} texts)."
     )
 
 
-def _file(config: Config, found: dict[str, list[Outcome]], asides: str, times: dict[tuple[str, int], float]) -> None:
+def _file(config: Config, modes: dict[str, list[Outcome]], asides: str, times: dict[tuple[str, int], float]) -> None:
     rows: list[dict[str, Any]] = []
-    for mode, outcomes in found.items():
+    for mode, outcomes in modes.items():
         everything = [Outcome(**{**one.as_json(), "task": "all"}) for one in outcomes]
         seconds = {"seconds_alone": times[mode, 1], "seconds_of_16": times[mode, 16]}
         rows += [row | (seconds if row["task"] == "all" else {}) for row in table_rows([*everything, *outcomes])]
     by = {(row["task"], row["strategy"]): row for row in rows}
-    lines = [_line(by[task, mode], by[task, "threads"]) for task in dict.fromkeys(t for t, _ in by) for mode in found]
+    lines = [_line(by[task, mode], by[task, "threads"]) for task in dict.fromkeys(t for t, _ in by) for mode in modes]
     columns = (
         *("problems", "model", "right, 95 %", "threads' gain", "tokens", "critical", "threads' ratio", "prompt"),
         *("ms, alone", "ms, 16 at a time"),
     )
     note = (
-        f"{config.trained} {len(found['threads'])} fresh problems, as many of each size, greedy, float32, one thread. "
+        f"{config.trained} {len(modes['threads'])} fresh problems, as many of each size, greedy, float32, one thread. "
         f"Means per problem. {asides} `critical`: tokens of the longest chain of calls that wait for each other; "
         "`threads' ratio`: this row's over that of the threads; `prompt`: prompt tokens that were computed. Intervals "
-        f"are Wilson's. In pairs, over all problems: {'; '.join(_paired(found, name) for name in config.names)}. "
+        f"are Wilson's. In pairs, over all problems: {'; '.join(_pairs(modes, name) for name in config.names)}. "
         f"Times: {config.timed} problems, median of {config.repeats} turns on a machine that others used as well."
     )
     title, table = "Threads against one sequence", markdown_table(columns, lines)
     file_result(config.out, "benchmarks/threads.py", rows, title, note, table)
 
 
-def _paired(found: dict[str, list[Outcome]], name: str) -> str:
-    """What the threads gain over a twin on the same problems, in words."""
-    pairs = list(zip(found["threads"], found[name], strict=True))
+def _pairs(modes: dict[str, list[Outcome]], name: str) -> str:
+    """Describes what the threads gain over a twin on the same problems."""
+    pairs = list(zip(modes["threads"], modes[name], strict=True))
     assert all(a.number == b.number and a.asked == b.asked for a, b in pairs)
     gained, lost = (sum(a.right - b.right == way for a, b in pairs) for way in (1, -1))
     mean, total = (gained - lost) / len(pairs), len(pairs)

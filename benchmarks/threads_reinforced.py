@@ -1,7 +1,7 @@
-"""What reinforcement brings: ``python benchmarks/threads_reinforced.py --out benchmarks/NAME --after FOLDER``.
+"""Measures what reinforcement gains: ``python benchmarks/threads_reinforced.py --out benchmarks/NAME --after FOLDER``.
 
-A model that thinks in threads and what `recipes/train_threads.py --stages grpo` made of it answer the same fresh
-problems on `LocalEngine`, greedy and drawn at temperature 1, as the rewards were.
+A model that thinks in threads answers fresh problems on `LocalEngine` before and after `recipes/train_threads.py
+--stages grpo`. It answers greedily, and with draws at temperature 1, with which the rewards were computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tyro
 from filing import file_result, markdown_table
 from threads import fresh_problems
 
-from partsong.evals.reasoning.outcome import Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.suite import evaluate
 from partsong.reasoning import Parameters
 from partsong.reasoning.local import LocalEngine
@@ -28,49 +28,49 @@ from partsong.reasoning.threads.formats import FormatName
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is measured."""
+    """Says what to measure."""
 
     out: Path
     """Result files without suffix."""
     after: Path
-    """Folder of the recipe's run: its batches and what it exported."""
+    """Folder of the recipe's run, with its batches and the exported model."""
     before: str = "products"
     """The model that it began with."""
     trained: str = ""
-    """How, for the note."""
+    """How it was trained, for the note."""
     format: FormatName = "multiverse"
     """Tags of the threads."""
     problems: int = 1008
-    """Fresh ones, of all sizes."""
+    """Fresh problems of all sizes."""
     seed: int = 23
-    """Of the problems."""
+    """Seed of the problems."""
 
 
 async def measure(config: Config) -> dict[tuple[str, str], list[Outcome]]:
-    """Outcomes by model and way of drawing."""
+    """Returns outcomes by model and way of drawing."""
     strategy = partial(fork_join, format=config.format, teach=False, max_depth=1, thread_tokens=128)
-    problems, found = fresh_problems(config.problems, config.seed), dict[tuple[str, str], list[Outcome]]()
+    problems, outcomes = fresh_problems(config.problems, config.seed), dict[tuple[str, str], list[Outcome]]()
     for model, folder in (("before", config.before), ("after", config.after / "export" / "threads")):
         engine = LocalEngine(folder)
         for drawn, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
             parameters = Parameters(temperature=temperature, max_tokens=512)
-            found[model, drawn] = await evaluate(
+            outcomes[model, drawn] = await evaluate(
                 problems, {model: strategy}, engine, parameters=parameters, together=32
             )
         await engine.close()
-    return found
+    return outcomes
 
 
 def main(config: Config) -> None:
-    """Asks and writes the files."""
+    """Answers the problems and writes the files."""
     torch.set_num_threads(1)
-    found = asyncio.run(measure(config))
+    measured = asyncio.run(measure(config))
     rows, gains = list[dict[str, Any]](), list[str]()
     for drawn in ("greedy", "temperature 1"):
-        outcomes = [one for (_, how), each in found.items() if how == drawn for one in each]
+        outcomes = [one for (_, way), each in measured.items() if way == drawn for one in each]
         together = [Outcome(**{**one.as_json(), "task": "all"}) for one in outcomes]
         rows += [{"drawn": drawn, **row} for row in table_rows([*together, *outcomes])]
-        (more,) = compared(together)
+        (more,) = compare_strategies(together)
         points = (f"{100 * more[name]:+.1f}" for name in ("difference", "low", "high"))
         gains.append("{} {} ({} to {})".format(drawn, *points))
     batches = [json.loads(line) for line in (config.after / "grpo-threads.jsonl").read_text().splitlines()]

@@ -17,7 +17,7 @@ from partsong.evals.bench.video import run
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to time."""
+    """Says what to time."""
 
     out: Path
     """Result files without suffix."""
@@ -26,7 +26,7 @@ class Config:
     repeats: int = 5
     """Rounds; the median counts."""
     blocks: int = 16
-    """Of each video, of four latent frames."""
+    """Blocks of each video, with four latent frames each."""
 
 
 def main(config: Config) -> None:

@@ -1,7 +1,8 @@
-"""The lossless stop of votes: ``python benchmarks/votes.py --out benchmarks/NAME``.
+"""Measures how early votes can stop without loss: ``python benchmarks/votes.py --out benchmarks/NAME``.
 
-Simulated votes of 64 samples whose lengths differ. Each is counted to its end, and stopped as early as `Ballot.decided`
-allows: with samples drawn one after another, and with all of them under way at once and the rest cancelled.
+It simulates votes of 64 samples of different lengths. Each vote is counted to its end, and is also stopped as early as
+`Ballot.decided` allows: with samples drawn one after another, and with all of them under way at once and the rest
+cancelled.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from filing import file_result, markdown_table
 
 from partsong.reasoning.answers.votes import Ballot
 
-#: How likely the most likely answer is; the rest is shared by some wrong ones.
+#: Probabilities of the right answer; the wrong ones share the rest, and None draws the probability.
 SHARES = (0.3, 0.5, 0.7, 0.9, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How many."""
+    """Says how many votes to simulate."""
 
     out: Path
     """Result files without suffix."""
     votes: int = 100_000
-    """In all."""
+    """Votes in all."""
     samples: int = 64
-    """Of a vote."""
+    """Samples of a vote."""
     wrong: int = 6
-    """Wrong answers there are."""
+    """How many wrong answers there are."""
     spoilt: float = 0.05
-    """Samples that name no answer."""
+    """Share of samples without an answer."""
     spread: float = 0.5
-    """Of the lengths: the standard deviation of their logarithm."""
+    """Standard deviation of the logarithm of the lengths."""
     seed: int = 0
-    """Of all draws."""
+    """Seed of all draws."""
 
 
 def _stopped(answers: list[str | None], order: list[int]) -> tuple[int, str | None]:
-    """After how many samples of an order the vote is decided, and for whom."""
+    """Returns after how many samples of an order the vote is decided, and for which answer."""
     ballot, missing = Ballot(len(answers)), set(range(len(answers)))
     for count, number in enumerate(order, 1):
         ballot.add(number, answers[number])
         missing.discard(number)
         if ballot.decided(missing):
             return count, ballot.leader
-    raise AssertionError("a vote that is complete is decided")
+    raise AssertionError("a complete vote is decided")
 
 
 def _vote(config: Config, draw: random.Random, share: float | None) -> dict[str, Any]:
@@ -77,12 +78,12 @@ def main(config: Config) -> None:
     """Votes and writes the files."""
     draw, rows = random.Random(config.seed), []
     for share in SHARES:
-        found = [_vote(config, draw, share) for _ in range(config.votes // len(SHARES))]
-        mean = {name: sum(one[name] for one in found) / len(found) for name in ("sequential", "critical", "parallel")}
+        votes = [_vote(config, draw, share) for _ in range(config.votes // len(SHARES))]
+        mean = {name: sum(vote[name] for vote in votes) / len(votes) for name in ("sequential", "critical", "parallel")}
         name = "0.3 to 1, evenly" if share is None else f"{share:g}"
-        rows.append({"share": name, "votes": len(found), "same": sum(one["same"] for one in found), **mean})
+        rows.append({"share": name, "votes": len(votes), "same": sum(vote["same"] for vote in votes), **mean})
     note = (
-        f"{config.samples} samples a vote, the most likely answer's share as told, {config.wrong} wrong answers, "
+        f"{config.samples} samples a vote, the share of the most likely answer as given, {config.wrong} wrong answers, "
         f"{config.spoilt:.0%} spoilt, lengths lognormal with sigma {config.spread}. Saved: tokens where samples are "
         "drawn one after another; the longest chain, and tokens, where all are under way and the rest is cancelled."
     )

@@ -1,4 +1,4 @@
-"""Facts read and drift of the zoo's pictures under strategies.
+"""Measures facts read and drift of the zoo's pictures under strategies.
 
 ``python benchmarks/zoo_drift.py --out benchmarks/NAME`` samples fresh captions serially and with each strategy, on each
 number of ranks, and writes NAME.json and NAME.md.
@@ -24,7 +24,7 @@ DISPLACED: Cases = [
     *((PartialPatch(warmup_steps=2, portion=portion),) for portion in (0.1, 0.3, 0.5)),
     (PartialPatch(warmup_steps=2, portion="auto"),),
 ]
-#: What each zoo model is sampled with, after its serial twin.
+#: The compositions of strategies to sample each zoo model with, after its serial twin.
 CASES: dict[str, Cases] = {
     "shapes": [
         (Ulysses(),),
@@ -38,7 +38,7 @@ CASES: dict[str, Cases] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to sample."""
+    """Says what to sample."""
 
     out: Path
     """Result files without suffix."""
@@ -47,9 +47,9 @@ class Config:
     nproc: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of ranks."""
     captions: int = 100
-    """Fresh captions."""
+    """How many fresh captions."""
     seed: int = 0
-    """Of captions and noise."""
+    """Seed of captions and noise."""
 
 
 def main(config: Config) -> None:
@@ -61,9 +61,9 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     for model in config.model:
         for nproc in config.nproc:
-            found = study(CASES[model], nproc=nproc, model=model, num_captions=config.captions, seed=config.seed)
-            rows += [{"model": model, **row} for row in found]
-            # A study takes minutes: what is done is kept whatever comes after.
+            measured = study(CASES[model], nproc=nproc, model=model, num_captions=config.captions, seed=config.seed)
+            rows += [{"model": model, **row} for row in measured]
+            # A study takes minutes, so the rows so far are written after each.
             file_result(config.out, "benchmarks/zoo_drift.py", rows, "Drift of the zoo's pictures", note, _table(rows))
 
 

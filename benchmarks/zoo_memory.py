@@ -1,4 +1,4 @@
-"""Memory and drift of long streams of the zoo: ``python benchmarks/zoo_memory.py --out benchmarks/NAME``.
+"""Measures memory and drift of long streams of the zoo: ``python benchmarks/zoo_memory.py --out benchmarks/NAME``.
 
 Writes NAME.json and NAME.md.
 """
@@ -16,8 +16,8 @@ from partsong import DualParallel, TimestepPipeline
 from partsong.evals.zoo.memory import study
 from partsong.parallel import Strategy
 
-#: Model, strategy, frames, steps. A queue of as many blocks as steps is full in a video of that many blocks only: 159
-#: frames are ten blocks, which fill eight steps and not twenty.
+#: Model, strategy, frames, steps. A queue holds as many blocks as there are steps, so it is full only in a video with
+#: at least that many blocks: 159 frames are ten blocks, which fill eight steps but not twenty.
 CASES: list[tuple[str, Strategy, int, int | None]] = [
     ("motion", DualParallel(), 159, 8),
     ("motion", DualParallel(), 1599, 8),
@@ -30,22 +30,22 @@ CASES: list[tuple[str, Strategy, int, int | None]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to stream."""
+    """Says what to stream."""
 
     out: Path
     """Result files without suffix."""
     nproc: int = 2
     """Ranks, one thread each."""
     prompt: str = "a big red circle bounces left and right"
-    """A caption."""
+    """The caption to sample."""
     seed: int = 0
-    """Of the noise."""
+    """Seed of the noise."""
 
 
 def main(config: Config) -> None:
     """Streams and writes the files."""
     note = (
-        "Resident memory of each rank in MB, without the frames that are kept to be looked at: the most, the mean over "
+        "Resident memory of each rank in MB, without the frames that are kept for the scores: the most, the mean over "
         "the second quarter of the stream and over the last. Trends of colour and size are from first to last frame."
     )
     rows: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
-"""What thinking gains on the zoo's `sums` model: ``python benchmarks/zoo_sums.py --out benchmarks/NAME``.
+"""Measures what thinking gains on the zoo's `sums` model: ``python benchmarks/zoo_sums.py --out benchmarks/NAME``.
 
-Fresh problems, every strategy live on `LocalEngine`, with 95 % intervals and all token counts.
+Every strategy answers fresh problems live on `LocalEngine`; the table has 95 % intervals and all token counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import tyro
 from filing import file_result, markdown_table
 
-from partsong.evals.reasoning.outcome import compared, table_rows
+from partsong.evals.reasoning.outcome import compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import pareto_svg
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, greedy
@@ -37,39 +37,39 @@ STRATEGIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is measured."""
+    """Says what to measure."""
 
     out: Path
     """Result files without suffix."""
     model: str = "sums"
-    """The zoo's, or a folder of the recipe."""
+    """The zoo's model, or a folder that the recipe wrote."""
     problems: int = 300
-    """Of each family."""
+    """Problems of each family."""
     families: tuple[str, ...] = ("countdown", "sum")
     """Kinds of problems."""
     max_tokens: int = 96
-    """Of an answer."""
+    """Most tokens of an answer."""
     seed: int = 11
-    """Of problems and draws."""
+    """Seed of problems and draws."""
 
 
 def main(config: Config) -> None:
-    """Asks and writes the files."""
+    """Answers the problems and writes the files."""
     torch.set_num_threads(1)
     asyncio.run(_main(config))
 
 
 def _problems(config: Config) -> list[Problem]:
-    made = []
+    problems = []
     for family in config.families:
-        found: list[Any] = examples(config.problems, config.seed, [family])  # type: ignore[list-item]
-        for number, one in enumerate(found):
-            judged = partial(_right, one.question)
+        drawn: list[Any] = examples(config.problems, config.seed, [family])  # type: ignore[list-item]
+        for number, one in enumerate(drawn):
+            judge = partial(_right, one.question)
             gold = answer_of(one.solution) or ""
-            made.append(
-                Problem(task=family, number=number, question=one.question, gold=gold, check=judged, extract=answer_of)
+            problems.append(
+                Problem(task=family, number=number, question=one.question, gold=gold, check=judge, extract=answer_of)
             )
-    return made
+    return problems
 
 
 def _right(question: str, answer: str | None) -> bool:
@@ -89,7 +89,8 @@ async def _main(config: Config) -> None:
         rows = table_rows(done)
         than = {}
         if text != "greedy":
-            than = {(one["task"], one["strategy"]): one for one in compared(done, to="single", seed=config.seed)}
+            gains = compare_strategies(done, to="single", seed=config.seed)
+            than = {(gain["task"], gain["strategy"]): gain for gain in gains}
         note = (
             f"{config.model}, float32, one thread, {config.problems} fresh problems of each kind, temperature 1 "
             f"(greedy: 0), at most {config.max_tokens} tokens an answer. Means per problem; intervals are Wilson's, "

@@ -1,4 +1,4 @@
-"""Rules on the zoo's masked language model, task by task: ``python benchmarks/zoo_text.py --out benchmarks/NAME``."""
+"""Measures rules on the zoo's masked language model: ``python benchmarks/zoo_text.py --out benchmarks/NAME``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partsong import zoo
 from partsong.samplers.text import decode, load_text_model
 from partsong.samplers.text.model import TextModel
 
-#: Rule and temperature.
+#: Pairs of a rule and a temperature.
 CASES = (
     ("quota", 0.0),
     ("entropy-bound", 0.0),
@@ -30,28 +30,28 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How many."""
+    """Says how many texts to decode."""
 
     out: Path
     """Result files without suffix."""
     prompts: int = 100
-    """Per task and rule."""
+    """Prompts per task and rule."""
     seed: int = 12
-    """Of prompts and draws."""
+    """Seed of prompts and draws."""
 
 
 def main(config: Config) -> None:
     """Decodes and writes the files."""
     torch.set_num_threads(1)
-    found, task = zoo.load("lists-mdlm"), zoo.MODELS["lists-mdlm"].task
-    model, canvas = load_text_model(found.model), zoo.MODELS["lists-mdlm"].defaults["canvas"]
+    loaded, task = zoo.load("lists-mdlm"), zoo.MODELS["lists-mdlm"].task
+    model, canvas = load_text_model(loaded.model), zoo.MODELS["lists-mdlm"].defaults["canvas"]
     rows: list[dict[str, Any]] = []
     for family in task.FAMILIES:
         examples = task.examples(config.prompts, seed=config.seed, families=[family])
-        prompts = [found.tokenizer(example.prompt).input_ids for example in examples]
+        prompts = [loaded.tokenizer(example.prompt).input_ids for example in examples]
         for rule, temperature in CASES:
             row = _case(model, prompts, rule, temperature, canvas, config.seed)
-            texts = [found.tokenizer.decode(text, skip_special_tokens=True) for text in row.pop("tokens")]
+            texts = [loaded.tokenizer.decode(text, skip_special_tokens=True) for text in row.pop("tokens")]
             right = [task.check(example.prompt, text) for example, text in zip(examples, texts, strict=True)]
             rows.append({"task": family, **row, "accuracy": sum(right) / len(right)})
     names = [f"`{rule}`, T = {temperature:g}" for rule, temperature in CASES]

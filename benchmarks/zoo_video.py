@@ -1,7 +1,7 @@
-"""Long videos of the zoo by every method: ``python benchmarks/zoo_video.py --out benchmarks/NAME``.
+"""Measures long videos of the zoo by every method: ``python benchmarks/zoo_video.py --out benchmarks/NAME``.
 
-Samples a video for each of some fresh captions with every method on each number of ranks, reads facts, identity and
-block borders back, and writes NAME.json, NAME.md and NAME.png, a strip of frames of the first caption per method.
+Samples a video for each of several fresh captions with every method on each number of ranks, and scores facts, identity
+and block borders. Writes NAME.json, NAME.md and NAME.png, which has a strip of frames of the first caption per method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partsong import ClipParallel, DualParallel, TimestepPipeline
 from partsong.evals.zoo.video import Case, study
 
 MODEL, CAUSAL = "motion", "motion-causal"
-#: The baseline runs on one rank, whatever the others have; once is enough.
+#: The baseline, which runs on one rank only.
 BASELINES = [Case(model=MODEL)]
 CASES = [
     Case(model=MODEL, strategy=ClipParallel()),
@@ -33,20 +33,20 @@ CASES = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to sample."""
+    """Says what to sample."""
 
     out: Path
     """Result files without suffix."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of ranks."""
     frames: int = 159
-    """Of each video: blocks of eight latents, two frames each."""
+    """Frames of each video, in blocks of eight latents with two frames each."""
     captions: int = 20
-    """Fresh captions, one video each."""
+    """How many fresh captions, with one video each."""
     methods: str = ""
     """Only strategies whose name begins with this."""
     seed: int = 1
-    """Of captions and noise; the models' settings were chosen on 0."""
+    """Seed of captions and noise; the settings of the models were chosen on 0."""
 
 
 def main(config: Config) -> None:
@@ -62,10 +62,10 @@ def main(config: Config) -> None:
     knobs: dict[str, Any] = {"frames": config.frames, "num_captions": config.captions, "seed": config.seed}
     chosen = [case for case in CASES if case.name.startswith(config.methods)]
     for cases, nproc in ((BASELINES, 1), *((chosen, nproc) for nproc in config.nproc)):
-        found, shown = study(cases, nproc=nproc, **knobs)
-        rows, strips = rows + found, strips + shown
+        measured, shown = study(cases, nproc=nproc, **knobs)
+        rows, strips = rows + measured, strips + shown
         file_result(config.out, "benchmarks/zoo_video.py", rows, "Long videos of the zoo", note, _table(rows))
-    # The same frames on any number of ranks: one strip per method is enough.
+    # The frames are the same on any number of ranks, so one strip per method is enough.
     sheet = np.concatenate(strips[: len(BASELINES) + len(chosen)])
     picture = Image.fromarray(np.rint(sheet * 255).astype(np.uint8))
     picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(

@@ -162,8 +162,8 @@ def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
     """Checks one value against one annotation; see `check_knobs`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if not any(_holds(value, kind) for kind in kinds):
-        wanted = " or ".join(dict.fromkeys(filter(None, map(_wanted, kinds))))
-        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}")
+        wanted = " or ".join(_wanted(kind) for kind in kinds if kind is not type(None))
+        raise ArgumentError(f"{owner}{name}={value!r}; use {wanted}{', or None' if type(None) in kinds else ''}")
     if is_dataclass(value) and hasattr(value, "validate"):
         value.validate()  # type: ignore[union-attr]
 
@@ -190,8 +190,8 @@ def _wanted(kind: Any) -> str:
         return _listed(get_args(kind))
     if origin is collections.abc.Callable:
         return "a function"
-    if kind in (bool, type(None)):
-        return "True or False" if kind is bool else "None"
+    if kind is bool:
+        return "True or False"
     return f"an instance of {kind.__name__}" if isinstance(kind, type) else str(kind)
 
 
@@ -245,14 +245,7 @@ def read_knobs(
 ) -> tuple[str, dict[str, Any]]:
     """Reads ``NAME[:key=value,...]`` into the name and the values that the text gives.
 
-    Args:
-        text: what was asked for.
-        known: for each name the types of its knobs.
-        noun: see `parse_knobs`.
-        plural: see `parse_knobs`.
-
-    Raises:
-        ArgumentError: see `parse_knobs`.
+    `known` holds for each name the types of its knobs; the rest, and errors, are as in `parse_knobs`.
 
     Example:
         >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")
@@ -311,7 +304,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
     if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
         return tuple(map(int, re.split(r"[+-]", text)))
     if words:
-        wanted = _listed([*words, *(said for kind, said in _WORDS.items() if kind in accepted)])
+        wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
         raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
-    wanted = " or ".join(said for kind, said in _WORDS.items() if kind in accepted)
+    wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

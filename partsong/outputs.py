@@ -69,7 +69,7 @@ def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
     if Path(path).suffix.lower() != ".png":
         raise ArgumentError(f"images are written as PNG (nothing is lost); name the file *.png, not {Path(path).name}")
     target = check_writable(path)
-    with _replacing(target) as file:
+    with _replace_when_complete(target) as file:
         Image.fromarray(_to_bytes(image)).save(file, format="PNG")
     return target
 
@@ -107,7 +107,7 @@ def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -
     plain = _plain(values, "")
     if path is not None:
         target = check_writable(path)
-        with _replacing(target) as file:
+        with _replace_when_complete(target) as file:
             text = json.dumps(plain, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
             file.write((text + "\n").encode("utf-8", "backslashreplace"))
     return plain
@@ -122,7 +122,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """
     target = check_writable(path)
     try:
-        with _replacing(target) as file:
+        with _replace_when_complete(target) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
@@ -232,7 +232,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
+def _replace_when_complete(target: Path) -> Iterator[IO[bytes]]:
     """Opens a file that takes the place of `target` only once it is complete."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-", delete=False) as file:
         try:

@@ -10,47 +10,67 @@ The groups are ``partsong.strategies``, ``partsong.adapters`` and ``partsong.thi
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Collection
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-__all__ = ["plugins"]
+__all__ = ["Registry"]
 
 logger = logging.getLogger(__name__)
 
-Thing = TypeVar("Thing")
+Row = TypeVar("Row")
 
 
-def plugins(
-    group: str, read: Callable[[Any], Thing], *, name: Callable[[Thing], str], taken: Collection[str]
-) -> list[Thing]:
-    """Loads what other packages offer in a group of entry points.
+class Registry(Mapping[str, Row]):
+    """Maps names to what this package brings and, from the first look on, to what other packages add.
 
     A plug-in that cannot be loaded, is not what the group holds, or bears a name that is taken is left out with one
-    warning; the others stay.
+    warning; the others stay. Nothing of another package is imported before somebody looks.
 
     Args:
         group: of the entry points, such as ``partsong.strategies``.
-        read: turns what an entry point loads into what the group holds, and raises where it cannot.
-        name: of such a thing.
-        taken: names that are in use.
+        built_in: what this package brings, in order.
+        name: returns the name of a row.
+        read: turns what an entry point loads into a row, and raises where it cannot.
 
-    Returns:
-        The things, in the order of their entry points' names.
+    Example:
+        >>> registry = Registry("partsong.none", [int, str], name=lambda kind: kind.__name__, read=lambda thing: thing)
+        >>> list(registry), registry["int"]
+        (['int', 'str'], <class 'int'>)
     """
-    things: list[Thing] = []
-    names = set(taken)
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        try:
-            thing = read(entry.load())
-            if name(thing) in names:
-                raise ValueError(f"the name {name(thing)} is taken")
-        except Exception as error:  # noqa: BLE001 - whatever a foreign package raises must not harm the others
-            package = entry.dist.name if entry.dist is not None else entry.value
-            reason = f"{type(error).__name__}: {error}"
-            logger.warning("%s of %s (%s) is left out; %s", entry.name, package, group, reason)
-            continue
-        names.add(name(thing))
-        things.append(thing)
-    return things
+
+    def __init__(
+        self, group: str, built_in: Iterable[Row], *, name: Callable[[Row], str], read: Callable[[Any], Row]
+    ) -> None:
+        self._group, self._name, self._read = group, name, read
+        self._built_in = {name(row): row for row in built_in}
+
+    def __getitem__(self, name: str) -> Row:
+        # A plug-in that is being loaded may look up what it derives from.
+        return self._built_in[name] if name in self._built_in else self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @functools.cached_property
+    def _rows(self) -> dict[str, Row]:
+        rows = dict(self._built_in)
+        for entry in sorted(entry_points(group=self._group), key=lambda entry: entry.name):
+            try:
+                self._add(rows, entry)
+            except Exception as error:  # noqa: BLE001 - whatever a foreign package raises must not harm the others
+                package = entry.value if entry.dist is None else entry.dist.name
+                reason = f"{type(error).__name__}: {error}"
+                logger.warning("%s of %s (%s) is left out; %s", entry.name, package, self._group, reason)
+        return rows
+
+    def _add(self, rows: dict[str, Row], entry: EntryPoint) -> None:
+        row = self._read(entry.load())
+        if self._name(row) in rows:
+            raise ValueError(f"the name {self._name(row)} is taken")
+        rows[self._name(row)] = row

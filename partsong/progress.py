@@ -24,7 +24,7 @@ def progress(
 def progress(
     total: int | Iterable[T], desc: str | None = None, enabled: bool | None = None, *, unit: str = "it"
 ) -> tqdm[int] | tqdm[T]:
-    """A tqdm bar: iterate over it, or use it as a context manager and call its `.update(n)`.
+    """Returns a tqdm bar: iterate over it, or use it as a context manager and call its `.update(n)`.
 
     Args:
         total: number of steps, or the items to go through.

@@ -108,11 +108,7 @@ def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int
 def generators(seed: int, num: int, device: str | torch.device = "cpu", *, first: int = 0) -> list[torch.Generator]:
     """Returns one generator per image for a pipeline's ``generator=``: image i is the same in any batch.
 
-    Args:
-        seed: the run's seed; image i gets that of `for_images`.
-        num: how many.
-        device: where they draw; "cpu" gives the same noise whatever the model runs on.
-        first: index of the first image.
+    Their seeds are those of `for_images`. They draw on `device`: "cpu" gives the same noise whatever the model runs on.
     """
     import torch
 
@@ -158,7 +154,7 @@ def uniform(
     """Draws numbers in 0 <= u < 1, unrelated to `noise` of the same seed; arguments and errors as there."""
     import torch
 
-    values = _draw(seed, _UNIFORM, _to_unit, shape, start, full_shape, dtype, device)
+    values = _draw(seed, _UNIFORM, lambda bits: bits.double() * 2.0**-53, shape, start, full_shape, dtype, device)
     # Rounding to a narrow dtype can reach 1.0; the largest number below it is 1 - eps / 2.
     return values.clamp_(max=1.0 - torch.finfo(values.dtype).eps / 2)
 
@@ -256,10 +252,6 @@ def philox(
         b, d = second, first
         low, high = (low + _KEY_STEPS[0]) & _WORD, (high + _KEY_STEPS[1]) & _WORD
     return a, b.bitwise_and_(_WORD), c, d.bitwise_and_(_WORD)
-
-
-def _to_unit(bits: Tensor) -> Tensor:
-    return bits.double() * 2.0**-53
 
 
 def _to_normal(bits: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class VideoWriter:
             try:
                 self._write(pixels)
             except (OSError, RuntimeError) as error:
-                raise self._stopped(error) from error
+                raise self._write_error(error) from error
             self.frames += 1
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class VideoWriter:
             try:
                 sink.close()
             except (OSError, RuntimeError) as error:
-                raise self._stopped(error) from error
+                raise self._write_error(error) from error
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -123,7 +123,7 @@ class VideoWriter:
             self.path, fps=self.fps, codec="libx264", quality=8, macro_block_size=1, output_params=fragment
         )
 
-    def _stopped(self, error: Exception) -> OutputError:
+    def _write_error(self, error: Exception) -> OutputError:
         reason = (getattr(error, "strerror", None) or str(error)).strip().splitlines() or [type(error).__name__]
         return OutputError(
             f"{self.path} cannot be written after frame {self.frames}: {reason[0]}; is the disk full? What was "

@@ -1,10 +1,12 @@
 """Before anything imports torch or triton: one thread per process, and kernels in the interpreter without a GPU."""
 
+import gc
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,16 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+#: Files that take longest, longest first; measured, and worth measuring again when the end of a run is slow.
+LONGEST = (
+    *("test_ray_engine", "test_aot", "test_launch", "test_unet", "test_equivalence", "test_sums_model"),
+    *("test_parallel_vae", "test_clip_parallel", "test_rules", "test_cli", "test_zoo_models", "test_local_models"),
+    *("test_join", "test_hogwild", "test_zoo_drift", "test_cli_video", "test_compile", "test_train_shapes_unet"),
+    *("test_lists_models", "test_train_motion", "test_resume", "test_partial_patch", "test_patch_pipeline"),
+    *("test_decode", "test_pipelines", "test_dual_parallel", "test_openai_servers", "test_bench_video"),
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases, and tests marked full")
 
@@ -27,10 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests marked full to ``pytest --full``."""
-    left = [item for item in items if item.get_closest_marker("full") and not config.getoption("full")]
+    """Leaves tests marked full to ``pytest --full``, and lets long files begin first: no core idles at the end."""
+    left = {item for item in items if item.get_closest_marker("full") and not covering.FULL}
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    places = {name: place for place, name in enumerate(LONGEST)}
+    kept = (item for item in items if item not in left)
+    items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what is there before the first test from being searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,8 +58,10 @@ def fork_server(request: pytest.FixtureRequest) -> None:
     """Lets ranks be forked from a process that has imported what most of them need: once, not once per rank."""
     ranked = any("parallel" in item.path.parts for item in request.session.items)
     if ranked and not torch.cuda.is_available():
+        workers = sorted(path.stem for path in (Path(__file__).parent / "parallel").glob("*_worker.py"))
+        workers.append("fork_server")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["partsong.parallel", "tests.parallel.pipelines"])
+        context.set_forkserver_preload(["partsong.parallel", *(f"tests.parallel.{worker}" for worker in workers)])
         forkserver.ensure_running()
 
 

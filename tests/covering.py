@@ -25,7 +25,7 @@ def pairs(cases: Iterable[tuple[Any, ...]]) -> set[Pair]:
 
 
 def covering(
-    product: Iterable[Case], prefer: Callable[[Case], int] = lambda case: 0, beside: Iterable[Case] = ()
+    product: Iterable[Case], prefer: Callable[[Case], Any] = lambda case: 0, beside: Iterable[Case] = ()
 ) -> list[Case]:
     """Takes cases of a product until every two values that meet anywhere in it have met; the same ones in every run.
 
@@ -56,7 +56,7 @@ def covering(
 
 
 def chosen(
-    product: Iterable[Case], prefer: Callable[[Case], int] = lambda case: 0, beside: Iterable[Case] = ()
+    product: Iterable[Case], prefer: Callable[[Case], Any] = lambda case: 0, beside: Iterable[Case] = ()
 ) -> list[Case]:
     """The cases of a product to run: all of them under ``pytest --full``, else those of `covering`."""
     return list(product) if FULL else covering(product, prefer, beside)

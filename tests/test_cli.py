@@ -19,7 +19,7 @@ from partsong import zoo
 from partsong.cli import main
 from partsong.cli.arguments import read_arguments
 from partsong.evals.bench import parscale as bench_parscale
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
 
 COMMON = {"command", "strategy", "nproc", "seed", "seconds", "out", "ledger"}
 IMAGE = {"class", "psnr_to_serial", "max_abs_diff", "facts_read", "bytes_sent"}
@@ -83,7 +83,7 @@ REFUSED = {
     "unknown command": (["imagine", "x"], "imagine"),
     "unknown option": (["image", CAPTION, "--ulysses"], "--ulysses"),
     "word for a number": (["image", CAPTION, "--nproc", "two"], "--nproc"),
-    "no ranks": (["image", CAPTION, "--nproc", 0], "1 or more"),
+    "no ranks": (["image", CAPTION, "--nproc", 0], "--nproc 0: use a positive integer"),
     "no steps": (["image", CAPTION, "--steps", 0], "--steps 0"),
     "negative seed": (["image", CAPTION, "--seed", -1], "seed"),
     "not a PNG": (["image", CAPTION, "--out", "x.jpg"], "PNG"),
@@ -106,7 +106,7 @@ REFUSED = {
     "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
     "unknown bench": (["bench", "sound"], "sound"),
     "unknown list": (["list", "colours"], "colours"),
-    "demo on one rank": (["demo", "--nproc", 1], "2 or more"),
+    "demo on one rank": (["demo", "--nproc", 1], "--nproc 1: use an integer of 2 or more"),
 }
 
 SETTINGS = [
@@ -203,7 +203,7 @@ def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> N
 def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "strategies", "--json", tmp_path / "s.json") == 0
     rows = read(tmp_path / "s.json")["rows"]
-    assert [row["name"] for row in rows] == list(STRATEGIES)
+    assert [row["name"] for row in rows] == list(strategies())
     assert {row["class"] for row in rows} == {"exact", "approximate"}
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
@@ -213,7 +213,7 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {"naive", "cpu_flash"} <= {row["name"] for row in machine["attention"]}
     assert machine["instruction_set"] == torch.backends.cpu.get_cpu_capability()
     out = capsys.readouterr().out
-    assert all(name in out for name in (*STRATEGIES, *zoo.MODELS, "naive"))
+    assert all(name in out for name in (*strategies(), *zoo.MODELS, "naive"))
 
 
 def test_measurements_name_the_instruction_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -295,12 +295,12 @@ def test_image_under_torchrun(tmp_path: Path) -> None:
     assert out.is_file()
 
 
-@needs_weights
 def _heed_interrupts() -> None:
     """A test run started in the background ignores interrupts, and its children would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@needs_weights
 def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
     command = [*PROGRAM, "demo", "--out", str(tmp_path / "page.html")]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

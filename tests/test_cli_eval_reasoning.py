@@ -76,8 +76,8 @@ def test_a_pool_gives_what_live_samples_give_and_a_rerun_asks_nothing(folder: Pa
         (("--tasks", "chess"), "no task 'chess'; there are countdown, sudoku, word-problems"),
         (("--strategies", "guess"), "no strategy 'guess'"),
         (("--strategies", "edit-test-select"), "needs runner"),
-        (("--num", "0"), "--num and --samples are 1 or more"),
-        (("--budget-tokens", "0"), "budget tokens=0"),
+        (("--num", "0"), "--num 0: use a positive integer"),
+        (("--budget-tokens", "0"), "--budget-tokens 0: use a positive integer"),
         (("--server", "http://127.0.0.1:9/v1"), "--server needs --model"),
     ],
 )

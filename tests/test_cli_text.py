@@ -214,7 +214,7 @@ def frames(text: str) -> list[str]:
 def fake(words: PreTrainedTokenizerFast) -> Any:
     """What a drawing reads of a loaded job."""
     request = SimpleNamespace(prompts=[[5]], stop_token_ids=(EOS,), model=SimpleNamespace(mask_token_id=MASK))
-    return SimpleNamespace(tokenizer=words, request=request, kept=[], spell=words.decode)
+    return SimpleNamespace(tokenizer=words, request=request, before_gap=[], spell=words.decode)
 
 
 def steps() -> list[Step]:

@@ -11,11 +11,24 @@ from typing import Any
 import pytest
 
 from tests.covering import covering
-from tests.parallel import test_equivalence, test_pipelines
+from tests.parallel import (
+    test_clip_parallel,
+    test_equivalence,
+    test_image_pipelines,
+    test_parallel_vae,
+    test_pipelines,
+    test_unet,
+)
 
 #: Names of products -> all possible cases, and those that run.
 ARRAYS: dict[str, tuple[list[Any], list[Any]]] = {
     "equivalence": (test_equivalence.PRODUCT, test_equivalence.CASES),
+    "clips": (test_clip_parallel.PRODUCT, test_clip_parallel.CASES),
+    "pipelines of clips": (test_clip_parallel.PIPE_PRODUCT, test_clip_parallel.PIPE_CASES),
+    "autoencoders": (test_parallel_vae.PRODUCT, test_parallel_vae.CASES),
+    "residuals": (test_image_pipelines.PRODUCT, test_image_pipelines.CASES),
+    "UNets": (test_unet.PRODUCT, test_unet.CASES),
+    "pipelines of UNets": (test_unet.PIPE_PRODUCT, test_unet.PIPE_CASES),
     "pipelines": (test_pipelines.PRODUCT, test_pipelines.KEYS),
 }
 

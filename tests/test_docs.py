@@ -15,7 +15,8 @@ from partsong.cli import parse
 from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
+from tests.tables import documents
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
@@ -50,12 +51,13 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_strategy_has_a_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for strategy in STRATEGIES:
+    for strategy in strategies():
         assert (ROOT / "docs" / "methods" / f"{strategy}.md").is_file()
-        assert f"methods/{strategy}.md" in index
-        assert f"methods/{strategy}.md" in readme
+
+
+@pytest.mark.parametrize("path", documents(), ids=name)
+def test_tables_are_what_the_code_says(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == documents()[path], "run python -m tests.tables"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

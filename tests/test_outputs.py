@@ -33,8 +33,8 @@ def test_save_image_loses_nothing(kind, tmp_path) -> None:
         "pil": Image.fromarray(pixels),
     }[kind]
     path = outputs.save_image(image, tmp_path / "new" / "folder" / "a.png")
-    wanted = (pixels > 127) * np.uint8(255) if kind == "bfloat16" else pixels
-    assert np.array_equal(np.asarray(Image.open(path)), wanted)
+    expected = (pixels > 127) * np.uint8(255) if kind == "bfloat16" else pixels
+    assert np.array_equal(np.asarray(Image.open(path)), expected)
     assert os.listdir(path.parent) == ["a.png"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
@@ -53,9 +53,9 @@ def test_palette_images_keep_their_colours(tmp_path) -> None:
 
 def test_save_images(tmp_path) -> None:
     assert outputs.save_images([picture()], tmp_path / "a.png") == [tmp_path / "a.png"]
-    found = outputs.save_images([picture(), picture()], tmp_path / "b.png")
-    assert [path.name for path in found] == ["b-000.png", "b-001.png"]
-    assert all(path.exists() for path in found)
+    paths = outputs.save_images([picture(), picture()], tmp_path / "b.png")
+    assert [path.name for path in paths] == ["b-000.png", "b-001.png"]
+    assert all(path.exists() for path in paths)
 
 
 def test_images_that_cannot_be_saved(tmp_path) -> None:

@@ -16,12 +16,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 import partsong
-from partsong.samplers.registry import STRATEGIES
+from partsong.parallel import Strategy
+from partsong.samplers.registry import strategies
 
 SNAPSHOT = Path(__file__).with_name("public_api.json")
 BASE_MODULES = ("errors", "ledger", "model_folders", "outputs", "progress", "seeds", "videos", "zoo", "cli")
@@ -29,11 +31,25 @@ MAX_IMPORT_SECONDS = 0.3
 
 
 def signature(thing: Any) -> str:
-    """The call signature as written, addresses and quotes of annotations left out."""
+    """The call signature as written, addresses and quotes of annotations left out, and bounds of knobs too."""
     try:
-        return str(inspect.signature(thing)).replace("'", "")
+        written = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
+    if isinstance(thing, type) and issubclass(thing, Strategy):
+        hints = get_type_hints(thing)
+        parameters = [p.replace(annotation=without_bounds(hints.get(p.name))) for p in written.parameters.values()]
+        written = written.replace(parameters=parameters)
+    return str(written).replace("'", "")
+
+
+def without_bounds(hint: Any) -> str:
+    """The type of a knob, without what its values may be: ``int | None``, ``str`` for a choice of words."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    values = [type(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    plain = [*(kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)), *values]
+    names = [kind.__name__ if type(kind) is type else str(kind).removeprefix("typing.") for kind in plain]
+    return " | ".join([*dict.fromkeys(names), *(["None"] if type(None) in kinds else [])])
 
 
 def describe(thing: Any) -> dict[str, Any]:
@@ -42,7 +58,8 @@ def describe(thing: Any) -> dict[str, Any]:
         return {"kind": "function", "signature": signature(thing)}
     fields = {field.name for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
     members: dict[str, str] = {}
-    for name, member in vars(thing).items():
+    classes = [kind for kind in reversed(thing.__mro__) if kind.__module__.startswith("partsong")]
+    for name, member in {name: member for kind in classes for name, member in vars(kind).items()}.items():
         if name.startswith("_") or name in fields or isinstance(thing, enum.EnumMeta):
             continue
         if isinstance(member, property):
@@ -69,7 +86,7 @@ def test_signatures_are_frozen() -> None:
 
 
 def test_lazy_table_names_every_export() -> None:
-    assert set(partsong._HOME_OF) | {kind.__name__ for kind in STRATEGIES.values()} == set(partsong.__all__)
+    assert set(partsong._HOME_OF) | {kind.__name__ for kind in strategies().values()} == set(partsong.__all__)
     assert set(partsong.__all__) <= set(dir(partsong))
 
 

@@ -56,8 +56,8 @@ def test_any_box(seed, data) -> None:
     start = [data.draw(st.integers(0, n)) for n in full]
     shape = [data.draw(st.integers(0, n - low)) for n, low in zip(full, start, strict=True)]
     box = tuple(slice(low, low + n) for low, n in zip(start, shape, strict=True))
-    found = seeds.noise(seed, shape, start=start, full_shape=full, dtype=torch.float64)
-    assert torch.equal(found, seeds.noise(seed, full, dtype=torch.float64)[box])
+    part = seeds.noise(seed, shape, start=start, full_shape=full, dtype=torch.float64)
+    assert torch.equal(part, seeds.noise(seed, full, dtype=torch.float64)[box])
 
 
 def test_chunks_do_not_show() -> None:
@@ -71,9 +71,9 @@ def test_chunks_do_not_show() -> None:
 
 def test_positions_beyond_32_bits() -> None:
     full = (1 << 20, 1 << 20)
-    found = seeds.noise(1, (1, 4), start=(1 << 19, 5), full_shape=full)
-    assert torch.equal(found, seeds.noise(1, (4,), start=((1 << 39) + 5,), full_shape=(1 << 40,)).view(1, 4))
-    assert not torch.equal(found.view(-1), seeds.noise(1, (4,), start=(5,), full_shape=(9,)))
+    noise = seeds.noise(1, (1, 4), start=(1 << 19, 5), full_shape=full)
+    assert torch.equal(noise, seeds.noise(1, (4,), start=((1 << 39) + 5,), full_shape=(1 << 40,)).view(1, 4))
+    assert not torch.equal(noise.view(-1), seeds.noise(1, (4,), start=(5,), full_shape=(9,)))
 
 
 def test_values_are_frozen() -> None:
@@ -88,20 +88,20 @@ def test_values_are_frozen() -> None:
 def test_dtypes_are_one_rounding_apart(dtype) -> None:
     for draw in (seeds.noise, seeds.uniform):
         wide = draw(5, (4000,), dtype=torch.float64)
-        found = draw(5, (4000,), dtype=dtype)
-        assert found.dtype is dtype
+        narrow = draw(5, (4000,), dtype=dtype)
+        assert narrow.dtype is dtype
         if draw is seeds.noise:
-            assert torch.equal(found, wide.to(dtype))
+            assert torch.equal(narrow, wide.to(dtype))
         else:
-            assert found.min() >= 0
-            assert found.max() < 1
-            assert (found.double() - wide).abs().max() <= torch.finfo(dtype).eps
+            assert narrow.min() >= 0
+            assert narrow.max() < 1
+            assert (narrow.double() - wide).abs().max() <= torch.finfo(dtype).eps
 
 
 def test_normal_moments_and_distribution() -> None:
     x = seeds.noise(11, (300_000,), dtype=torch.float64)
-    for power, wanted, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        assert abs(float((x**power).mean()) - wanted) < 4.5 * math.sqrt(variance / len(x))
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(float((x**power).mean()) - expected) < 4.5 * math.sqrt(variance / len(x))
     # Kolmogorov-Smirnov at the 1e-4 level.
     steps = torch.arange(1, len(x) + 1) / len(x)
     assert (torch.special.ndtr(x.sort().values) - steps).abs().max() < 2.23 / math.sqrt(len(x))
@@ -126,16 +126,16 @@ def test_neighbours_seeds_and_streams_are_unrelated() -> None:
 def test_quantile_in_centre_and_tails() -> None:
     bits = torch.cat([torch.arange(2000), torch.linspace(0, 2**53 - 1, 20000, dtype=torch.float64).long()])
     p = (bits | 1).double() * 2.0**-53
-    wanted = torch.special.ndtri(p)
-    assert ((seeds._to_normal(bits) - wanted).abs() / wanted.abs().clamp(min=1e-3)).max() < 3e-15
+    expected = torch.special.ndtri(p)
+    assert ((seeds._to_normal(bits) - expected).abs() / expected.abs().clamp(min=1e-3)).max() < 3e-15
     mirrored = seeds._to_normal(2**53 - 1 - bits)
     assert torch.equal(mirrored, -seeds._to_normal(bits))
 
 
 def test_derive() -> None:
-    found = {seeds.derive(seed, *labels) for seed in (0, 1) for labels in ((), (1,), ("1",), ("a", "b"), ("a/'b'",))}
-    assert len(found) == 10
-    assert all(0 <= seed < 1 << 64 for seed in found)
+    derived = {seeds.derive(seed, *labels) for seed in (0, 1) for labels in ((), (1,), ("1",), ("a", "b"), ("a/'b'",))}
+    assert len(derived) == 10
+    assert all(0 <= seed < 1 << 64 for seed in derived)
     for bad in (1.5, None, True):
         with pytest.raises(ArgumentTypeError, match="label"):
             seeds.derive(0, bad)

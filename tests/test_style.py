@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +155,57 @@ def nothing_foreign_is_executed(path: Path) -> None:
     forbidden = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load"}
     found = [f"{ast.unparse(c.func)} (line {c.lineno})" for c in calls(parse(path)) if ast.unparse(c.func) in forbidden]
     assert not found, f"{', '.join(found)}"
+
+
+#: Phrases that stop a native reader, and what to write in their place.
+RIDDLES = {
+    r"\b(what|that|which) (is|are) none\b": "say what the thing is not",
+    r"\b[Ff]ilms?\b": "video",
+    r"\bPATIENCE\b": "TIMEOUT",
+    r"\btold\b": "given, stated, notified",
+    r"\bthe like\b": "name the thing",
+    r"\bis behind the\b": "follows, comes after",
+    r"\bwhatever (it|they) would\b": "say what happens",
+}
+#: Names that say how a value came about and not what it is.
+NAMELESS = {"found", "made", "said", "told"}
+#: Folders of the library whose words have been read aloud.
+PLAIN = [path for path in LIBRARY if not is_kernel(path)]
+
+
+@each(PLAIN)
+def words_are_plain(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    hits = [
+        f"line {number}: {match.group()!r} (write: {instead})"
+        for number, line in enumerate(lines, 1)
+        for riddle, instead in RIDDLES.items()
+        for match in re.finditer(riddle, line)
+    ]
+    assert not hits, "; ".join(hits)
+
+
+@each(PLAIN)
+def names_are_things(path: Path) -> None:
+    named = [n for n in ast.walk(parse(path)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    lines = sorted({f"{name.id} (line {name.lineno})" for name in named if name.id in NAMELESS})
+    assert not lines, f"name what the value is: {', '.join(lines)}"
+
+
+@each(PLAIN)
+def docstrings_begin_with_a_sentence(path: Path) -> None:
+    tree = parse(path)
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    odd = [text.splitlines()[0] for text in texts if re.match(r"(Of|And|Or|With|For|Where) ", text)]
+    assert not odd, f"not a sentence with a verb: {odd}"
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=relative)
+def test_documents_are_plain(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    hits = {match.group() for riddle in RIDDLES for match in re.finditer(riddle, text)}
+    assert not hits, hits
 
 
 @pytest.mark.parametrize("path", sorted(RULES), ids=relative)

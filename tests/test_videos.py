@@ -1,4 +1,4 @@
-"""Films: frames come back, a killed or full one still plays, nothing wrong is written."""
+"""Videos: frames come back, a killed or full one still plays, nothing wrong is written."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def grey(value: float, height: int = 32, width: int = 48) -> np.ndarray:
 @pytest.mark.parametrize("size", [(32, 48), (33, 47)])
 def test_frames_come_back(name: str, size: tuple[int, int], tmp_path: Path) -> None:
     path = save_video([grey(value, *size) for value in (0.1, 0.5, 0.9)], tmp_path / "new" / name, fps=8)
-    found = [imageio.imread(p) for p in sorted(path.iterdir())] if path.is_dir() else imageio.mimread(path)
+    frames = [imageio.imread(p) for p in sorted(path.iterdir())] if path.is_dir() else imageio.mimread(path)
     even = tuple(n + n % 2 for n in size) if name == "a.mp4" else size
-    assert [frame.shape[:2] for frame in found] == [even] * 3
-    assert [round(float(frame[..., :3].mean()) / 255, 1) for frame in found] == [0.1, 0.5, 0.9]
+    assert [frame.shape[:2] for frame in frames] == [even] * 3
+    assert [round(float(frame[..., :3].mean()) / 255, 1) for frame in frames] == [0.1, 0.5, 0.9]
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -58,15 +58,15 @@ os.killpg(os.getpid(), signal.SIGKILL)  # the encoder with it
 """
 
 
-def test_a_film_that_was_killed_plays(tmp_path: Path) -> None:
+def test_a_video_that_was_killed_plays(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     done = subprocess.run([sys.executable, "-c", WRITER, str(path)], start_new_session=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    found = imageio.mimread(path, memtest=False)
-    assert 100 < len(found) <= 400  # the encoder looks ahead; whole seconds are on disk
+    frames = imageio.mimread(path, memtest=False)
+    assert 100 < len(frames) <= 400  # the encoder looks ahead; whole seconds are on disk
 
 
-def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     link = tmp_path / "a.mp4"

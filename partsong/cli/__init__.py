@@ -1,4 +1,4 @@
-"""The ``partsong`` command: parses, calls, prints.
+"""Runs the ``partsong`` command: parses, calls, prints.
 
 Exit codes: 0 done, 1 a rank or the program failed, 2 the request cannot be carried out as asked (one line on standard
 error says why), 130 interrupted.
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from partsong.cli.bounds import check_bounds
 from partsong.cli.options import (
     Bench,
     Command,
@@ -36,11 +37,11 @@ from partsong.outputs import check_writable, write_json
 
 __all__ = ["main", "parse"]
 
-#: Keys every JSON result has, whatever the command; null where they mean nothing.
+#: Keys that the JSON result of every command has; null where a command has no such value.
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
 
 
-#: By options: the module that carries a command out, the function that does, and the one that puts its result in words.
+#: For each class of options: the module of the command, and its functions that run it and describe its result.
 _COMMANDS: dict[type, tuple[str, str, str]] = {
     Image: ("image", "image", "summary"),
     Video: ("video", "video", "summary"),
@@ -71,43 +72,44 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             raise
         _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:
-        kept = options.journal if isinstance(options, Think) else None
-        _fail(
-            f"interrupted; what was complete is in {kept}, and the same command goes on" if kept else "interrupted", 130
-        )
-    except BrokenPipeError:  # whoever reads the output has left, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes there
+        message = "interrupted"
+        if isinstance(options, Think) and options.journal is not None:
+            message += f"; completed calls are in {options.journal}; run the same command to continue"
+        _fail(message, 130)
+    except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
     sys.exit(0)
 
 
 def _run(options: Any) -> dict[str, Any]:
+    check_bounds(options)
     if options.json is not None and is_main():
         check_writable(options.json)
-    name, call, tell = next(found for kind, found in _COMMANDS.items() if isinstance(options, kind))
+    name, run, describe = next(row for kind, row in _COMMANDS.items() if isinstance(options, kind))
     module = import_module(f"partsong.cli.{name}")
-    result = getattr(module, call)(options)
-    if result:  # ranks other than the first have none
-        print(getattr(module, tell)(result))
+    result = getattr(module, run)(options)
+    if result:  # empty on ranks other than the first
+        print(getattr(module, describe)(result))
     return result
 
 
 def parse(args: Sequence[str]) -> Any:
-    """The options of a command, one of the classes in `partsong.cli.options`.
+    """Reads arguments into the options of a command, one of the classes in `partsong.cli.options`.
 
     Exits with code 2 and one line on standard error when the arguments cannot be read, with 0 after ``--help``.
     """
     complaints = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaints):
-            made = tyro.cli(
+            options = tyro.cli(
                 Command,  # type: ignore[arg-type]
                 prog="partsong",
                 description="Sample generative models with many workers at once, and measure what that changes.",
                 args=list(args),
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
             )
-        return made.suite if isinstance(made, EvalSuite) else made
+        return options.suite if isinstance(options, EvalSuite) else options
     except SystemExit as error:
         if error.code in (0, None):
             raise
@@ -115,7 +117,7 @@ def parse(args: Sequence[str]) -> Any:
 
 
 def _one_line(box: str) -> str:
-    """The first paragraph of tyro's framed message."""
+    """Returns the first paragraph of tyro's framed message as one line."""
     rows = [row.strip("│ ") for row in box.splitlines() if not row.startswith(("╭", "╰"))]
     paragraph: list[str] = []
     for row in rows:
@@ -126,7 +128,7 @@ def _one_line(box: str) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    # Under torchrun every rank refuses a bad request alike, so one says it; a failure may be one rank's alone.
+    # Under torchrun every rank refuses a bad request, and one message is enough. A failure may be one rank's alone.
     if is_main() or code == 1:
         print(f"partsong: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

@@ -11,10 +11,10 @@ from partsong.errors import ArgumentError
 
 __all__ = ["read_arguments"]
 
-#: Arguments that an option gives already, or that decide what becomes of the result.
+#: Arguments that have an option of their own or that decide how the result is used, and what to use instead.
 ELSEWHERE = {
-    "prompt": "PROMPT says it",
-    "class_labels": "PROMPT says it",
+    "prompt": "give it as PROMPT",
+    "class_labels": "give it as PROMPT",
     "negative_prompt": "use --negative-prompt",
     "num_inference_steps": "use --steps",
     "guidance_scale": "use --guidance",
@@ -30,14 +30,14 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def read_arguments(texts: Iterable[str]) -> dict[str, Any]:
-    """Arguments by name.
+    """Reads arguments into a dictionary by name.
 
     Args:
-        texts: ``KEY=VALUE`` each. A value is a number, ``true``, ``false`` or ``none``, JSON where it begins like a
-            list, an object or a quoted text, and otherwise a text as it stands.
+        texts: ``KEY=VALUE`` each. A value is a number, ``true``, ``false`` or ``none``. It is read as JSON if it begins
+            like a list, an object or a quoted text. Anything else is a text as it stands.
 
     Raises:
-        ArgumentError: no ``KEY=``, a key given twice or by an option of its own, or a value that cannot be read.
+        ArgumentError: a text has no ``KEY=``, a key comes twice or has an option of its own, or a value cannot be read.
 
     Example:
         >>> read_arguments(["true_cfg_scale=4.5", "sigmas=[1.0, 0.5]", "prompt_2=a lighthouse"])
@@ -63,7 +63,7 @@ def _read(text: str, value: str) -> Any:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise ArgumentError(f"--set {text}: the value begins like JSON and is none ({error})") from error
+            raise ArgumentError(f"--set {text}: the value begins like JSON but is not valid JSON ({error})") from error
     number = _number(value)
     if number is not None and not math.isfinite(number):
         raise ArgumentError(f"--set {text}: not a finite number")

@@ -1,4 +1,4 @@
-"""``partsong bench``."""
+"""Runs ``partsong bench``."""
 
 from __future__ import annotations
 
@@ -8,44 +8,36 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.options import Bench
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.machine import describe_hardware
 
-#: Named here, not imported: this module is read before torch is needed.
+#: Named here instead of imported, because this module must load without torch.
 TUNED = "PARTSONG_TUNED"
 
 __all__ = ["bench", "summary"]
 
-#: Columns that repeat what `name` says.
+#: Columns that only repeat a part of `name`.
 HIDDEN = ("model", "case")
 
 
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
-    if options.repeats < 1:
-        raise ArgumentError(f"--repeats {options.repeats}: must be 1 or more")
-    if under_torchrun():
-        raise ArgumentError("partsong bench starts its own ranks; run it without torchrun")
-    if options.tokens and min(options.tokens) < 1:
-        raise ArgumentError(f"--tokens {' '.join(map(str, options.tokens))}: give positive numbers")
+    refuse_torchrun("partsong bench starts its own ranks")
     start = time.perf_counter()
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
-    nproc = options.nproc or 2 if options.name == "image" else 1
-    what = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
-    return {**what, "seconds": seconds, "rows": rows, "hardware": describe_hardware()}
+    nproc = (options.nproc or 2) if options.name == "image" else 1
+    request = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
+    return {**request, "seconds": seconds, "rows": rows, "hardware": describe_hardware()}
 
 
 def _image(options: Bench) -> list[dict[str, Any]]:
     from partsong.evals.bench import image as bench_image
     from partsong.evals.bench.models import BENCH_MODELS
 
-    if options.tune is not None:
-        raise ArgumentError("--tune belongs to partsong bench kernels")
-    if options.nproc is not None and options.nproc < 1:
-        raise ArgumentError(f"--nproc {options.nproc}: must be 1 or more")
+    _refuse_tune(options)
     for model in options.models:
         if model not in BENCH_MODELS:
             raise ArgumentError(f"no benchmark model {model!r}; there are {', '.join(BENCH_MODELS)}")
@@ -56,32 +48,36 @@ def _image(options: Bench) -> list[dict[str, Any]]:
 def _kernels(options: Bench) -> list[dict[str, Any]]:
     from partsong.evals.bench import kernels as bench_kernels
 
-    _no_image_options(options)
+    _refuse_image_options(options)
     if options.tune is not None:
         from partsong.evals.bench.tune_kernels import tune
 
         tune(Path(options.tune), options.tokens or bench_kernels.GPU_LENGTHS)
-        os.environ[TUNED] = options.tune  # the table shows what was just found
+        os.environ[TUNED] = options.tune  # the table then uses what was just tuned
     return bench_kernels.run(repeats=options.repeats, tokens=options.tokens)
 
 
 def _parscale(options: Bench) -> list[dict[str, Any]]:
     from partsong.evals.bench import parscale as bench_parscale
 
-    _no_image_options(options)
-    if options.tune is not None:
-        raise ArgumentError("--tune belongs to partsong bench kernels")
+    _refuse_image_options(options)
+    _refuse_tune(options)
     rows = [bench_parscale.run(repeats=options.repeats, prompt=length) for length in options.tokens or (256,)]
     return [row for table_rows in rows for row in table_rows]
 
 
-def _no_image_options(options: Bench) -> None:
+def _refuse_tune(options: Bench) -> None:
+    if options.tune is not None:
+        raise ArgumentError("--tune belongs to partsong bench kernels")
+
+
+def _refuse_image_options(options: Bench) -> None:
     if options.nproc is not None or options.models:
         raise ArgumentError("--nproc and --models belong to partsong bench image")
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The rows as a table with a header."""
+    """Returns the rows as a table with a header."""
     columns = dict.fromkeys(name for row in result["rows"] for name in row if name not in HIDDEN)
     shown = [name for name in columns if not any(isinstance(row.get(name), list) for row in result["rows"])]
     rows = [{name: _short(row.get(name)) for name in shown} for row in result["rows"]]

@@ -1,4 +1,4 @@
-"""What ``partsong text`` and ``partsong eval`` check and read alike."""
+"""Checks and reads the options that ``partsong text`` and ``partsong eval`` share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["check_decoding", "read_rule"]
 
 
-def check_decoding(options: Text | Eval, *counts: str) -> None:
-    """Refuses what `Decoding` options say wrong, without a model.
+def check_decoding(options: Text | Eval) -> None:
+    """Checks the seed and the device.
 
-    Args:
-        options: of the command.
-        *counts: names of its own options that count something.
+    Raises:
+        ArgumentError: the seed is out of range, or the device cannot be used.
     """
     check_seed(options.seed)
-    for name in ("max_new_tokens", "block_size", "open_blocks", "threads", *counts):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-    if options.temperature is not None and not 0 <= options.temperature < 1e6:
-        raise ArgumentError(
-            f"--temperature {options.temperature}: give 0 for the most likely tokens, or a number above"
-        )
     if options.device is not None:
         _check_device(options.device)
 
@@ -40,19 +31,19 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        # Builds without CUDA assert, others raise.
+        # torch raises AssertionError if it was built without CUDA.
         raise ArgumentError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def read_rule(text: str, *, probe: bool = False) -> Rule:
-    """The rule of ``NAME[:key=value,...]``.
+    """Reads ``NAME[:key=value,...]`` into a rule.
 
     Args:
         text: what the user wrote.
-        probe: whether there is something that tells what places share, which one rule needs.
+        probe: whether a probe is at hand, which one of the rules needs.
 
     Raises:
-        ArgumentError: an unknown name, key or value, a key that is missing, or a rule that needs a probe.
+        ArgumentError: a name, key or value is unknown, a key is missing, or the rule needs a probe.
     """
     from partsong.samplers.text import parse_rule
 

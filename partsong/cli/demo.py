@@ -1,4 +1,4 @@
-"""``partsong demo``."""
+"""Runs ``partsong demo``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong.cli.bounds import check_files
 from partsong.cli.options import Demo
-from partsong.cli.ranks import run_on_ranks, under_torchrun
-from partsong.errors import ArgumentError
+from partsong.cli.ranks import refuse_torchrun, run_on_ranks
 from partsong.jobs.machine import describe_machine
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def demo(options: Demo) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Where the page is."""
+    """Says where the page is."""
     return f"open this page in a browser: {result['out']}"
 
 
@@ -78,18 +77,9 @@ def _row(method: Method) -> dict[str, Any]:
 
 
 def _check(options: Demo) -> None:
-    if under_torchrun():
-        raise ArgumentError("partsong demo starts its own ranks; run it without torchrun")
-    if options.nproc < 2:
-        raise ArgumentError(f"--nproc {options.nproc}: the demo compares 2 or more ranks with one process")
-    for name in ("repeats", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name} {value}: must be 1 or more")
+    refuse_torchrun("partsong demo starts its own ranks")
     check_seed(options.seed)
-    for path in (options.out, options.picture):
-        if path is not None:
-            check_writable(path)
+    check_files(options.out, options.picture)
 
 
 def _hardware() -> str:

@@ -1,4 +1,4 @@
-"""Shows a text in the terminal: as it grows, as it is decided place by place, or when it is done."""
+"""Shows a text in the terminal as it grows, as its tokens are decided, or when it is done."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "Growing", "Pieces", "Viewer", "WholeText", "viewer"]
 
-#: Seconds a frame stays at least: small models are faster than the eye. Not counted as decoding.
+#: Least seconds that a drawing stays, because small models are faster than the eye. They do not count as decoding.
 FRAME_SECONDS = 0.06
 
 
 class Viewer(Protocol):
-    """What ``partsong text`` prints a text with.
+    """Shows a text for ``partsong text``.
 
     Attributes:
-        watches: whether it wants to see the steps.
+        watches: whether it is shown every step.
     """
 
     watches: bool
@@ -34,31 +34,31 @@ class Viewer(Protocol):
         ...
 
     def end(self, text: str) -> None:
-        """Prints what is missing of the finished text."""
+        """Prints the rest of the finished text."""
         ...
 
 
 def viewer(loaded: LoadedText, *, show: bool, stream: TextIO | None = None) -> Viewer:
-    """What suits the output: with ``--show`` a drawing; else on terminals a growing text, elsewhere the whole one.
+    """Chooses a viewer: a drawing with ``--show``, else a growing text on a terminal and the whole text elsewhere.
 
     Args:
         loaded: what is about to be decoded.
-        show: whether every step is drawn.
-        stream: where to; None is standard output.
+        show: whether to draw every step.
+        stream: where to print; None is standard output.
     """
     target: TextIO = stream or sys.stdout
     live = is_live(target)
     if show:
         return Drawing(loaded, target, live=live, colour=live and not os.environ.get("NO_COLOR"))
-    # The beginning of a prompt with gaps belongs to the text and is not part of the stream.
-    return Growing(loaded, target) if live and not loaded.kept else WholeText(target)
+    # The text of a prompt with gaps begins before the first gap, and a growing text would leave that part out.
+    return Growing(loaded, target) if live and not loaded.before_gap else WholeText(target)
 
 
 class WholeText:
     """Prints the text when it is done.
 
     Args:
-        stream: where to.
+        stream: where to print.
     """
 
     watches = False
@@ -67,10 +67,10 @@ class WholeText:
         self.stream = stream
 
     def step(self, step: Step) -> None:
-        """Nothing."""
+        """Shows nothing."""
 
     def end(self, text: str) -> None:
-        """All of it."""
+        """Prints all of it."""
         self.stream.write(printable(text, self.stream) + "\n")
         self.stream.flush()
 
@@ -80,7 +80,7 @@ class Growing:
 
     Args:
         loaded: what is decoded.
-        stream: where to.
+        stream: where to print.
     """
 
     watches = True
@@ -92,13 +92,13 @@ class Growing:
         self.text = TextStream(lambda ids: loaded.spell(list(ids)), skip=loaded.request.stop_token_ids)
 
     def step(self, step: Step) -> None:
-        """What is new."""
+        """Prints what is new."""
         if new := self.text.feed(step):
             self.stream.write(printable(new, self.stream))
             self.stream.flush()
 
     def end(self, text: str) -> None:
-        """The rest; all of it where the tokenizer spells the whole otherwise than its beginning."""
+        """Prints the rest, or the whole text again if the tokenizer spells its beginning differently now."""
         shown = self.text.shown
         rest = text.removeprefix(shown) if text.startswith(shown) else f"\n{text}"
         self.stream.write(printable(rest, self.stream) + "\n")
@@ -106,17 +106,17 @@ class Growing:
 
 
 class Drawing:
-    """Draws every step: the text so far, places that are undecided, and which step decided what.
+    """Draws every step: the text so far, the undecided places, and which step decided each token.
 
-    On a terminal the drawing is renewed in place, a token in the colour of the step that decided it, bold in that step
-    and underlined once it was revised. Elsewhere a step is a line, and a revised token is marked with ``~``.
+    On a terminal the drawing is renewed in place. A token has the colour of the step that decided it; it is bold in
+    that step, and underlined if it was revised. Elsewhere a step is a line, and ``~`` marks a revised token.
 
     Args:
         loaded: what is decoded.
-        stream: where to.
-        live: renew the drawing in place.
-        colour: use colours and styles.
-        frame_seconds: how long a frame stays at least.
+        stream: where to print.
+        live: whether to renew the drawing in place.
+        colour: whether to use colours and styles.
+        frame_seconds: how long a drawing stays at least.
     """
 
     watches = True
@@ -135,8 +135,8 @@ class Drawing:
         self.offset = len(prompt)
         before = prompt[-1] if prompt else None
         self.pieces = Pieces(loaded.tokenizer, before, loaded.request.model.mask_token_id, block(stream))
-        self.beginning = loaded.spell(loaded.kept)
-        #: By place of the answer: the step that decided it, and whether that was a revision.
+        self.beginning = loaded.spell(loaded.before_gap)
+        #: For each place of the answer, the step that decided it and whether that was a revision.
         self.decided: dict[int, tuple[int, bool]] = {}
         self.screen, self.is_cut = Screen(stream, colour=colour), False
 
@@ -158,7 +158,7 @@ class Drawing:
             self.stream.write(f"{title} | {line}\n")
 
     def end(self, text: str) -> None:
-        """The text, unless the last frame shows all of it."""
+        """Prints the text, unless the last drawing shows all of it."""
         if not self.live or self.is_cut or not self.screen.rows:
             WholeText(self.stream).end(text)
 
@@ -183,7 +183,7 @@ class Drawing:
         return text, ";".join(styles)
 
     def _redraw(self, title: str, pieces: list[Piece]) -> None:
-        """Over what was drawn before; the end of a text that is longer than the terminal is high."""
+        """Draws over the last drawing; of a text that does not fit, only the end."""
         columns, room = self.screen.size
         lines = wrapped(pieces, columns)
         self.is_cut = len(lines) > room
@@ -194,16 +194,16 @@ class Drawing:
 
 
 class Pieces:
-    """What every token adds to a text.
+    """Spells what every token adds to a text.
 
-    A token is spelled after the one before it, so that words are set apart as the tokenizer does; tokens that are no
-    whole characters are spelled together.
+    A token is spelled together with the one before it, so that spaces between words are as the tokenizer puts them.
+    Tokens that are only parts of characters are spelled together.
 
     Args:
         tokenizer: of the model.
-        before: the token before the first one; None is none.
-        mask: the token that stands where nothing is decided; None is none.
-        block: what is shown there.
+        before: the token before the first one, or None.
+        mask: the token that stands where nothing is decided, or None.
+        block: what to show there.
     """
 
     def __init__(self, tokenizer: Any, before: int | None, mask: int | None, block: str) -> None:
@@ -212,26 +212,26 @@ class Pieces:
         self.known: dict[tuple[int | None, int], str] = {}
 
     def __call__(self, tokens: Sequence[int | None]) -> list[str]:
-        """The pieces of some tokens, None where nothing is decided."""
-        found: list[str] = []
+        """Returns a piece of text for every token; a token is None where nothing is decided."""
+        pieces: list[str] = []
         last = self.before
         for token in tokens:
             shown = self.mask if token is None else token
             if shown is None:
-                found.append(self.block)
+                pieces.append(self.block)
                 continue
             piece = self._after(last, shown)
             if token is None:
                 piece = piece.replace(self.mask_text, self.block) if self.mask_text else self.block
-            found.append(piece)
+            pieces.append(piece)
             last = shown
-        return self._whole(found, tokens)
+        return self._whole(pieces, tokens)
 
     def _after(self, last: int | None, token: int) -> str:
         if (last, token) not in self.known:
             start = "" if last is None else self.tokenizer.decode([last])
             both = self.tokenizer.decode([token] if last is None else [last, token])
-            # Some tokenizers spell a token otherwise once another follows it.
+            # Some tokenizers spell a token differently when another follows it.
             piece = both.removeprefix(start) if both.startswith(start) else self.tokenizer.decode([token])
             self.known[last, token] = piece
         return self.known[last, token]
@@ -240,7 +240,7 @@ class Pieces:
         return token is not None and "\N{REPLACEMENT CHARACTER}" in self._after(None, token)
 
     def _whole(self, pieces: list[str], tokens: Sequence[int | None]) -> list[str]:
-        """Runs of tokens that are parts of characters, spelled as one; its first token carries the text."""
+        """Spells each run of tokens that are parts of characters as one piece, which its first token carries."""
         start = 0
         while start < len(pieces):
             end = start
@@ -253,11 +253,11 @@ class Pieces:
 
 
 def block(stream: TextIO) -> str:
-    """What stands for an undecided place: a shaded block, or ``_`` where there is none."""
+    """Returns a shaded block for an undecided place, or ``_`` if the stream cannot print one."""
     return "░" if printable("░", stream) == "░" else "_"
 
 
 def _marked(text: str) -> str:
-    """A piece with a mark before its first visible character."""
+    """Puts a mark before the first visible character of a piece."""
     bare = text.lstrip()
     return f"{text[: len(text) - len(bare)]}~{bare}" if bare else text

@@ -1,4 +1,4 @@
-"""Shows the calls of a run in the terminal while they are written: a line per thread."""
+"""Shows the calls of a run in the terminal while they are written, a line per thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FRAME_SECONDS = 0.1
 
 
 class Threads:
-    """Draws the calls: those under way with the end of their text, those that ended with what became of them.
+    """Draws every call: the end of its text while it is under way, and how it ended after that.
 
-    On a terminal the drawing is renewed in place; elsewhere a line is written when a call begins and when it ends.
+    On a terminal the drawing is renewed in place. Elsewhere a line is written when a call begins and when it ends.
 
     Args:
         stream: where to; None is standard error, so that standard output holds the answer alone.
-        live: renew in place; None asks the stream.
+        live: whether to renew in place; None asks the stream.
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
@@ -36,10 +36,10 @@ class Threads:
         self.texts: dict[str, str] = {}
 
     def __call__(self, node: CallNode, text: str) -> None:
-        """A report of a run; see `partsong.reasoning.calls.run.Observer`."""
+        """Takes a report of a run; see `partsong.reasoning.calls.run.Observer`."""
         is_new = node.name not in self.nodes
         self.nodes[node.name] = node
-        # Only the end is ever shown.
+        # The screen shows only the end of a text.
         self.texts[node.name] = (self.texts.get(node.name, "") + text)[-400:]
         if self.live:
             if time.monotonic() - self.screen.drawn_at >= FRAME_SECONDS:
@@ -48,7 +48,7 @@ class Threads:
             self.stream.write("".join(text for text, _ in self._line(node, 100)).rstrip() + "\n")
 
     def draw(self) -> None:
-        """One drawing: as many lines as fit, calls under way before those that have ended."""
+        """Draws as many lines as fit, calls under way before those that have ended."""
         if not self.live:
             return
         width, room = self.screen.size
@@ -61,11 +61,12 @@ class Threads:
 
     def _line(self, node: CallNode, width: int) -> list[Piece]:
         name, state = f"{node.name:24.24} ", _state(node)
-        made = node.completion
-        text = self.texts[node.name] if made is None or not made.text else made.text
+        completion = node.completion
+        text = self.texts[node.name] if completion is None or not completion.text else completion.text
         text = printable(" ".join(text.split()), self.stream)
         colour = f"38;5;{PALETTE[sum(map(ord, '/'.join(node.request.path))) % len(PALETTE)]}"
-        style = colour if node.end is None else "" if made is not None and made.finish == "stop" else DIM
+        complete = completion is not None and completion.finish == "stop"
+        style = colour if node.end is None else "" if complete else DIM
         head = f"{_tokens(node):5} {state:10} "
         return [(name, f"{colour};{BOLD}"), (head, DIM), (_tail(text, width - len(name) - len(head)), style)]
 
@@ -79,12 +80,12 @@ def _state(node: CallNode) -> str:
         return "..."
     if node.completion is None:
         return "failed"
-    kept = "kept" if node.replayed else "done"
-    return {"stop": kept, "length": "cut off"}.get(node.completion.finish, node.completion.finish)
+    done = "kept" if node.replayed else "done"
+    return {"stop": done, "length": "cut off"}.get(node.completion.finish, node.completion.finish)
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, as much as fits."""
+    """Returns as much of the end of a text as fits."""
     left, first = width, len(text)
     while first > 0 and (left := left - columns(text[first - 1])) >= 0:
         first -= 1

@@ -1,80 +1,64 @@
-"""Finds the engine that ``partsong think`` and ``partsong eval reasoning`` ask for; loads no weights before it must."""
+"""Opens the engine that ``partsong think`` and ``partsong eval reasoning`` ask for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partsong.cli.options import Asking
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import ArgumentError
 
 if TYPE_CHECKING:
     from partsong.reasoning.calls.engine import Engine
-    from partsong.reasoning.strategies import Thinking
 
-__all__ = ["default_model", "make_engine", "own_knobs", "zoo_task"]
+__all__ = ["local_model", "make_engine"]
 
-#: The zoo's own model for thinking, where nothing better is installed.
+#: The zoo's own model for thinking, used if nothing better is installed.
 FALLBACK = "sums"
 
 
-def default_model() -> str:
-    """SmolLM2-135M-Instruct where its package is installed, else the zoo's own small model."""
+def local_model(options: Asking) -> str | None:
+    """Names the model to load in this process, or returns None if a server has it.
+
+    By default it is SmolLM2-135M-Instruct if its package is installed, and otherwise the zoo's own small model.
+    """
+    if options.server is not None:
+        return None
     from partsong.reasoning.local import smollm2
 
-    return smollm2.NAME if smollm2.installed() else FALLBACK
-
-
-def zoo_task(options: Asking) -> Any:
-    """The task of a zoo model that was trained to think; None for all other models."""
-    from partsong.zoo.thinking import task_of
-
-    return None if options.server is not None else task_of(options.model or default_model())
-
-
-def own_knobs(options: Asking, thinking: Thinking) -> dict[str, Any]:
-    """What such a model wants a strategy to be given, such as prompts of its language; what the user set stays."""
-    from partsong.zoo.thinking import knobs_for
-
-    return (
-        {} if options.server is not None else knobs_for(options.model or default_model(), thinking.name, thinking.knobs)
-    )
+    return options.model or (smollm2.NAME if smollm2.installed() else FALLBACK)
 
 
 def make_engine(options: Asking) -> Engine:
-    """An engine of this process, or of a server.
+    """Opens an engine in this process, or one that asks a server.
 
     Raises:
-        ArgumentError: options that belong to the other kind, or a model that is not there.
+        ArgumentError: an option belongs to the other kind of engine, or the model is not there.
         UnsupportedError: a package is missing.
     """
+    _check(options)
+    from partsong.jobs.engines import EngineArguments, open_engine
+
     if options.server is not None:
-        return _server(options)
-    if options.endpoint != "chat":
-        raise ArgumentError("--endpoint belongs to a --server; models of this process follow their chat template")
+        return open_engine(EngineArguments(base_url=options.server, model=options.model, endpoint=options.endpoint))
     import torch
     from transformers.utils import logging
 
     from partsong import zoo
-    from partsong.reasoning.local import LocalEngine
 
     logging.disable_progress_bar()
-    model = options.model or default_model()
+    model = local_model(options)
     threads = options.threads or (1 if model in zoo.MODELS else None)
     if threads is not None:
         torch.set_num_threads(threads)
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    return LocalEngine(model, dtype=dtype, device=options.device)
+    return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device))
 
 
-def _server(options: Asking) -> Engine:
+def _check(options: Asking) -> None:
+    if options.server is None:
+        if options.endpoint != "chat":
+            raise ArgumentError("--endpoint belongs to a --server; a model in this process follows its chat template")
+        return
     if options.model is None:
         raise ArgumentError("--server needs --model: the name under which the server has it")
     if options.dtype is not None or options.device is not None or options.threads is not None:
-        raise ArgumentError("--dtype, --device and --threads are the server's own; leave them out with --server")
-    try:
-        import openai  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError("--server needs the openai client: pip install 'partsong[reasoning]'") from error
-    from partsong.reasoning.remote import OpenAIEngine
-
-    return OpenAIEngine(options.model, base_url=options.server, endpoint=options.endpoint)
+        raise ArgumentError("--dtype, --device and --threads are for a model in this process; leave them out")

@@ -1,14 +1,15 @@
-"""``partsong eval``: runs a suite and prints rule by task how often texts are valid, at how many tokens per forward."""
+"""Runs ``partsong eval`` with a suite of decoding rules, and prints a table of rules by tasks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Decoding, Eval
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.text_source import find_text_model
@@ -16,11 +17,11 @@ from partsong.progress import progress
 
 __all__ = ["SUITES", "evaluate", "summary"]
 
-#: What there is to measure on.
+#: The suites and what they measure.
 SUITES = {
     "oracle": (
-        "decoding rules on tasks whose exact conditionals are known, so that every error is the rule's own: validity, "
-        "distance from the true distribution, tokens per forward"
+        "decoding rules on tasks whose exact conditionals are known, so that every error is the rule's own: valid "
+        "texts, distance from the true distribution, tokens per forward"
     ),
     "parallelbench": (
         "a model on list operations, sums and puzzles, after ParallelBench: valid answers and answer tokens per forward"
@@ -30,12 +31,12 @@ SUITES = {
         "differences, tokens in all and one after another"
     ),
 }
-#: Options that only a suite with a model of its own has.
+#: Options for suites that need a model.
 _OF_MODELS = (
     *("model", "adapter", "cache", "max_new_tokens", "block_size", "open_blocks"),
     *("batch_size", "dtype", "device"),
 )
-#: Columns of the table: what counts as valid, and what as speed.
+#: For each suite, the columns that the table shows as accuracy and as speed.
 _SHOWN = {"oracle": ("valid", "tokens_per_forward"), "parallelbench": ("accuracy", "answer_tokens_per_forward")}
 _LEGENDS = {
     "oracle": "valid texts / tokens per forward, every forward counted; all: the worst task / the geometric mean",
@@ -48,9 +49,8 @@ _LEGENDS = {
 
 def evaluate(options: Eval) -> dict[str, Any]:
     """Runs a suite and returns its rows."""
-    if under_torchrun():
-        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
-    check_decoding(options, "num", "batch_size")
+    refuse_torchrun("partsong eval runs in one process")
+    check_decoding(options)
     start = time.perf_counter()
     rows = {"oracle": _oracle, "parallelbench": _parallelbench}[options.suite](options)
     return {
@@ -64,7 +64,7 @@ def evaluate(options: Eval) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Rule by task as a table, and how to read it."""
+    """Returns a table of rules by tasks, and a line on how to read it."""
     good, fast = _SHOWN[result["suite"]]
     rows = [*result["rows"], *_together(result)]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
@@ -76,12 +76,12 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _together(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row per rule over all tasks, where the suite gives none."""
+    """Sums up all tasks in a row per rule; the rows of the oracle suite include such rows already."""
+    if result["suite"] != "parallelbench":
+        return []
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         groups.setdefault(row["rule"], []).append(row)
-    if result["suite"] != "parallelbench":
-        return []
     return [
         {
             "rule": rule,
@@ -94,23 +94,22 @@ def _together(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _oracle(options: Eval) -> list[dict[str, Any]]:
-    default = {name: field.default for name, field in Decoding.__dataclass_fields__.items()}
-    given = [name for name in _OF_MODELS if getattr(options, name) != default.get(name)]
-    if given:
+    default = {field.name: field.default for field in fields(Decoding)}
+    if given := [name for name in _OF_MODELS if getattr(options, name) != default.get(name)]:
         raise ArgumentError(
-            f"--{given[0].replace('_', '-')} belongs to partsong eval parallelbench; oracle has no model"
+            f"--{given[0].replace('_', '-')} belongs to partsong eval parallelbench; the oracle suite needs no model"
         )
     import torch
 
-    from partsong.evals.oracle import suite as oracle_suite
+    from partsong.evals.oracle import suite
     from partsong.evals.oracle.tasks import oracle_tasks
 
-    rules = _rules(options.rules or oracle_suite.RULES_SHOWN, probe=True)
+    rules = _rules(options.rules or suite.DEFAULT_RULES, probe=True)
     _check_tasks(options.tasks, list(oracle_tasks()))
     torch.set_num_threads(options.threads or torch.get_num_threads())
     rows: list[dict[str, Any]] = []
     for rule in progress(rules, "rules", unit="rule"):
-        rows += oracle_suite.run(
+        rows += suite.run(
             rules=[rule],
             tasks=options.tasks or None,
             num=options.num or 1000,
@@ -126,12 +125,11 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     rules = _rules(options.rules, probe=False) if options.rules else [None]
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
-    from partsong.evals.parallelbench import runner as running
-    from partsong.evals.parallelbench import tasks
+    from partsong.evals.parallelbench import runner, tasks
     from partsong.jobs.texts import load_tokenizer, open_text_model
 
     tokenizer = load_tokenizer(source.folder)
-    known = [task.name for task in tasks("lists" if running.reads_lists(tokenizer) else "chat")]
+    known = [task.name for task in tasks("lists" if runner.reads_lists(tokenizer) else "chat")]
     _check_tasks(options.tasks, known)
     model = open_text_model(
         source.folder,
@@ -143,7 +141,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     )
     rows: list[dict[str, Any]] = []
     for rule, task in progress([(r, t) for r in rules for t in options.tasks or known], "tasks", unit="task"):
-        rows += running.run(
+        rows += runner.run(
             model,
             tokenizer,
             names=[task],
@@ -161,7 +159,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
 
 
 def _rules(texts: Sequence[str], *, probe: bool) -> list[str]:
-    """The rules, each once, all of them legal before the first is measured."""
+    """Returns each rule once, after checking all of them, so that none is refused after another was measured."""
     for text in texts:
         read_rule(text, probe=probe)
     return list(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""``partsong eval reasoning``: ways to think on problems, a row for each task and way."""
+"""Runs ``partsong eval reasoning`` and prints a row for each task and way to think."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.engines import default_model, make_engine
+from partsong.cli.bounds import check_files
+from partsong.cli.engines import local_model, make_engine
 from partsong.cli.options import Reasoning
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
-from partsong.errors import ArgumentError
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 from partsong.progress import progress
 
 if TYPE_CHECKING:
     from partsong.evals.reasoning.job import ReasoningJob
+    from partsong.evals.reasoning.outcome import Outcome
 
 __all__ = ["evaluate", "summary"]
 
@@ -31,15 +32,18 @@ def evaluate(options: Reasoning) -> dict[str, Any]:
     engine, start = make_engine(options), time.perf_counter()
     bar = iter(progress(range(len(job.strategies) * len(job.problems)), "problems", unit="problem"))
 
+    def advance(outcome: Outcome) -> None:
+        next(bar, None)
+
     async def run() -> dict[str, Any]:
         try:
-            return await run_reasoning(job, engine, lambda outcome: (next(bar, None), None)[1])
+            return await run_reasoning(job, engine, on_outcome=advance)
         finally:
             await engine.close()
 
-    found = asyncio.run(run())
+    tables = asyncio.run(run())
     if options.plot is not None:
-        write_text(options.plot, pareto_svg(found["rows"], title=", ".join(options.tasks)))
+        write_text(options.plot, pareto_svg(tables["rows"], title=", ".join(options.tasks)))
     return {
         "command": "eval",
         "suite": "reasoning",
@@ -47,21 +51,21 @@ def evaluate(options: Reasoning) -> dict[str, Any]:
         "seed": options.seed,
         "seconds": time.perf_counter() - start,
         "engine": engine.name,
-        **found,
+        **tables,
     }
 
 
 def _job(options: Reasoning) -> ReasoningJob:
-    """What is asked for, checked."""
+    """Checks the options and reads them into a job."""
     from partsong.evals.reasoning.job import ReasoningJob, read_problems
     from partsong.evals.reasoning.suite import read_strategies
     from partsong.reasoning import Budget, Parameters
 
-    model = None if options.server is not None else options.model or default_model()
+    model = local_model(options)
     read_strategies(options.strategies, model)
     budget = Budget(tokens=options.budget_tokens)
     budget.validate()
-    # A pool is drawn once for all: with what the most demanding of them reads.
+    # All strategies share one pool, so it is drawn with the confidence that best-of-n reads.
     confident = options.samples is not None and any(text.startswith("best-of-n") for text in options.strategies)
     return ReasoningJob(
         problems=read_problems(options.tasks, options.num, options.seed),
@@ -82,7 +86,7 @@ def _job(options: Reasoning) -> ReasoningJob:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The rows as a table, and how to read it."""
+    """Returns the rows as a table, the differences, and a line on how to read them."""
     shown = [
         {
             "task": row["task"],
@@ -98,20 +102,15 @@ def summary(result: dict[str, Any]) -> str:
     ]
     header = {name: name for name in shown[0]}
     lines = [table([header, *shown])]
-    for one in result["differences"]:
+    for row in result["differences"]:
         lines.append(
-            f"{one['task']}: {one['strategy']} against {one['than']}: {one['difference']:+.1%} "
-            f"({one['low']:+.1%} to {one['high']:+.1%})"
+            f"{row['task']}: {row['strategy']} against {row['than']}: {row['difference']:+.1%} "
+            f"({row['low']:+.1%} to {row['high']:+.1%})"
         )
     lines.append("95 % intervals (Wilson; differences: paired bootstrap); tokens and calls cut off per problem")
     return "\n".join(lines)
 
 
 def _check(options: Reasoning) -> None:
-    if under_torchrun():
-        raise ArgumentError("partsong eval runs in one process; start it without torchrun")
-    if options.num < 1 or (options.samples is not None and options.samples < 1):
-        raise ArgumentError("--num and --samples are 1 or more")
-    for path in (options.json, options.plot):
-        if path is not None:
-            check_writable(path)
+    refuse_torchrun("partsong eval runs in one process")
+    check_files(options.json, options.plot)

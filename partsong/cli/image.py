@@ -1,4 +1,4 @@
-"""``partsong image``: checks everything that can be checked without a model, then runs the job on the ranks."""
+"""Runs ``partsong image``: checks what needs no model, then runs the job on the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
+from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import class_number, find_pipeline
 
@@ -16,42 +16,27 @@ __all__ = ["image", "summary"]
 
 
 def image(options: Image) -> dict[str, Any]:
-    """Samples the image and returns the result by JSON key; on ranks other than 0 an empty dictionary."""
+    """Samples the image and returns the result by JSON key, or an empty dictionary on ranks other than 0."""
     nproc = num_ranks(options.nproc)
     _check(options)
-    read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
+    read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
     source = find_pipeline(options.model)
-    strategies, degrees = place(options, source, nproc)
-    # Last, as it is what takes seconds: everything above fails without torch's help.
+    shared = job_fields(options, source, nproc)
+    if source.index.get("id2label") is not None:
+        shared["prompt"] = class_number(source, options.prompt)
+    # Imported last because it takes seconds; everything above fails sooner.
     from partsong.jobs.images import ImageJob, run_image
 
-    class_conditional = source.index.get("id2label") is not None
-    job = ImageJob(
-        folder=source.folder,
-        pipeline=source.pipeline,
-        zoo_name=source.zoo_name,
-        prompt=class_number(source, options.prompt) if class_conditional else options.prompt,
-        arguments=call_arguments(options, source),
-        num_images=options.num_images,
-        strategies=strategies,
-        degrees=degrees,
-        seed=options.seed,
-        dtype=options.dtype,
-        # Threads of several processes fight over the cores, and a zoo model is too small to need them.
-        threads=options.threads or (1 if nproc > 1 or source.zoo_name else None),
-        compare=options.compare,
-        out=Path(options.out),
-        ledger=None if options.ledger is None else Path(options.ledger),
-    )
+    job = ImageJob(**shared, num_images=options.num_images)
     measured = run_on_ranks(run_image, nproc, job)
-    return reported("image", options, nproc, measured)
+    return make_result("image", options, nproc, measured)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What a person wants to know of a result, in two or three lines."""
+    """Describes the result in two or three lines."""
     ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
     lines = [f"{result['out']}: {result['strategy']} on {ranks}, {result['class']}, {result['seconds']:.2f} s"]
-    lines += compared(result, "images")
+    lines += comparison_lines(result, "images")
     if result["facts_read"] is not None:
         lines.append(f"facts of the caption read back from the image: {result['facts_read']:.0%}")
     return "\n".join(lines)
@@ -60,4 +45,4 @@ def summary(result: dict[str, Any]) -> str:
 def _check(options: Image) -> None:
     if Path(options.out).suffix.lower() != ".png":
         raise ArgumentError(f"--out {options.out}: images are written as PNG; name the file *.png")
-    check_sampling(options, "num_images")
+    check_sampling(options)

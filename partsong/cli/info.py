@@ -1,4 +1,4 @@
-"""``partsong env`` and ``partsong list``."""
+"""Runs ``partsong env`` and ``partsong list``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_env(options: Env) -> dict[str, Any]:
 
 
 def env_summary(result: dict[str, Any]) -> str:
-    """A line for each fact."""
+    """Returns a line for each fact."""
     lines = []
     for name, value in result.items():
         if name == "attention":
@@ -35,18 +35,18 @@ def env_summary(result: dict[str, Any]) -> str:
 
 
 def show_list(options: List) -> dict[str, Any]:
-    """The rows of what was asked for."""
+    """Returns the rows of what the user asked to list."""
     return {"command": "list", "what": options.what, "rows": list_rows(options)}
 
 
 def list_summary(result: dict[str, Any]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a table."""
     return table(result["rows"]) if result["rows"] else f"no {result['what']} in this version"
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """The models, strategies, supported pairs, rules, caches, ways to think or suites there are, as flat rows."""
-    made = {
+    """Returns the models, strategies, supported pairs, rules, caches, ways to think or suites as flat rows."""
+    listers = {
         "models": _models,
         "strategies": _strategies,
         "support": _support,
@@ -55,7 +55,7 @@ def list_rows(options: List) -> list[dict[str, Any]]:
         "thinking": _thinking,
         "suites": _suites,
     }
-    return made[options.what]()
+    return listers[options.what]()
 
 
 def _models() -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _strategies() -> list[dict[str, Any]]:
-    from partsong.samplers.registry import STRATEGIES
+    from partsong.samplers.registry import strategies
 
     return [
         {
@@ -74,7 +74,7 @@ def _strategies() -> list[dict[str, Any]]:
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
         }
-        for name, kind in STRATEGIES.items()
+        for name, kind in strategies().items()
     ]
 
 
@@ -86,8 +86,8 @@ def _support() -> list[dict[str, Any]]:
         for strategy in list(row)[2:]:
             groups.setdefault((strategy, row[strategy]), []).append(row["architecture"])
     return [
-        {"strategy": strategy, "class": kind, "architectures": ", ".join(found)}
-        for (strategy, kind), found in groups.items()
+        {"strategy": strategy, "class": kind, "architectures": ", ".join(architectures)}
+        for (strategy, kind), architectures in groups.items()
     ]
 
 
@@ -97,7 +97,7 @@ def _rules() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            # Where a rule never looks at the drawn token and never takes one back, the bound holds.
+            # The bound holds only for rules that never look at the drawn token and never take one back.
             "certificate": "certificate" if kind.unbiased and not kind.revises else "no certificate",
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
@@ -139,7 +139,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _options(defaults: Mapping[str, Any]) -> str:
-    """Knobs with their defaults, as command lines spell them; a knob without one must be given."""
+    """Spells knobs with their defaults as command lines do; a knob without a default ends in dots."""
     return ", ".join(
         f"{name}=..." if default is MISSING or default is Parameter.empty else f"{name}={_spelled(default)}"
         for name, default in defaults.items()

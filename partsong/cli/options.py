@@ -1,4 +1,4 @@
-"""The commands and their options, as data; tyro makes the parser and the help from this file."""
+"""Declares the commands and their options as data; tyro makes the parser and the help from this file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+
+from partsong.knobs import Number, Whole
 
 __all__ = [
     "Asking",
@@ -28,12 +30,19 @@ __all__ = [
 ]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
-Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
+#: A number that may be left out. `partsong.cli.bounds` checks the bounds in these annotations.
+Count = Annotated[int | None, Whole(1), tyro.conf.arg(metavar="N")]
+#: A number that has a default.
+Positive = Annotated[int, Whole(1), tyro.conf.arg(metavar="N")]
+Seed = Annotated[int, tyro.conf.arg(metavar="N")]
+Temperature = Annotated[float, Number(0.0)]
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Common:
+    """Holds the options that every command has."""
+
     json: Path = None
     """Write the result to this file as JSON."""
     debug: bool = False
@@ -42,10 +51,10 @@ class _Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(_Common):
-    """What image and video have in common."""
+    """Holds the options that image and video share."""
 
     nproc: Count = None
-    """Ranks to start here; 1 if not given. Under torchrun the ranks are there already."""
+    """How many ranks to start; 1 if not given. Leave it out under torchrun, which has started them."""
     strategy: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
     ] = ()
@@ -64,40 +73,40 @@ class Sampling(_Common):
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
     ] = ()
     """Any other argument of the pipeline's call, such as true_cfg_scale=4; repeat it for several."""
-    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    seed: Seed = 0
     """Seed of the noise."""
     compare: bool = False
-    """Also run the serial twin on one rank; reports speed-up and drift."""
+    """Also sample without strategies on one rank, and report the speed-up and how far apart the results are."""
     threads: Count = None
-    """Threads per rank; 1 for several ranks or a zoo model, else what torch chooses."""
+    """Threads per rank; if not given, 1 for several ranks or a zoo model, and torch's own choice otherwise."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """Type of weights and arithmetic."""
     ledger: Path = None
-    """Append one JSON line per rank and step to this file: computed, moved, waited."""
+    """Append one JSON line per rank and step to this file: what it computed, what it sent, how long it waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image(Sampling):
-    """Sample an image from a text, on one or several ranks."""
+    """Sample an image from a text, on one rank or several."""
 
     prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
-    """What to draw; for class-conditional pipelines the name or number of a class."""
+    """What to draw; for a class-conditional pipeline the name or number of a class."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
     """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
-    num_images: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Images of the prompt; image i looks the same in any number and on any number of ranks."""
+    num_images: Positive = 1
+    """How many images of the prompt; image i does not depend on the number of images or ranks."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
-    """PNG to write; several images are numbered."""
+    """PNG file to write; several images are numbered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Video(Sampling):
-    """Sample a video from a text, on one or several ranks; frames are written as they are done."""
+    """Sample a video from a text, on one rank or several; frames are written as soon as they are done."""
 
     prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")] = ""
     """What to show; not needed with --resume."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
-    """A zoo name, a local diffusers folder, or a hub id; if not given, the zoo's motion, or motion-causal for
+    """A zoo name, a local diffusers folder, or a hub id. If not given, it is motion of the zoo, or motion-causal with
     timestep-pipeline."""
     frames: Count = None
     """Frames of the video; the model's own default if not given."""
@@ -106,126 +115,126 @@ class Video(Sampling):
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.mp4"
     """Video to write, .mp4 or .gif; a name without an ending is a folder of PNG files."""
     journal: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Keep the run's progress in this folder (dual-parallel and timestep-pipeline), for --resume."""
+    """Keep the progress of the run in this folder, for --resume; only with dual-parallel or timestep-pipeline."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Go on with the run of this journal, as it was called; --nproc, --out and --json may differ."""
+    """Continue the run of this journal with the options it was started with; --nproc, --out and --json may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(_Common):
-    """What text and eval have in common."""
+    """Holds the options that text and eval share."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "lists-mdlm"
     """A text model of the zoo (see `partsong list models`), a local transformers folder, or a hub id."""
     adapter: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """How the model is decoded, such as mdlm or causal, where its configuration does not say."""
+    """How to decode the model, such as mdlm or causal, if its configuration does not say."""
     cache: Annotated[str | None, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = None
-    """Which keys are used again (see `partsong list caches`); if not given, prefix where that is exact, else none."""
+    """Which keys to use again (see `partsong list caches`); if not given, prefix where that is exact, else none."""
     max_new_tokens: Count = None
-    """Places after the prompt; if not given, what suits the model."""
+    """How many tokens to write after the prompt at most; if not given, what suits the model."""
     block_size: Count = None
-    """Places decided together; the model's own if not given."""
-    open_blocks: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Blocks at work at once."""
-    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Seed of the draws."""
+    """Tokens of a block; the model's own number if not given."""
+    open_blocks: Positive = 1
+    """How many blocks are decoded at the same time."""
+    seed: Seed = 0
+    """Seed for drawing tokens."""
     threads: Count = None
-    """Threads; 1 for a zoo model, else what torch chooses."""
+    """Threads; if not given, 1 for a zoo model and torch's own choice otherwise."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     """Type of weights and arithmetic; the checkpoint's own if not given."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Where to compute, such as cpu or cuda:1; the first GPU if there is one."""
+    """Where to compute, such as cpu or cuda:1; if not given, the first GPU or else the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Decoding):
-    """Continue or fill in a text with a diffusion or autoregressive language model, many tokens a step."""
+    """Continue or fill in a text, many tokens a step, with a diffusion or autoregressive language model."""
 
     prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")] = ""
-    """What to answer or continue; mask tokens in it are filled in. May be left out with --template."""
+    """What to answer or continue. Mask tokens in it are filled in. It may be left out with --template."""
     rule: Annotated[str | None, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = None
-    """What to accept in a step (see `partsong list rules`); entropy-bound if not given."""
-    temperature: float = 0.0
-    """Of the draws; 0 takes the most likely tokens."""
+    """Which tokens a step accepts (see `partsong list rules`); entropy-bound if not given."""
+    temperature: Temperature = 0.0
+    """How freely tokens are drawn; 0 takes the most likely ones."""
     chat: bool = False
-    """Put the prompt through the tokenizer's chat template; the default where there is one."""
+    """Put the prompt through the tokenizer's chat template; the default if it has one."""
     no_chat: bool = False
     """Give the prompt to the model as it is."""
     template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """What must stand after the prompt, the tokenizer's mask token where something is to be filled in."""
+    """A text that must follow the prompt, with the tokenizer's mask token wherever something is to be filled in."""
     show: bool = False
-    """Draw the text while it is decided, a colour per step; one line per step where that is no terminal."""
+    """Draw the text while it is decoded, one colour per step; if the output is not a terminal, one line per step."""
     compare: bool = False
-    """Also decode one token per step, without a cache; reports speed-up and how many tokens agree."""
+    """Also decode one token per step without a cache, and report the speed-up and how many tokens agree."""
     out: Path = None
     """Write the text to this file too."""
     ledger: Path = None
-    """Append one JSON line per step to this file: forwards, operations, tokens, seconds."""
+    """Append one JSON line per step to this file: forwards, operations, tokens and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(_Common):
-    """What commands that ask a language model many times have in common."""
+    """Holds the options of commands that ask a language model many times."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
-    """A zoo name, a local transformers folder, a hub id, or what the --server calls it; if not given,
-    smollm2-135m where it is installed, else the zoo's sums."""
+    """A zoo name, a local transformers folder, a hub id, or the name a --server has for the model. If not given, it
+    is smollm2-135m if that is installed, and otherwise sums of the zoo."""
     server: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
-    """Ask a server that speaks the OpenAI API, such as http://127.0.0.1:8000/v1; its key is read from the
-    environment's OPENAI_API_KEY."""
+    """Ask a server that speaks the OpenAI API, such as http://127.0.0.1:8000/v1. Its key is read from the environment
+    variable OPENAI_API_KEY."""
     endpoint: Literal["chat", "completions"] = "chat"
-    """Of the server."""
-    max_tokens: Annotated[int, tyro.conf.arg(metavar="N")] = 512
-    """Most tokens of one answer."""
-    temperature: float = 1.0
-    """Of the draws; 0 takes the most likely tokens."""
-    top_p: float = 1.0
-    """Nucleus of the draws."""
-    concurrency: Annotated[int, tyro.conf.arg(metavar="N")] = 64
-    """Most calls under way."""
-    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Seed of the draws."""
+    """Which of the server's endpoints to ask."""
+    max_tokens: Positive = 512
+    """At most this many tokens in one answer."""
+    temperature: Temperature = 1.0
+    """How freely tokens are drawn; 0 takes the most likely ones."""
+    top_p: Annotated[float, Number(0.0, 1.0, above=True)] = 1.0
+    """Draw only from the most likely tokens that together have this probability."""
+    concurrency: Positive = 64
+    """At most this many calls at the same time."""
+    seed: Seed = 0
+    """Seed for drawing tokens."""
     threads: Count = None
-    """Threads; 1 for a zoo model, else what torch chooses."""
+    """Threads; if not given, 1 for a zoo model and torch's own choice otherwise."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    """Type of weights and arithmetic; float32 on a CPU and the checkpoint's own on a GPU if not given."""
+    """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Where to compute, such as cpu or cuda:1; the first GPU if there is one."""
+    """Where to compute, such as cpu or cuda:1; if not given, the first GPU or else the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Think(Asking):
-    """Ask a language model along many threads, and say what the answer cost."""
+    """Ask a language model many times at once, and report what the answer cost."""
 
     question: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION")]
     """What to answer."""
     strategy: Annotated[str, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = "self-consistency"
     """How to think (see `partsong list thinking`), such as pdr:schedule=8-4-1."""
     extract: Literal["number", "choice", "expression", "math", "code", "text"] | None = None
-    """What an answer is, so that answers that mean the same count as one; if not given, what the zoo's sums is asked
-    for, and a number for other models."""
+    """What kind of answer to look for in a text, so that answers with the same meaning count as one. If not given, it
+    is a number, and for sums of the zoo what that model is asked for."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Alternatives to ask the model's confidence of at every token, where a strategy does not ask by itself."""
+    """How many alternatives to ask for at every token; strategies that weigh confidence ask for them by themselves."""
     budget_tokens: Count = None
-    """Tokens of all answers together; what exceeds them is cancelled."""
+    """Stop after this many tokens in all answers together; calls that are still writing are cancelled."""
     budget_calls: Count = None
-    """Calls."""
+    """Stop after this many calls."""
     budget_seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """Time."""
+    """Stop after this many seconds."""
     budget_money: Annotated[float | None, tyro.conf.arg(metavar="AMOUNT")] = None
-    """Money, at --price."""
+    """Stop when this much money is spent, at the prices of --price."""
     price: Annotated[str | None, tyro.conf.arg(metavar="PROMPT,ANSWER")] = None
-    """Of a million tokens, or PROMPT,CACHED,ANSWER."""
+    """What a million tokens cost; PROMPT,CACHED,ANSWER prices cached prompt tokens separately."""
     journal: Path = None
-    """Keep completed calls in this file: the same command goes on after an interruption and repeats none."""
+    """Keep completed calls in this file; after an interruption the same command continues and repeats none of them."""
     name: Annotated[str, tyro.conf.arg(metavar="NAME")] = "think"
-    """Tells the runs of a journal apart."""
+    """Name of this run in the journal, which can hold several runs."""
     replay: bool = False
-    """Answer from the journal alone, as it was; the model is not asked."""
+    """Repeat the answer from the journal alone; the model is not asked."""
     show: bool = False
-    """Draw the threads while they are written; lines where that is no terminal."""
+    """Draw the threads while they are written; if standard error is not a terminal, write a line per event."""
     trace: Path = None
-    """Write all calls to this file: .jsonl, .json (for Perfetto) or .html (a page)."""
+    """Write all calls to this file: .jsonl, .json for Perfetto, or .html for a page to read."""
     out: Path = None
     """Write the text of the answer to this file."""
     ledger: Path = None
@@ -234,60 +243,60 @@ class Think(Asking):
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(Decoding):
-    """Measure decoding rules: how often the texts are valid, at how many tokens per forward."""
+    """Measure decoding rules: how often their texts are valid, and how many tokens a forward gives."""
 
     suite: tyro.conf.Suppress[str] = ""
     rules: Words = ()
-    """Rules, NAME[:KEY=VALUE,...] each; if not given, all that the suite compares (oracle) or the default rule."""
+    """Rules to measure, NAME[:KEY=VALUE,...] each; if not given, all (oracle) or the default rule (parallelbench)."""
     tasks: Words = ()
-    """Tasks of the suite; all if not given."""
+    """Tasks of the suite; all of them if not given."""
     num: Count = None
-    """Texts per rule and task; 1000 for oracle, 100 for parallelbench."""
-    temperature: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Of the draws; if not given, 1 for oracle, 0 (the most likely tokens) for parallelbench."""
+    """How many texts per rule and task; if not given, 1000 for oracle and 100 for parallelbench."""
+    temperature: Annotated[float | None, Number(0.0), tyro.conf.arg(metavar="FLOAT")] = None
+    """How freely tokens are drawn; if not given, 1 for oracle and 0 (the most likely ones) for parallelbench."""
     batch_size: Count = None
-    """parallelbench: problems decoded together; 32 if not given. Answers do not depend on it."""
+    """parallelbench: how many problems to decode together; 32 if not given. Answers do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Eval):
-    """Decoding rules on tasks whose exact conditionals are known."""
+    """Measure decoding rules on tasks whose exact conditionals are known."""
 
     suite: tyro.conf.Suppress[str] = "oracle"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelBench(Eval):
-    """Decoding rules and a model on list operations, sums and puzzles, after ParallelBench."""
+    """Measure decoding rules with a model on list operations, sums and puzzles, after ParallelBench."""
 
     suite: tyro.conf.Suppress[str] = "parallelbench"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reasoning(Asking):
-    """Ways to think and a model on problems with answers that can be checked; intervals and token counts."""
+    """Measure ways to think with a model on problems whose answers can be checked, with intervals and token counts."""
 
     tasks: Words = ("countdown", "word-problems")
-    """Tasks drawn from a seed (countdown, list-operations, multiplication, sudoku, word-problems), benchmarks
-    (gsm8k, math500, svamp ..., out of an installed package), or JSONL files."""
+    """Tasks drawn from a seed (countdown, list-operations, multiplication, sudoku, word-problems), benchmarks from an
+    installed package (gsm8k, math-500, svamp ...), or JSONL files."""
     strategies: Words = ("greedy", "single", "self-consistency:num=8", "pdr:schedule=4-1")
-    """Ways to think, NAME[:KEY=VALUE,...] each (see `partsong list thinking`), and greedy; the first is what the others
-    are compared with."""
-    num: Annotated[int, tyro.conf.arg(metavar="N")] = 50
-    """Problems of each task."""
+    """Ways to think, NAME[:KEY=VALUE,...] each (see `partsong list thinking`), or greedy. The others are compared with
+    the first."""
+    num: Positive = 50
+    """How many problems of each task."""
     samples: Count = None
-    """Draw so many samples of each problem once; strategies that need nothing else then cost nothing."""
+    """Draw this many samples of each problem once; strategies that need only samples then share them."""
     budget_tokens: Count = None
-    """Most tokens of one problem under one strategy."""
+    """At most this many tokens for one problem with one strategy."""
     work: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Keep samples, calls and finished problems here: the same command goes on after an interruption."""
+    """Keep samples, calls and finished problems in this folder; after an interruption the same command continues."""
     plot: Path = None
-    """Draw accuracy against tokens to this SVG file."""
+    """Draw accuracy against tokens into this SVG file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """Measure: decoding rules, or ways to think."""
+    """Measure decoding rules or ways to think."""
 
     suite: (
         Annotated[Oracle, tyro.conf.subcommand("oracle")]
@@ -303,22 +312,22 @@ class Bench(_Common):
 
     name: Annotated[Literal["image", "kernels", "parscale"], tyro.conf.Positional]
     """What to measure."""
-    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 5
-    """Timed runs of each case; the median counts."""
-    tokens: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = ()
-    """Tokens, one table section each; default 1024 and 4096 for image, 1k to 64k for kernels (1k on a CPU), a
-    prompt of 256 for parscale."""
-    nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """image: ranks, one thread each; default 2."""
+    repeats: Positive = 5
+    """How often to time each case; the median counts."""
+    tokens: Annotated[tuple[int, ...], Whole(1), tyro.conf.arg(metavar="N ...")] = ()
+    """Numbers of tokens, one section of the table each. If not given: 1024 and 4096 for image; 1024 to 65536 for
+    kernels, or 1024 on a CPU; and a prompt of 256 for parscale."""
+    nproc: Count = None
+    """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
-    """image: models to measure; all if not given."""
+    """image: which models to measure; all of them if not given."""
     tune: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """kernels: also find the best tile sizes and backends for this GPU and merge them into FILE."""
+    """kernels: also find the best tile sizes and backends for this GPU, and merge them into FILE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Env(_Common):
-    """Show versions, devices, cores and attention backends."""
+    """Show versions, devices, cores and attention backends of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,14 +344,14 @@ class List(_Common):
 class Demo(_Common):
     """Sample a few captions serially and with each strategy, and write a page that shows them side by side."""
 
-    nproc: Annotated[int, tyro.conf.arg(metavar="N")] = 2
-    """Ranks to start, at least 2."""
-    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 7
+    nproc: Annotated[int, Whole(2), tyro.conf.arg(metavar="N")] = 2
+    """How many ranks to start, at least 2."""
+    seed: Seed = 7
     """Seed of the noise."""
     steps: Count = None
     """Denoising steps; the model's own default if not given."""
-    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 3
-    """Timed runs of each method; the median counts."""
+    repeats: Positive = 3
+    """How often to time each method; the median counts."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong-demo.html"
     """HTML page to write."""
     picture: Path = None

@@ -1,4 +1,4 @@
-"""Where the ranks come from: torchrun's environment, or processes started here."""
+"""Finds the ranks in torchrun's environment, or starts them as processes of this machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Any
 
 from partsong.errors import ArgumentError
 
-__all__ = ["is_main", "num_ranks", "run_on_ranks", "under_torchrun"]
+__all__ = ["is_main", "num_ranks", "refuse_torchrun", "run_on_ranks", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
-    """Whether the ranks exist already: every one of them runs this program."""
+    """Says whether torchrun has started the ranks, each of which runs this program."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def refuse_torchrun(why: str) -> None:
+    """Checks that torchrun has not started this process.
+
+    Raises:
+        ArgumentError: it has; says why it may not.
+    """
+    if under_torchrun():
+        raise ArgumentError(f"{why}; start it without torchrun")
+
+
 def is_main() -> bool:
-    """Whether this process prints and writes files."""
+    """Says whether this process prints and writes files."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def num_ranks(nproc: int | None) -> int:
-    """The number of ranks, from ``--nproc`` or torchrun.
+    """Returns the number of ranks, from ``--nproc`` or torchrun.
 
     Raises:
-        ArgumentError: not positive, or not what torchrun started.
+        ArgumentError: torchrun started another number of ranks.
     """
-    if nproc is not None and nproc < 1:
-        raise ArgumentError(f"--nproc {nproc}: the number of ranks is 1 or more")
     if not under_torchrun():
         return nproc or 1
     started = int(os.environ["WORLD_SIZE"])

@@ -1,48 +1,42 @@
-"""What ``partsong image`` and ``partsong video`` check and read alike."""
+"""Checks, reads and reports what ``partsong image`` and ``partsong video`` share."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.arguments import read_arguments
+from partsong.cli.bounds import check_files
 from partsong.cli.ranks import is_main
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.jobs.pipeline_source import PipelineSource
-from partsong.outputs import check_writable
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
-__all__ = ["call_arguments", "check_sampling", "compared", "place", "reported"]
+__all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place"]
 
 
-def check_sampling(options: Image | Video, *counts: str) -> None:
-    """Refuses what can be refused without a model: an empty prompt, numbers below one, files that cannot be written.
+def check_sampling(options: Image | Video) -> None:
+    """Checks what needs no model: the prompt, the seed and the files to write.
 
-    Args:
-        options: of the command.
-        *counts: names of its own options that count something.
+    Raises:
+        ArgumentError: the prompt is empty, the seed is out of range, or a file cannot be written.
     """
     if not options.prompt.strip():
         raise ArgumentError("the prompt is empty; say what to draw")
-    for name in ("steps", "height", "width", "threads", *counts):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
     check_seed(options.seed)
     if is_main():
-        for path in (options.out, options.json, options.ledger):
-            if path is not None:
-                check_writable(path)
+        check_files(options.out, options.json, options.ledger)
 
 
 def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """The strategies, and the degree of every mesh axis.
+    """Returns the strategies, and the degree of every mesh axis.
 
     Raises:
-        ArgumentError: ranks without a strategy, or degrees that do not fit.
-        UnsupportedError: an architecture that is not supported.
+        ArgumentError: there are several ranks but no strategy, or degrees that do not fit.
+        UnsupportedError: the architecture is not supported.
     """
     from partsong.parallel import ADAPTERS, mesh_for
     from partsong.samplers.registry import parse_strategy
@@ -54,13 +48,39 @@ def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[t
     for kind in source.denoisers:
         if strategies and kind not in ADAPTERS:
             raise UnsupportedError(
-                f"{kind} of {options.model} is no supported architecture; supported: {', '.join(ADAPTERS)}"
+                f"{kind} of {options.model} is not a supported architecture; these are: {', '.join(ADAPTERS)}"
             )
     return strategies, degrees
 
 
+def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> dict[str, Any]:
+    """Returns the fields that jobs of images and videos share.
+
+    Raises:
+        ArgumentError: as for `place`.
+        UnsupportedError: as for `place`.
+    """
+    strategies, degrees = place(options, source, nproc)
+    return {
+        "folder": source.folder,
+        "pipeline": source.pipeline,
+        "zoo_name": source.zoo_name,
+        "prompt": options.prompt,
+        "arguments": call_arguments(options, source),
+        "strategies": strategies,
+        "degrees": degrees,
+        "seed": options.seed,
+        "dtype": options.dtype,
+        # The threads of several processes compete for the cores, and a zoo model is too small to need them.
+        "threads": options.threads or (1 if nproc > 1 or source.zoo_name else None),
+        "compare": options.compare,
+        "out": Path(options.out),
+        "ledger": None if options.ledger is None else Path(options.ledger),
+    }
+
+
 def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, Any]:
-    """Arguments of the pipeline's call: the model's defaults, then options, then ``--set``."""
+    """Returns the arguments of the pipeline's call: the model's defaults, then options, then ``--set``."""
     given = {
         "num_inference_steps": options.steps,
         "guidance_scale": options.guidance,
@@ -72,8 +92,8 @@ def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, 
     return {**source.defaults, **named, **read_arguments(options.set)}
 
 
-def reported(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
-    """The result by JSON key; empty on ranks that measured nothing."""
+def make_result(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+    """Returns the result by JSON key, or an empty dictionary on ranks that measured nothing."""
     if not measured:
         return {}
     return {
@@ -88,12 +108,12 @@ def reported(command: str, options: Image | Video, nproc: int, measured: dict[st
     }
 
 
-def compared(result: dict[str, Any], what: str) -> list[str]:
-    """Lines that tell a result's serial twin, and what was sent.
+def comparison_lines(result: dict[str, Any], what: str) -> list[str]:
+    """Returns lines about the serial twin, if there was one, and about what the ranks sent.
 
     Args:
         result: by JSON key.
-        what: was made: ``images`` or ``frames``.
+        what: what was sampled, ``images`` or ``frames``.
     """
     lines = []
     if "speedup" in result:

@@ -1,4 +1,4 @@
-"""A piece of the terminal that is drawn anew in place."""
+"""Draws in place on the last lines of a terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TextIO
 
 __all__ = ["BOLD", "DIM", "PALETTE", "UNDERLINE", "Piece", "Screen", "columns", "is_live", "printable", "wrapped"]
 
-#: Colours of the 256 that terminals know; neighbours are easy to tell apart.
+#: Some of a terminal's 256 colours; neighbours are easy to tell apart.
 PALETTE = (39, 214, 78, 205, 220, 51, 203, 141, 118, 209)
 DIM, BOLD, UNDERLINE = "2", "1", "4"
-#: A piece of text and how to print it: parameters of the terminal's "select graphic rendition", or nothing.
+#: A piece of text, and the parameters of the terminal's "select graphic rendition" to print it with; "" is plain.
 Piece = tuple[str, str]
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether what was written can be written over."""
+    """Says whether text that was written can be overwritten."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Screen:
-    """The last lines of a terminal.
+    """Overwrites the last lines of a terminal with every drawing.
 
     Args:
         stream: the terminal.
@@ -40,12 +40,12 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns that can be used, and lines below a title."""
-        found = shutil.get_terminal_size()
-        return max(found.columns - 1, 8), max(found.lines - 2, 1)
+        """Returns the columns that can be used, and the lines below a title."""
+        terminal = shutil.get_terminal_size()
+        return max(terminal.columns - 1, 8), max(terminal.lines - 2, 1)
 
     def draw(self, lines: list[list[Piece]]) -> None:
-        """Writes lines over what was drawn before."""
+        """Writes lines over the last drawing."""
         back = f"\x1b[{self.rows}F\x1b[0J" if self.rows else ""
         self.stream.write(back + "".join("".join(map(self._print, line)) + "\n" for line in lines))
         self.stream.flush()
@@ -57,7 +57,7 @@ class Screen:
 
 
 def printable(text: str, stream: TextIO) -> str:
-    r"""A text that is safe to print: nothing in it steers the terminal, and its characters exist where it goes.
+    r"""Makes a text safe to print: nothing in it controls the terminal, and the stream can encode all of it.
 
     >>> import io
     >>> printable("red \x1b[2J alert", io.StringIO())
@@ -69,13 +69,13 @@ def printable(text: str, stream: TextIO) -> str:
 
 
 def _safe(character: str) -> str:
-    # Controls, and the marks that turn the writing direction around.
+    # Control characters, and the marks that reverse the writing direction.
     hidden = unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e"
     return "\N{REPLACEMENT CHARACTER}" if hidden and character != "\n" else character
 
 
 def wrapped(pieces: list[Piece], width: int) -> list[list[Piece]]:
-    """Pieces cut into lines of at most `width` columns."""
+    """Cuts pieces into lines of at most `width` columns."""
     lines: list[list[Piece]] = [[]]
     used = 0
     for text, style in pieces:
@@ -93,7 +93,7 @@ def wrapped(pieces: list[Piece], width: int) -> list[list[Piece]]:
 
 
 def columns(character: str) -> int:
-    """Cells of the terminal that a character takes."""
+    """Returns how many cells of the terminal a character takes."""
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,16 +1,17 @@
-"""``partsong text``: checks everything that can be checked without a model, then decodes in this process."""
+"""Runs ``partsong text``: checks what needs no model, then decodes in this process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from partsong.cli.bounds import check_files
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
 from partsong.jobs.text_source import find_text_model
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 
 __all__ = ["summary", "text"]
 
@@ -38,7 +39,7 @@ def text(options: Text) -> dict[str, Any]:
         open_blocks=options.open_blocks,
         temperature=options.temperature,
         seed=options.seed,
-        chat=True if options.chat else False if options.no_chat else None,
+        chat=options.chat if options.chat or options.no_chat else None,
         template=options.template,
         dtype=options.dtype,
         device=options.device,
@@ -50,10 +51,10 @@ def text(options: Text) -> dict[str, Any]:
     shown = viewer(loaded, show=options.show)
     measured = run_text(loaded, shown.step if shown.watches else None)
     shown.end(measured["text"])
-    return _reported(options, measured)
+    return _make_result(options, measured)
 
 
-def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
+def _make_result(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
     if options.out is not None:
         write_text(options.out, measured["text"] + "\n")
     return {
@@ -69,7 +70,7 @@ def _reported(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What a text cost, in a few lines; the text itself has been printed."""
+    """Describes what the text cost in a few lines; the text itself has been printed."""
     forwards = {kind: number for kind, number in result["forwards"].items() if number}
     lines = [
         f"{_number(result['answer_tokens'], 'token')} in {_number(sum(forwards.values()), 'forward')} "
@@ -91,7 +92,7 @@ def summary(result: dict[str, Any]) -> str:
 
 def _certificate(result: dict[str, Any]) -> str:
     if result["certificate"] is None:
-        return "no certificate: this rule revises tokens, or chooses places by the drawn ones"
+        return "no certificate: this rule revises tokens, or chooses places by the tokens it drew"
     return (
         f"certificate: within {result['certificate']:.3g} nats of one token at a time, "
         "under the model's own conditionals at temperature 1"
@@ -116,13 +117,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def _check(options: Text) -> None:
-    if under_torchrun():
-        raise ArgumentError("partsong text runs in one process; start it without torchrun")
+    refuse_torchrun("partsong text runs in one process")
     if not options.prompt.strip() and options.template is None:
         raise ArgumentError("the prompt is empty; say what to answer, or give a --template to fill in")
     if options.chat and options.no_chat:
         raise ArgumentError("--chat and --no-chat contradict each other; give one of them")
-    for path in (options.out, options.json, options.ledger):
-        if path is not None:
-            check_writable(path)
+    check_files(options.out, options.json, options.ledger)
     check_decoding(options)

@@ -1,4 +1,4 @@
-"""``partsong think``: checks everything that can be checked without a model, then asks it many times over."""
+"""Runs ``partsong think``: checks what needs no model, then asks the model many times."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong.cli.bounds import check_files
 from partsong.cli.draw_threads import Threads
-from partsong.cli.engines import make_engine, own_knobs, zoo_task
+from partsong.cli.engines import local_model, make_engine
 from partsong.cli.options import Think
-from partsong.cli.ranks import under_torchrun
+from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
-from partsong.outputs import check_writable, write_text
+from partsong.outputs import write_text
 
 if TYPE_CHECKING:
     from partsong.reasoning import Answer, Budget, Parameters, Price
@@ -23,14 +24,14 @@ __all__ = ["extract_of", "summary", "think"]
 
 
 def think(options: Think) -> dict[str, Any]:
-    """Asks, prints the answer and returns the result by JSON key."""
+    """Asks the question, prints the answer and returns the result by JSON key."""
     thinking, budget, parameters = _check(options)
     engine = make_engine(options)
     answer, extra = asyncio.run(_think(options, engine, thinking, budget, parameters))
     print(answer.answer if answer.answer is not None else "(no answer)")
     if options.out is not None:
         write_text(options.out, answer.text + "\n")
-    kept = {name: value for name, value in answer.summary.items() if name != "stopped"}
+    counts = {name: value for name, value in answer.summary.items() if name != "stopped"}
     return {
         "command": "think",
         "strategy": options.strategy,
@@ -45,7 +46,7 @@ def think(options: Think) -> dict[str, Any]:
         "spent": answer.summary["stopped"],
         "details": answer.details,
         "engine": engine.name,
-        **kept,
+        **counts,
         **extra,
     }
 
@@ -56,6 +57,7 @@ async def _think(
     from partsong.ledger import Ledger
     from partsong.reasoning import Journal, Run
     from partsong.reasoning.calls.trace import write_trace
+    from partsong.zoo.thinking import knobs_for
 
     drawing = Threads() if options.show else None
     journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
@@ -71,14 +73,14 @@ async def _think(
                 observer=drawing,
             )
             try:
-                own = own_knobs(options, thinking)
+                own = knobs_for(local_model(options), thinking.name, thinking.knobs)
                 answer = await thinking(
                     run, options.question, extract=extract_of(options), parameters=parameters, **own
                 )
             finally:
                 if drawing is not None:
                     drawing.draw()
-                if options.trace is not None:  # also of a run that failed
+                if options.trace is not None:  # written even if the run failed
                     write_trace(run.graph, options.trace, title=f"{options.strategy}: {options.question}")
         return answer, {"replayed": run.replayed}
     finally:
@@ -88,27 +90,24 @@ async def _think(
 
 
 def extract_of(options: Think) -> Callable[[str], str | None]:
-    """The function that finds an answer in a text."""
-    from partsong.reasoning.answers import extract
+    """Returns the function that finds an answer in a text."""
+    from partsong.jobs.engines import extractor
+    from partsong.zoo.thinking import task_of
 
-    if options.extract is None and (task := zoo_task(options)) is not None:
-        return task.answer_of
-    if options.extract == "text":
-        return lambda text: text.strip() or None
-    return getattr(extract, f"final_{options.extract or 'number'}")
+    return extractor(options.extract, task_of(local_model(options)))[1]
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What an answer cost, in a few lines; the answer itself has been printed."""
+    """Describes what the answer cost in a few lines; the answer itself has been printed."""
     lines = [
         f"{result['calls']} calls: {result['tokens_total']} tokens in all, {result['tokens_critical']} one after "
-        f"another, {result['tokens_accepted']} on the answer's own path, {result['tokens_cancelled']} for nothing",
+        f"another, {result['tokens_accepted']} on the answer's own path, {result['tokens_cancelled']} cancelled",
         f"{result['prefill']} prompt tokens, {result['prefill_cached']} of them computed before; "
         f"{result['seconds']:.2f} s with {result['engine']}",
     ]
     why = {"decided": "no missing vote could change the answer", "confident": "the votes were clear enough"}
     if result["stopped"] == "budget":
-        lines.append(f"the budget ended it: {result['spent']}")
+        lines.append(f"the budget ended the run: {result['spent']}")
     elif result["stopped"] in why:
         lines.append(f"ended early: {why[result['stopped']]}")
     for count, what in ((result["truncated"], "ran out of tokens"), (result["estimated"], "have estimated counts")):
@@ -117,7 +116,7 @@ def summary(result: dict[str, Any]) -> str:
     if hint := result["details"].get("hint"):
         lines.append(hint)
     if result["replayed"]:
-        lines.append(f"{result['replayed']} calls came out of the journal")
+        lines.append(f"{result['replayed']} calls were read from the journal")
     return "\n".join(lines)
 
 
@@ -126,23 +125,18 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning.calls.trace import check_format
     from partsong.reasoning.strategies import parse_thinking
 
-    if under_torchrun():
-        raise ArgumentError("partsong think runs in one process; start it without torchrun")
+    refuse_torchrun("partsong think runs in one process")
     if not options.question.strip():
         raise ArgumentError("the question is empty")
     if options.replay and options.journal is None:
         raise ArgumentError("--replay needs --journal: the file to replay from")
     if options.trace is not None:
         check_format(Path(options.trace))
-    for path in (options.out, options.json, options.ledger, options.trace):
-        if path is not None:
-            check_writable(path)
-    if options.max_tokens < 1 or options.temperature < 0 or not 0 < options.top_p <= 1:
-        raise ArgumentError("--max-tokens is 1 or more, --temperature 0 or more, --top-p above 0 and at most 1")
+    check_files(options.out, options.json, options.ledger, options.trace)
     thinking = parse_thinking(options.strategy)
     if thinking.needs:
         raise ArgumentError(
-            f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which only Python can give: call it there"
+            f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which no option can give; call it in Python"
         )
     budget = Budget(
         tokens=options.budget_tokens,
@@ -159,7 +153,7 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
 
 
 def _price(text: str) -> Price:
-    """``PROMPT,ANSWER`` or ``PROMPT,CACHED,ANSWER`` per million tokens."""
+    """Reads ``PROMPT,ANSWER`` or ``PROMPT,CACHED,ANSWER``, per million tokens."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:

@@ -1,87 +1,58 @@
-"""``partsong video``: checks everything that can be checked without a model, then runs the job on the ranks."""
+"""Runs ``partsong video``: checks what needs no model, then runs the job on the ranks."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
-from partsong.cli.sampling import call_arguments, check_sampling, compared, place, reported
+from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
-from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
+from partsong.jobs.pipeline_source import find_pipeline
 from partsong.outputs import write_json
-
-if TYPE_CHECKING:
-    from partsong.jobs.videos import VideoJob
 
 __all__ = ["summary", "video"]
 
-#: The file of a journal that says how the command was called.
+#: The file of a journal that holds the options of the command.
 _CALL = "command.json"
-#: Options that a resumed run may be given anew.
+#: Options that may differ when a run is resumed.
 _ANEW = ("nproc", "out", "json", "debug", "ledger", "threads")
 
 
 def video(options: Video) -> dict[str, Any]:
-    """Samples the video and returns the result by JSON key; on ranks other than 0 an empty dictionary."""
+    """Samples the video and returns the result by JSON key, or an empty dictionary on ranks other than 0."""
     if options.resume is not None:
         options = _resumed(options)
     nproc = num_ranks(options.nproc)
     options = replace(options, model=options.model or _zoo_model(options))
     _check(options)
     source = find_pipeline(options.model)
-    placed = place(options, source, nproc)
-    if options.journal is not None:
-        _keep(options, Path(options.journal), placed[0])
-    # Last, as it is what takes seconds: everything above fails without torch's help.
-    from partsong.jobs.videos import run_video
-
-    measured = run_on_ranks(run_video, nproc, _job(options, source, placed, nproc))
-    return reported("video", options, nproc, measured)
-
-
-def _job(
-    options: Video, source: PipelineSource, placed: tuple[tuple[Any, ...], dict[str, int]], nproc: int
-) -> VideoJob:
-    from partsong.jobs.videos import VideoJob
-
-    strategies, degrees = placed
-    arguments = call_arguments(options, source)
+    shared = job_fields(options, source, nproc)
     if options.frames is not None:
-        arguments["num_frames"] = options.frames
-    return VideoJob(
-        folder=source.folder,
-        pipeline=source.pipeline,
-        zoo_name=source.zoo_name,
-        prompt=options.prompt,
-        arguments=arguments,
-        strategies=strategies,
-        degrees=degrees,
-        seed=options.seed,
-        dtype=options.dtype,
-        # Threads of several processes fight over the cores, and a zoo model is too small to need them.
-        threads=options.threads or (1 if nproc > 1 or source.zoo_name else None),
-        compare=options.compare,
-        out=Path(options.out),
-        fps=options.fps,
-        ledger=None if options.ledger is None else Path(options.ledger),
-        journal=None if options.journal is None else Path(options.journal),
-    )
+        shared["arguments"]["num_frames"] = options.frames
+    journal = None if options.journal is None else Path(options.journal)
+    if journal is not None:
+        _keep(options, journal, shared["strategies"])
+    # Imported last because it takes seconds; everything above fails sooner.
+    from partsong.jobs.videos import VideoJob, run_video
+
+    measured = run_on_ranks(run_video, nproc, VideoJob(**shared, fps=options.fps, journal=journal))
+    return make_result("video", options, nproc, measured)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What a person wants to know of a result, in a few lines."""
+    """Describes the result in a few lines."""
     ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
     lines = [
         f"{result['out']}: {result['frames']} frames, {result['strategy']} on {ranks}, {result['class']}, "
         f"{result['seconds']:.2f} s ({result['frames_per_second']:.1f} frames/s, the first after "
         f"{result['first_frame_seconds']:.2f} s)"
     ]
-    lines += compared(result, "frames")
+    lines += comparison_lines(result, "frames")
     if result["facts_read"] is not None:
         lines.append(
             f"facts of the caption read back from the video: {result['facts_read']:.0%}; identity kept in "
@@ -91,7 +62,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _zoo_model(options: Video) -> str:
-    """The model of the zoo that suits the strategies: a stream through steps needs a causal one."""
+    """Names the zoo model that suits the strategies; ``timestep-pipeline`` needs a causal one."""
     return "motion-causal" if any(name.startswith("timestep-pipeline") for name in options.strategy) else "motion"
 
 
@@ -100,26 +71,26 @@ def _check(options: Video) -> None:
         raise ArgumentError(f"--out {options.out}: videos are written as .mp4 or .gif, or into a folder")
     if not 0 < options.fps < 1000:
         raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
-    check_sampling(options, "frames")
-    read_arguments(options.set)  # before anything slow: a hub model may have to be fetched first
+    check_sampling(options)
+    read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
 
 
 def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
-    """Writes how the command was called, for ``--resume``."""
+    """Writes the options of the command, for ``--resume``."""
     from partsong.samplers.generate import can_stream
 
     if not any(map(can_stream, strategies)):
         raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
-    left = {*_ANEW, "resume", "journal"} - {"out"}
+    left_out = {*_ANEW, "resume", "journal"} - {"out"}
     if is_main():
-        write_json(journal / _CALL, {name: value for name, value in asdict(options).items() if name not in left})
+        write_json(journal / _CALL, {name: value for name, value in asdict(options).items() if name not in left_out})
 
 
 def _resumed(options: Video) -> Video:
-    """The options of the run that a journal belongs to, and those of this call that may differ."""
+    """Returns the options of the run that a journal belongs to, with those of this call that may differ."""
     journal = Path(str(options.resume))
     try:
-        kept = json.loads((journal / _CALL).read_text(encoding="utf-8"))
+        saved = json.loads((journal / _CALL).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"--resume {journal}: no run can be read there ({error}); give the folder of --journal"
@@ -128,8 +99,8 @@ def _resumed(options: Video) -> Video:
     given = {name for name, value in asdict(options).items() if value != default[name]} - {*_ANEW, "resume"}
     if given:
         raise ArgumentError(
-            f"--resume goes on with the run as it was called; leave out {', '.join(sorted(given))}, or start anew"
+            f"--resume keeps the options of the run; leave out {', '.join(sorted(given))}, or start a new run"
         )
-    kept["strategy"], kept["set"] = tuple(kept["strategy"]), tuple(kept["set"])
+    saved["strategy"], saved["set"] = tuple(saved["strategy"]), tuple(saved["set"])
     anew = {name: getattr(options, name) for name in _ANEW if getattr(options, name) != default[name]}
-    return Video(**{**kept, **anew, "journal": str(journal), "resume": None})
+    return Video(**{**saved, **anew, "journal": str(journal), "resume": None})

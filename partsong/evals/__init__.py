@@ -1,1 +1,1 @@
-"""Measures: a parallel run against its serial twin, benchmarks, and the page that shows them."""
+"""Measures decoding rules, ways to think, kernels and strategies; what commands run is in `partsong.jobs`."""

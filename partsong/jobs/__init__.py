@@ -1,1 +1,1 @@
-"""What a command runs: sampling images, videos and texts, comparing with the serial twin, the demo page."""
+"""Runs what the commands run: samples images, videos and texts, compares with the serial twin, writes the demo page."""

@@ -1,8 +1,8 @@
-"""Runs a pipeline in parallel and, for comparison, as its serial twin: how far apart, how much faster.
+"""Runs a pipeline in parallel and as its serial twin, and measures how far apart and how fast the two are.
 
-What is timed: one whole call of the pipeline, text encoding and decoding included, loading and one short warm-up call
-excluded. The serial twin is the pipeline with nothing attached on rank 0, with as many threads as each rank has,
-while the other ranks wait idle. The parallel run begins when all ranks are ready and ends when the last is done.
+One whole call of the pipeline is timed, with text encoding and decoding, but without loading and one short warm-up
+call. The serial twin is the pipeline with nothing attached on rank 0. It has as many threads as each rank has, and the
+other ranks wait idle. The parallel run begins when all ranks are ready and ends when the last is done.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from partsong.parallel.ranks.collectives import agree
 
 __all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "gather", "parallel_run", "serial_run"]
 
-#: Enough for first-call costs (allocation, threads, the first exchange), few enough to be cheap.
+#: Steps of the warm-up call: cheap, but enough for the costs of a first call (allocation, threads, first exchange).
 WARM_UP_STEPS = 2
 
 Images = NDArray[np.floating[Any]]
-#: Calls a pipeline or a plan and returns images `[N, H, W, 3]` in [0, 1]; the number replaces the steps (None: as set).
+#: Calls a pipeline or a plan and returns images `[N, H, W, 3]` in [0, 1]. The number replaces the steps unless None.
 Draw = Callable[[Any, int | None], Images]
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """How far images are from their serial twins.
+    """Measures how far images are from their serial twins.
 
     Attributes:
         psnr: in dB, the median over the images; infinite when they are equal.
@@ -48,17 +48,27 @@ class Drift:
     psnr_worst: float
     max_abs_diff: float
 
+    def as_json(self, seconds: float, seconds_serial: float) -> dict[str, float]:
+        """Returns the comparison with the serial twin by JSON key."""
+        return {
+            "seconds_serial": seconds_serial,
+            "speedup": seconds_serial / seconds,
+            "psnr_to_serial": self.psnr,
+            "psnr_to_serial_worst": self.psnr_worst,
+            "max_abs_diff": self.max_abs_diff,
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
-    """One timed run.
+    """Describes one timed run.
 
     Attributes:
         images: `[N, H, W, 3]` in [0, 1].
-        seconds: wall time, the median where there were several.
+        seconds: wall time, or the median of several.
         kind: ``exact``, ``bounded`` or ``approximate``.
-        bytes_sent: what each rank sent.
-        seconds_waiting: what each rank waited for messages.
+        bytes_sent: by each rank.
+        seconds_waiting: how long each rank waited for messages.
         explanation: what was split and moved, in words.
     """
 
@@ -72,13 +82,12 @@ class ComparedRun:
 
 def drift(images: Images, reference: Images) -> Drift:
     """Compares images with their serial twins, one by one."""
-    each = [psnr(one, other) for one, other in zip(images, reference, strict=True)]
-    each = each or [math.inf]
-    return Drift(psnr=statistics.median(each), psnr_worst=min(each), max_abs_diff=max_abs_diff(images, reference))
+    ratios = [psnr(one, other) for one, other in zip(images, reference, strict=True)] or [math.inf]
+    return Drift(psnr=statistics.median(ratios), psnr_worst=min(ratios), max_abs_diff=max_abs_diff(images, reference))
 
 
 def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:
-    """The numbers of every rank, on every rank; also the point where ranks wait for each other."""
+    """Collects the numbers of every rank on every rank, which also makes the ranks wait for each other."""
     everyone = mesh.axis(*(axis for axis, degree in mesh.degrees.items() if degree > 1))
     return [list(row) for row in agree(everyone, list(values), name=name)]
 
@@ -87,7 +96,7 @@ def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repea
     """Times the pipeline with nothing attached on rank 0 while the other ranks wait.
 
     Returns:
-        The run on rank 0, None on the others.
+        The run on rank 0, and None on the others.
     """
     run = None
     if mesh.is_main:
@@ -121,11 +130,11 @@ def parallel_run(
         mesh: the ranks.
         draw: the call.
         warm_up: make a short call first, untimed and not in the ledger.
-        ledger: file for the records of the timed call.
+        ledger: file for the records of the timed call, if any.
     """
     with parallelize(pipe, *strategies, mesh=mesh) as plan:
         if warm_up:
-            with Ledger():  # so that what a ledger costs once is paid here too
+            with Ledger():  # the first use of a ledger costs time too
                 draw(plan, WARM_UP_STEPS)
         gather(mesh, [0.0], "start of the timed run")
         with Ledger(ledger) as records:

@@ -1,7 +1,7 @@
-"""The demo: a few fixed captions, sampled serially and with each strategy, side by side.
+"""Samples a few fixed captions serially and with each strategy, for the demo page.
 
-All methods make the same call (all captions in one batch, the same noise) and are timed in turn, so that a busy
-moment of the machine hits them alike; the median of the turns counts.
+All methods make the same call: all captions in one batch, with the same noise. They are timed in turn, so that a busy
+moment of the machine affects them all, and the median of the turns counts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from partsong import zoo
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, quiet_libraries
+from partsong.model_folders import read_settings
 from partsong.parallel import Mesh, Plan, mesh_for
 from partsong.samplers import generate
 from partsong.samplers.registry import parse_strategy
@@ -38,11 +39,11 @@ CAPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoJob:
-    """What to sample.
+    """Says what to sample.
 
     Attributes:
         model: a zoo model of images.
-        captions: one image each.
+        captions: of one image each.
         methods: strategies as on the command line, several joined by ``+``.
         nproc: number of ranks.
         seed: image i draws its noise from the seed and i.
@@ -63,18 +64,18 @@ class DemoJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """One way of sampling, measured.
+    """Holds what was measured of one way to sample.
 
     Attributes:
         name: as on the command line, or ``serial``.
         kind: ``exact``, ``bounded`` or ``approximate``.
         images: `[N, H, W, 3]`, 8 bits.
-        facts: for each image, the facts of its caption and whether the reader found them.
+        facts: for each image, the facts of its caption and whether the image shows them.
         psnr: to the serial images in dB, median over images; infinite when equal.
         psnr_worst: the same for the image that is furthest away.
         max_abs_diff: to the serial images, in [0, 1].
         seconds: of one call for all captions, median over repeats.
-        speedup: the serial seconds over these.
+        speedup: the serial seconds divided by these.
         bytes_sent: by each rank in one call.
         waiting: share of the call that the slowest rank waited for messages.
     """
@@ -93,17 +94,17 @@ class Method:
 
 
 def methods_for(nproc: int) -> tuple[str, ...]:
-    """The methods that fit a number of ranks, from one rank's share of images to one step's share of tokens."""
+    """Names the methods that fit a number of ranks, beginning with those that exchange the least."""
     sequence = ("ulysses", "ring", "displaced-patch")
     guidance = ("cfg-parallel",) if nproc == 2 else ("cfg-parallel+ulysses",) if nproc % 2 == 0 else ()
     return (*guidance, "data-parallel", *sequence)
 
 
 def run_demo(job: DemoJob) -> list[Method]:
-    """Samples and measures on this rank.
+    """Samples with each method and measures it, on this rank.
 
     Returns:
-        On rank 0 the serial twin and then each method, elsewhere nothing.
+        On rank 0 the serial twin and then each method; an empty list elsewhere.
     """
     torch.set_num_threads(job.threads)
     quiet_libraries()
@@ -112,7 +113,8 @@ def run_demo(job: DemoJob) -> list[Method]:
         for mesh in meshes.values():
             open_meshes.enter_context(mesh)
         first = next(iter(meshes.values()))
-        pipe = load_pipeline(*_folder(job.model)).to(first.device)
+        folder = zoo.MODELS[job.model].folder
+        pipe = load_pipeline(folder, read_settings(folder, "model_index.json")["_class_name"]).to(first.device)
         pipe.set_progress_bar_config(disable=True)
         runs: dict[str, list[ComparedRun]] = {name: [] for name in ("serial", *meshes)}
 
@@ -130,13 +132,6 @@ def run_demo(job: DemoJob) -> list[Method]:
 
 def _mesh(name: str, nproc: int) -> Mesh:
     return Mesh(**mesh_for([parse_strategy(part) for part in name.split("+")], nproc), timeout=RANK_TIMEOUT)
-
-
-def _folder(model: str) -> tuple[Any, str]:
-    import json
-
-    folder = zoo.MODELS[model].folder
-    return folder, json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
 
 
 def _draw(job: DemoJob, target: Any, steps: int | None) -> Images:

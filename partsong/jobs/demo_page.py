@@ -1,4 +1,4 @@
-"""Writes measured methods as one HTML page that needs no other file: pictures, a table, bars, light and dark."""
+"""Writes the demo as one HTML page that needs no other file, with pictures, a table and bars."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "bars", "picture", "render_page", "render_sheet"]
 
 TILE = 148
-#: Where a bar for images that are equal, or nearly, ends: rounding of 32-bit floats leaves 100 to 145 dB.
+#: PSNR in dB of a full bar. Rounding of 32-bit floats leaves 100 to 145 dB, and equal images are drawn as full.
 FULL_PSNR = 150.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One bar of a chart.
+    """Describes one bar of a chart.
 
     Attributes:
         label: the method.
-        kind: its class, which gives the colour.
-        share: length, 1 being the whole width.
+        kind: the class of the method, which gives the colour.
+        share: length, where 1 is the whole width.
         text: the value in words.
     """
 
@@ -44,7 +44,7 @@ class Bar:
 
 
 def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
-    """The page as text.
+    """Returns the page as text.
 
     Args:
         job: what was sampled.
@@ -53,7 +53,7 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # autoescape: captions and versions are text, whatever they contain.
+    # Captions and versions are text, so any markup in them is escaped.
     folder = Path(__file__).with_name("templates")
     environment = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("demo.html.j2").render(
@@ -68,7 +68,7 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
 
 
 def render_sheet(job: DemoJob, methods: Sequence[Method], tile: int = 128) -> Image.Image:
-    """The pictures alone, one row for each caption and one column for each method, as one image on white.
+    """Draws the pictures alone, a row for each caption and a column for each method, as one image on white.
 
     Args:
         job: what was sampled.
@@ -88,14 +88,14 @@ def render_sheet(job: DemoJob, methods: Sequence[Method], tile: int = 128) -> Im
             enlarged = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.LANCZOS)
             sheet.paste(enlarged, (x, top + row * (tile + gap)))
     for row, caption in enumerate(job.captions):
-        told = "\n".join(textwrap.wrap(caption, 22))
+        lines = "\n".join(textwrap.wrap(caption, 22))
         middle = top + row * (tile + gap) + tile / 2
-        draw.multiline_text((gap, middle), told, ink, ImageFont.load_default(14), anchor="lm", spacing=5)
+        draw.multiline_text((gap, middle), lines, ink, ImageFont.load_default(14), anchor="lm", spacing=5)
     return sheet
 
 
 def bars(values: Sequence[tuple[str, str, float, str]], full: float | None = None) -> list[Bar]:
-    """Bars for (label, kind, value, text); `full` is the value of the whole width, the largest value if None."""
+    """Makes bars of (label, kind, value, text). `full` is the value of the whole width; None is the largest value."""
     whole = full or max((value for _, _, value, _ in values), default=1.0)
     return [
         Bar(label=label, kind=kind, share=min(1.0, value / whole), text=text) for label, kind, value, text in values
@@ -103,7 +103,7 @@ def bars(values: Sequence[tuple[str, str, float, str]], full: float | None = Non
 
 
 def picture(pixels: NDArray[np.uint8], size: int = TILE * 2) -> str:
-    """An image as a data URI, enlarged so that browsers on dense screens show it as it is."""
+    """Returns an image as a data URI, enlarged so that browsers on dense screens show it sharp."""
     from PIL import Image
 
     image = Image.fromarray(pixels)
@@ -118,8 +118,8 @@ def picture(pixels: NDArray[np.uint8], size: int = TILE * 2) -> str:
 def _column(method: Method) -> dict[str, Any]:
     cells = []
     for pixels, facts in zip(method.images, method.facts, strict=True):
-        told = "\n".join(f"{'yes' if held else 'NO'}  {fact}" for fact, held in facts.items())
-        cells.append({"picture": picture(pixels), "held": sum(facts.values()), "facts": len(facts), "told": told})
+        details = "\n".join(f"{'yes' if held else 'NO'}  {fact}" for fact, held in facts.items())
+        cells.append({"picture": picture(pixels), "held": sum(facts.values()), "facts": len(facts), "details": details})
     return {"name": method.name, "kind": method.kind, "cells": cells}
 
 

@@ -1,11 +1,9 @@
-"""One job of ``partsong image``: load a pipeline on every rank, sample, compare with the serial twin, write files."""
+"""Runs a job of ``partsong image``: loads a pipeline on every rank, samples, compares and writes the images."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ import torch
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
+from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.outputs import save_images
-from partsong.parallel import Mesh, Plan, Strategy
-from partsong.progress import progress
+from partsong.parallel import Mesh, Plan
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
@@ -25,59 +22,30 @@ __all__ = ["ImageJob", "facts_read", "run_image"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+class ImageJob(SamplingJob):
+    """Says which images to sample; image i draws its noise from the seed and i.
 
     Attributes:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the images.
-        prompt: what to draw, or the number of a class for class-conditional pipelines.
-        arguments: further arguments of the pipeline call.
-        num_images: images of the one prompt.
-        strategies: what to attach.
-        degrees: size of each mesh axis.
-        seed: image i draws its noise from the seed and i.
-        dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
-        out: PNG to write.
-        ledger: JSONL to write.
+        num_images: how many images of the prompt.
     """
 
-    folder: Path
-    pipeline: str
-    zoo_name: str | None = None
-    prompt: str | int
-    arguments: Mapping[str, Any]
     num_images: int = 1
-    strategies: tuple[Strategy, ...] = ()
-    degrees: Mapping[str, Any]
-    seed: int = 0
-    dtype: str = "float32"
-    threads: int | None = None
-    compare: bool = False
-    out: Path
-    ledger: Path | None = None
 
 
 def run_image(job: ImageJob) -> dict[str, Any]:
     """Samples a job on this rank; rank 0 writes the images.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
         UnsupportedError: the pipeline makes no images.
     """
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    quiet_libraries()
+    job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
-        pipe.set_progress_bar_config(disable=progress(0).disable)
+        pipe = open_pipeline(job, mesh)
 
         def draw(target: Any, steps: int | None) -> Images:
             return _draw(job, target, steps)
@@ -88,11 +56,11 @@ def run_image(job: ImageJob) -> dict[str, Any]:
 
 
 def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
-    """The share of a caption's facts that hold in the images; None when the model has no reader or it cannot parse."""
+    """Returns the share of a caption's facts that the images show; None if no reader can parse the caption."""
     if name is None:
         return None
-    found = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
-    known = [share for share in found if share is not None]
+    shares = [zoo.MODELS[name].task.facts_read(prompt, image) for image in images]
+    known = [share for share in shares if share is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -114,7 +82,7 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
     if isinstance(job.prompt, int):
         arguments["class_labels"] = [job.prompt] * job.num_images
     else:
-        # A list instead of num_images_per_prompt, which some pipelines do not have.
+        # Some pipelines have no num_images_per_prompt, so every text becomes a list.
         arguments["prompt"] = job.prompt
         texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
         arguments |= {name: [text] * job.num_images for name, text in texts.items()}
@@ -144,13 +112,6 @@ def _report(job: ImageJob, run: ComparedRun, serial: ComparedRun | None) -> dict
         "explanation": run.explanation,
     }
     if serial is not None:
-        apart = drift(run.images, serial.images)
-        values |= {
-            "seconds_serial": serial.seconds,
-            "speedup": serial.seconds / run.seconds,
-            "psnr_to_serial": apart.psnr,
-            "psnr_to_serial_worst": apart.psnr_worst,
-            "max_abs_diff": apart.max_abs_diff,
-            "facts_read_serial": facts_read(job.zoo_name, str(job.prompt), serial.images),
-        }
+        values |= drift(run.images, serial.images).as_json(run.seconds, serial.seconds)
+        values["facts_read_serial"] = facts_read(job.zoo_name, str(job.prompt), serial.images)
     return values

@@ -1,4 +1,4 @@
-"""Finds out what ``--model`` means from small JSON files only; nothing is loaded and no code of a folder is run."""
+"""Finds the pipeline folder that ``--model`` names, from small JSON files only; no code of a folder is run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from partsong.model_folders import model_folder, read_settings
 
 __all__ = ["PipelineSource", "class_number", "find_pipeline"]
 
-#: Libraries whose classes a pipeline folder may name; anything else would be code that comes with the folder.
+#: Libraries whose classes a pipeline folder may name; other classes would be code that comes with the folder.
 LIBRARIES = ("diffusers", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineSource:
-    """A pipeline folder that can be loaded.
+    """Describes a pipeline folder that can be loaded.
 
     Attributes:
         folder: where it is.
@@ -26,7 +26,7 @@ class PipelineSource:
         denoisers: class names of its transformers or U-Nets.
         index: the folder's ``model_index.json``.
         zoo_name: name of the zoo model, if it is one.
-        defaults: arguments its pipeline is called with unless the user says otherwise.
+        defaults: arguments of the pipeline's call that the user can override.
     """
 
     folder: Path
@@ -41,10 +41,10 @@ def find_pipeline(name: str) -> PipelineSource:
     """Resolves a zoo name, a local diffusers folder or a hub id.
 
     Args:
-        name: what the user wrote. An existing folder comes first, then the zoo, then (with a slash) the hub.
+        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
 
     Raises:
-        ArgumentError: unknown, unreadable or not reachable; says which.
+        ArgumentError: the model is unknown, not readable or not reachable; says which.
         UnsupportedError: the folder needs code of its own.
     """
     folder = model_folder(name, "model_index.json", download=_download)
@@ -54,10 +54,10 @@ def find_pipeline(name: str) -> PipelineSource:
 
 
 def class_number(source: PipelineSource, prompt: str) -> int:
-    """The class a class-conditional pipeline is asked for, by number or by one of its label's names.
+    """Returns the number of a class that is given by its number or by one of its names.
 
     Raises:
-        ArgumentError: no such class.
+        ArgumentError: the pipeline has no such class.
     """
     labels = source.index.get("id2label") or {}
     if prompt.isdigit():
@@ -65,7 +65,7 @@ def class_number(source: PipelineSource, prompt: str) -> int:
     for number, names in labels.items():
         if prompt.lower() in (part.strip().lower() for part in str(names).split(",")):
             return int(number)
-    raise ArgumentError(f"{source.pipeline} draws classes and has none called {prompt!r}; give a name or a number")
+    raise ArgumentError(f"{source.pipeline} draws classes, and none is called {prompt!r}; give a name or a number")
 
 
 def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, Any] | None = None) -> PipelineSource:
@@ -78,23 +78,24 @@ def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, 
             )
         if not (folder / name).is_dir():
             raise ArgumentError(f"the model folder {folder} is not complete: its part {name} ({kind}) is missing")
-    denoisers = tuple(str(parts[n][1]) for n in ("transformer", "transformer_2", "unet") if n in parts)
-    for name in ("transformer", "transformer_2", "unet"):
-        if name in parts and not any((folder / name).glob("*.safetensors*")):
+    present = [name for name in ("transformer", "transformer_2", "unet") if name in parts]
+    for name in present:
+        if not any((folder / name).glob("*.safetensors*")):
             raise ArgumentError(
                 f"{folder / name} holds no safetensors weights; other formats can run code and are not read"
             )
+    denoisers = tuple(str(parts[name][1]) for name in present)
     return PipelineSource(
         folder=folder, pipeline=pipeline, denoisers=denoisers, index=index, zoo_name=zoo_name, defaults=defaults or {}
     )
 
 
 def _read_index(folder: Path) -> tuple[dict[str, Any], str]:
-    """Reads `model_index.json` and the name of the pipeline's class in it."""
+    """Reads ``model_index.json`` and the name of the pipeline's class in it."""
     index = read_settings(folder, "model_index.json")
     pipeline = index.get("_class_name")
     if not isinstance(pipeline, str):
-        raise UnsupportedError(f"{folder}/model_index.json names no pipeline class of diffusers, found {pipeline!r}")
+        raise UnsupportedError(f"{folder}/model_index.json must name a pipeline class of diffusers, found {pipeline!r}")
     return index, pipeline
 
 
@@ -102,7 +103,7 @@ def _download(name: str, offline: bool) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import hf_hub_download
 
-    # The small file first: a pipeline with code of its own costs no download.
+    # The small file comes first, so that nothing is downloaded for a pipeline with code of its own.
     _read_index(Path(hf_hub_download(name, "model_index.json", local_files_only=offline)).parent)
     return Path(
         DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False, local_files_only=offline)

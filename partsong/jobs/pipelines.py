@@ -1,10 +1,12 @@
-"""Loads pipelines of diffusers for the jobs that sample with them."""
+"""Describes jobs that sample with a pipeline of diffusers, and loads the pipeline."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,65 @@ import torch
 from tqdm import tqdm
 
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.parallel import Mesh, Strategy
+from partsong.progress import progress
 
-__all__ = ["RANK_TIMEOUT", "load_pipeline", "pipeline_class", "quiet_libraries"]
+__all__ = ["RANK_TIMEOUT", "SamplingJob", "load_pipeline", "open_pipeline", "pipeline_class", "quiet_libraries"]
 
-#: Seconds a rank may wait for another: the serial twin runs alone, and a large model loads slowly.
+#: Seconds a rank may wait for another, since the serial twin runs alone and a large model loads slowly.
 RANK_TIMEOUT = 3600.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingJob:
+    """Says what to sample, in plain values that can be sent to ranks.
+
+    Attributes:
+        folder: a diffusers pipeline folder.
+        pipeline: class name of the pipeline.
+        zoo_name: name of the zoo model, if it is one; its reader then scores the result.
+        prompt: what to sample, or the number of a class for class-conditional pipelines.
+        arguments: further arguments of the pipeline call.
+        strategies: what to attach.
+        degrees: size of each mesh axis.
+        seed: of the noise.
+        dtype: type of weights and arithmetic.
+        threads: threads per rank; None leaves the choice to torch.
+        compare: whether to run the serial twin too.
+        out: file or folder to write.
+        ledger: JSONL to write.
+    """
+
+    folder: Path
+    pipeline: str
+    zoo_name: str | None = None
+    prompt: str | int
+    arguments: Mapping[str, Any]
+    strategies: tuple[Strategy, ...] = ()
+    degrees: Mapping[str, Any]
+    seed: int = 0
+    dtype: str = "float32"
+    threads: int | None = None
+    compare: bool = False
+    out: Path
+    ledger: Path | None = None
+
+    def prepare_process(self) -> None:
+        """Sets the threads of this process and silences libraries."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        quiet_libraries()
+
+
+def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:
+    """Loads the pipeline of a job on the device of this rank; see `load_pipeline`."""
+    pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
+    pipe.set_progress_bar_config(disable=progress(0).disable)
+    return pipe
+
+
 def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
-    """Loads a pipeline folder: safetensors only, no code from the folder, no network.
+    """Loads a pipeline folder, from safetensors only and without code from the folder or the network.
 
     Args:
         folder: a diffusers pipeline folder.
@@ -28,13 +80,13 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         dtype: name of a torch floating-point type.
 
     Raises:
-        ArgumentError: diffusers cannot read it; says why.
+        ArgumentError: diffusers cannot read the folder; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
     kind = pipeline_class(pipeline)
     try:
         with warnings.catch_warnings():
-            # Newer versions of diffusers call it dtype, the oldest supported one only knows torch_dtype.
+            # Newer versions of diffusers call it dtype, but the oldest supported one knows only torch_dtype.
             warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
             return kind.from_pretrained(
                 folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
@@ -46,7 +98,7 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
 
 
 def pipeline_class(name: str) -> Any:
-    """The class of diffusers that a folder names.
+    """Returns the class of diffusers that a folder names.
 
     Raises:
         UnsupportedError: this diffusers has no such pipeline.
@@ -63,12 +115,12 @@ def pipeline_class(name: str) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Leaves standard error to partsong: this process samples one job and reports itself."""
+    """Turns off the messages and progress bars of diffusers and transformers; a job reports its progress itself."""
     import diffusers
     import transformers
 
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    # tqdm's own lock is shared between processes and is reported as leaked when a failing rank leaves at once.
+    # tqdm's own lock is shared between processes, and Python reports it as leaked when a failing rank exits at once.
     tqdm.set_lock(threading.RLock())

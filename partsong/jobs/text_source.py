@@ -1,4 +1,4 @@
-"""Finds out what ``--model`` of text commands means from small files only; no weights are loaded, no code is run."""
+"""Finds the checkpoint folder that ``--model`` of text commands names, from small files only; no code is run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from partsong.model_folders import model_folder, read_settings
 
 __all__ = ["TextSource", "find_text_model"]
 
-#: Any of these is a tokenizer.
+#: A folder with any of these files has a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource:
-    """A checkpoint folder with a tokenizer.
+    """Names a checkpoint folder with a tokenizer.
 
     Attributes:
         folder: where it is.
@@ -29,15 +29,15 @@ class TextSource:
 
 
 def find_text_model(name: str, adapter: str | None = None) -> TextSource:
-    """Resolves a zoo name, a local transformers folder or a hub id, and checks that it is known how to decode it.
+    """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
 
     Args:
-        name: what the user wrote. An existing folder comes first, then the zoo, then (with a slash) the hub.
-        adapter: ``--adapter``.
+        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
+        adapter: as given by ``--adapter``.
 
     Raises:
-        ArgumentError: unknown, incomplete or not reachable; says which. An adapter nobody has.
-        UnsupportedError: a family that is not recognised.
+        ArgumentError: the model is unknown, incomplete or not reachable, or there is no such adapter; says which.
+        UnsupportedError: the family of the model is not recognised.
     """
     folder = model_folder(name)
     _check_folder(folder, adapter)

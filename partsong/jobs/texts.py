@@ -1,4 +1,4 @@
-"""One job of ``partsong text``: load a model and its tokenizer, decode a prompt, compare with one token per step."""
+"""Runs a job of ``partsong text``: loads a model and its tokenizer, decodes a prompt, compares with plain decoding."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ __all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "prepar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextJob:
-    """What to decode.
+    """Says what to decode.
 
     Attributes:
         folder: a checkpoint folder with a tokenizer.
-        zoo_name: name of the zoo model, if it is one: its reader then judges the answer.
+        zoo_name: name of the zoo model, if it is one; its reader then judges the answer.
         prompt: what to answer or continue; mask tokens in it are filled in.
         adapter: as in `decode`.
         rule: as in `decode`.
         cache: as in `decode`.
-        max_new_tokens: as in `decode`; None for a zoo model is the longest answer it was made for.
+        max_new_tokens: as in `decode`; for a zoo model, None is the longest answer it was trained for.
         block_size: as in `decode`.
         open_blocks: as in `decode`.
         temperature: as in `decode`.
         seed: as in `decode`.
-        chat: whether the prompt goes through the tokenizer's chat template; None: where there is one.
-        template: what must stand after the prompt, the tokenizer's mask token for gaps.
-        dtype: name of a torch type; None is the checkpoint's.
-        device: None is the first GPU, or the CPU.
-        threads: None leaves torch's choice.
-        compare: decode one token per step as well.
+        chat: whether the prompt goes through the tokenizer's chat template; None uses it if there is one.
+        template: a text that must follow the prompt, with the tokenizer's mask token for gaps.
+        dtype: name of a torch type; None is the checkpoint's own.
+        device: None is the first GPU, or the CPU if there is none.
+        threads: None leaves the choice to torch.
+        compare: whether to decode one token per step as well.
         ledger: JSONL to write.
     """
 
@@ -78,14 +78,14 @@ class TextJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedText:
-    """A job that is ready to run.
+    """Holds a job that is ready to run.
 
     Attributes:
-        job: what was asked for.
+        job: what to decode.
         tokenizer: of the model.
-        ids: the prompt's tokens.
-        request: `decode`'s arguments, checked, defaults filled in.
-        options: the same as keywords of `decode_steps`.
+        ids: tokens of the prompt.
+        request: the arguments of `decode`, checked and with defaults filled in.
+        options: the same arguments as keywords of `decode_steps`.
     """
 
     job: TextJob
@@ -95,22 +95,22 @@ class LoadedText:
     options: dict[str, Any]
 
     @property
-    def kept(self) -> list[int]:
-        """Tokens of the prompt that belong to the text: those before its first gap, none where it has no gap."""
+    def before_gap(self) -> list[int]:
+        """Returns the tokens before the first gap of the prompt, which belong to the text; empty if it has no gap."""
         prompt = self.request.prompts[0]
         return prompt if len(prompt) < len(self.ids) else []
 
     def spell(self, tokens: list[int]) -> str:
-        """Tokens as text, special ones left out."""
+        """Spells tokens as text, leaving out special ones."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def prepare_text(job: TextJob) -> LoadedText:
-    """Loads what a job needs and checks all of it before the first forward; the tokenizer comes before the weights.
+    """Loads what a job needs and checks all of it before the first forward.
 
     Raises:
-        ArgumentError: a tokenizer, chat template or model that cannot be read; a prompt or knob that does not fit.
-        UnsupportedError: a rule or cache that the model cannot honour.
+        ArgumentError: the tokenizer, chat template or model cannot be read, or the prompt or a knob does not fit.
+        UnsupportedError: the model cannot be decoded with the rule or the cache.
     """
     tokenizer = load_tokenizer(job.folder)
     ids = _prompt_ids(job, tokenizer)
@@ -145,12 +145,12 @@ def open_text_model(
     threads: int | None = None,
     zoo_name: str | None = None,
 ) -> Any:
-    """The `TextModel` of a folder; arguments as in `TextJob`. Standard error is left to the caller."""
+    """Loads the `TextModel` of a folder, with arguments as in `TextJob`, and without messages of transformers."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # A zoo model is too small to need several.
+    # A zoo model is too small to need several threads.
     if threads or zoo_name:
         torch.set_num_threads(threads or 1)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -160,10 +160,10 @@ def open_text_model(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a checkpoint folder; no code of the folder is run.
+    """Loads the tokenizer of a checkpoint folder without running code of the folder.
 
     Raises:
-        ArgumentError: there is none that can be read.
+        ArgumentError: the tokenizer cannot be read.
     """
     from transformers import AutoTokenizer
 
@@ -178,17 +178,17 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
 
     Args:
         loaded: from `prepare_text`.
-        watch: is shown every step; the time it takes is not counted.
+        watch: called with every step; its time is not counted.
 
     Returns:
-        The measured values by their JSON names. ``tokens``, ``answer_tokens`` and what follows from them count what was
-        decided, up to and with the end of the text, and not what a template gives; ``tokens_per_forward`` is of the
-        forwards that denoise, ``answer_tokens_per_forward`` of all. Loading is not timed.
+        The measured values by their JSON names. ``tokens`` and ``answer_tokens`` count the tokens that were decided, up
+        to and including the end of the text, but not those that a template gives. ``tokens_per_forward`` divides by the
+        forwards that denoise, ``answer_tokens_per_forward`` by all. Loading is not timed.
     """
     job, request = loaded.job, loaded.request
     serial = {**loaded.options, "rule": Quota(), "cache": NoCache(), "open_blocks": 1}
     watched = watch is not None or job.ledger is not None
-    if job.compare:  # what a first forward costs once is paid here
+    if job.compare:  # warms up both, because a first forward costs more
         for options in (loaded.options, serial):
             next(decode_steps(request.model, [loaded.ids], **options))
     decoded, seconds = _timed(loaded, loaded.options, watched, watch, job.ledger)
@@ -196,7 +196,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
     written = sum(given is None for given in request.answers[0][: len(tokens)])
     values: dict[str, Any] = {
         **cost,
-        "text": loaded.spell([*loaded.kept, *tokens]),
+        "text": loaded.spell([*loaded.before_gap, *tokens]),
         "token_ids": tokens,
         "answer_tokens": written,
         "answer_tokens_per_forward": written / sum(cost["forwards"].values()),
@@ -222,7 +222,7 @@ def _timed(
     watch: Callable[[Step], None] | None = None,
     ledger: Path | None = None,
 ) -> tuple[Decoded, float]:
-    """Decodes, and the seconds it took without those of the watcher; a ledger record per step."""
+    """Decodes, and returns the seconds it took without those of the watcher; writes a ledger record per step."""
     steps = decode_steps(loaded.request.model, [loaded.ids], watched=watched, **options)
     seconds = 0.0
     with Ledger(ledger) as records:
@@ -243,14 +243,14 @@ def _timed(
 def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any], watched: bool) -> dict[str, Any]:
     decoded, seconds = _timed(loaded, serial, watched)
     tokens = decoded.tokens[0]
-    text = loaded.spell([*loaded.kept, *tokens])
+    text = loaded.spell([*loaded.before_gap, *tokens])
     return {
         "seconds_serial": seconds,
         "speedup": seconds / values["seconds"],
         "text_serial": text,
         "forwards_serial": sum(decoded.summary()["forwards"].values()),
         "token_ids_serial": tokens,
-        # Place by place; the shorter text ends the comparison.
+        # Compared place by place, up to the end of the shorter text.
         "tokens_agreeing": sum(a == b for a, b in zip(values["token_ids"], tokens, strict=False)),
         "same_text": values["token_ids"] == tokens,
         "valid_serial": _valid(loaded.job, text),
@@ -258,12 +258,12 @@ def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any]
 
 
 def _valid(job: TextJob, text: str) -> bool | None:
-    """Whether a zoo model's answer is right; None where nobody can tell."""
+    """Says whether the answer of a zoo model is right; None for other models and for prompts that it cannot parse."""
     if job.zoo_name is None:
         return None
     try:
         return bool(zoo.MODELS[job.zoo_name].task.check(job.prompt, text))
-    except ArgumentError:  # a prompt with gaps, which the reader does not read
+    except ArgumentError:  # such as a prompt with gaps
         return None
 
 
@@ -272,7 +272,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
     if job.chat and not has_template:
         raise ArgumentError(f"--chat: the tokenizer in {job.folder} has no chat template; leave it out")
     if job.zoo_name is not None and (tokenizer.mask_token is None or tokenizer.mask_token not in job.prompt):
-        zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # a word it does not know would be answered all the same
+        zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # refuses unknown words, which the model would answer anyway
     if not (has_template if job.chat is None else job.chat) or not job.prompt:
         return _plain_ids(job.prompt, tokenizer)
     try:
@@ -287,7 +287,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
 
 
 def _plain_ids(prompt: str, tokenizer: Any) -> list[int]:
-    """With what the tokenizer puts in front; what it puts behind is left out where the text goes on there."""
+    """Returns tokens with those the tokenizer adds before a text, but not those it adds after an unfinished one."""
     bare, whole = (list(tokenizer(prompt, add_special_tokens=special).input_ids) for special in (False, True))
     if tokenizer.mask_token_id in bare:
         return whole
@@ -300,5 +300,5 @@ def _template_ids(job: TextJob, tokenizer: Any, model: Any) -> list[int]:
     mask = model.mask_token_id if model.adapter.noise == "mask" else None
     if mask not in ids and job.max_new_tokens is None:
         how = "it has no mask token, so" if mask is None else f"write {tokenizer.decode([mask])} for every gap, or"
-        raise ArgumentError(f"--template has no gap to fill: {how} give --max-new-tokens for what follows it")
+        raise ArgumentError(f"--template has no gap to fill: {how} give --max-new-tokens to write after it")
     return ids

@@ -54,7 +54,7 @@ def sample_video(
         target: a plan, a pipeline, or any function that takes a pipeline's arguments and returns its output.
         arguments: of the call; the output type is set to arrays.
         journal: see `partsong.samplers.stream`.
-        writer: takes the frames as they come, and is closed at the end, whatever happens.
+        writer: takes the frames as they come, and is closed at the end even if sampling fails.
         keeps: whether to keep the frames.
 
     Raises:

@@ -1,11 +1,10 @@
-"""One job of ``partsong video``: load a pipeline on every rank, sample, write frames as they are done, measure."""
+"""Runs a job of ``partsong video``: loads a pipeline on every rank, samples, writes frames as they are done."""
 
 from __future__ import annotations
 
 import inspect
 import resource
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ import torch
 from partsong import zoo
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
-from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, pipeline_class, quiet_libraries
+from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
-from partsong.progress import progress
 from partsong.samplers.generate import check_arguments
 from partsong.seeds import generators
 from partsong.videos import VideoWriter
@@ -28,41 +26,15 @@ __all__ = ["VideoJob", "run_video"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VideoJob:
-    """What to sample; plain values, so that it can be sent to ranks.
+class VideoJob(SamplingJob):
+    """Says which video to sample.
 
     Attributes:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline.
-        zoo_name: name of the zoo model, if it is one: its reader then scores the video.
-        prompt: what to show.
-        arguments: further arguments of the pipeline call, ``num_frames`` among them where it is not the default.
-        strategies: what to attach.
-        degrees: size of each mesh axis.
-        seed: of the noise.
-        dtype: type of weights and arithmetic.
-        threads: threads per rank; None leaves torch's choice.
-        compare: run the serial twin too.
-        out: video file to write, or a folder.
         fps: frames per second of the video.
-        ledger: JSONL to write.
-        journal: folder for the run's progress, to go on from.
+        journal: folder for the progress of the run, from which it can be continued.
     """
 
-    folder: Path
-    pipeline: str
-    zoo_name: str | None = None
-    prompt: str
-    arguments: Mapping[str, Any]
-    strategies: tuple[Strategy, ...] = ()
-    degrees: Mapping[str, Any]
-    seed: int = 0
-    dtype: str = "float32"
-    threads: int | None = None
-    compare: bool = False
-    out: Path
     fps: float = 16.0
-    ledger: Path | None = None
     journal: Path | None = None
 
 
@@ -70,20 +42,17 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     """Samples a job on this rank; rank 0 writes the video.
 
     Returns:
-        On rank 0 the measured values by their JSON names, elsewhere an empty dictionary.
+        On rank 0 the measured values by their JSON names; an empty dictionary elsewhere.
 
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
         UnsupportedError: the pipeline makes no videos.
-        OutputError: the video cannot be written to its end; what was written plays.
+        OutputError: the video cannot be written to its end; the part that was written can be played.
     """
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    quiet_libraries()
+    job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
-        pipe.set_progress_bar_config(disable=progress(0).disable)
+        pipe = open_pipeline(job, mesh)
         keeps = job.compare or job.zoo_name is not None
         serial = _serial(job, pipe, mesh) if job.compare else None
         with parallelize(pipe, *job.strategies, mesh=mesh) as plan:
@@ -103,7 +72,7 @@ def run_video(job: VideoJob) -> dict[str, Any]:
 
 
 def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
-    """The same video on rank 0 alone while the others wait: the pipeline itself, or the same loop on one rank."""
+    """Samples the same video on rank 0 alone, with the pipeline itself or with the same loop, while the others wait."""
     run = None
     if mesh.is_main:
         twins = [strategy for strategy in job.strategies if strategy.loops_alone]
@@ -117,10 +86,10 @@ def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
 
 
 def _alone(strategy: Strategy) -> Strategy:
-    """The strategy on one rank."""
-    degrees = {name: 1 for name in ("degree", "pipe_degree") if hasattr(strategy, name)}
-    shares = {"layers": None} if hasattr(strategy, "layers") else {}
-    return replace(strategy, **degrees, **shares)  # type: ignore[type-var]
+    """Returns the strategy with the knobs that fit one rank."""
+    of_one_rank = {"degree": 1, "pipe_degree": 1, "layers": None}
+    knobs = {knob.name: of_one_rank[knob.name] for knob in fields(strategy) if knob.name in of_one_rank}
+    return replace(strategy, **knobs)
 
 
 def _short(job: VideoJob) -> dict[str, Any]:
@@ -161,25 +130,19 @@ def _report(
     }
     if serial is not None:
         apart = drift(np.concatenate(run.frames), np.concatenate(serial.frames))
-        values |= {
-            "seconds_serial": serial.seconds,
-            "speedup": serial.seconds / seconds,
-            "psnr_to_serial": apart.psnr,
-            "psnr_to_serial_worst": apart.psnr_worst,
-            "max_abs_diff": apart.max_abs_diff,
-            "facts_read_serial": _scores(job, serial)["facts_read"],
-        }
+        values |= apart.as_json(seconds, serial.seconds)
+        values["facts_read_serial"] = _scores(job, serial)["facts_read"]
     return values
 
 
 def _scores(job: VideoJob, run: VideoRun) -> dict[str, Any]:
-    """What the zoo's reader finds; None where the model has no reader or it cannot parse the prompt."""
-    found: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
+    """Scores the video with the reader of a zoo model; None for each score if no reader can parse the prompt."""
+    scores: dict[str, Any] = dict.fromkeys(("facts_read", "identity_kept", "border_jump_ratio"))
     if job.zoo_name is None:
-        return found
+        return scores
     task, frames = zoo.MODELS[job.zoo_name].task, np.concatenate(run.frames)
-    found["facts_read"] = task.facts_read(job.prompt, frames)
-    if found["facts_read"] is not None:
-        found["identity_kept"] = task.identity_kept(job.prompt, frames)
-        found["border_jump_ratio"] = task.border_jumps(frames, run.borders).ratio if run.borders else None
-    return found
+    scores["facts_read"] = task.facts_read(job.prompt, frames)
+    if scores["facts_read"] is not None:
+        scores["identity_kept"] = task.identity_kept(job.prompt, frames)
+        scores["border_jump_ratio"] = task.border_jumps(frames, run.borders).ratio if run.borders else None
+    return scores

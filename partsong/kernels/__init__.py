@@ -1,4 +1,4 @@
-"""What computes: attention with its log-sum-exp, exact merges, the token head, norms. One process, no ranks."""
+"""Computes attention with its log-sum-exp, exact merges, the token head and norms, in one process without ranks."""
 
 from partsong.kernels.attend import attention
 from partsong.kernels.call import Segment

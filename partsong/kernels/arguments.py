@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels.call import Segment, compute_dtype
-from partsong.kernels.masks import KINDS, SHARED, BlockCausal, Mask, Streams
+from partsong.kernels.masks import KINDS, SHARED, BlockCausal, Mask, Streams, describe
 
 __all__ = ["additive", "check_init", "check_mask", "check_qkv", "check_segments"]
 
@@ -40,7 +40,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         ):
             return
     except AttributeError:
-        pass  # not tensors: told apart below
+        pass  # not tensors: `_qkv_error` says which
     raise _qkv_error(q, k, v)
 
 
@@ -78,7 +78,9 @@ def check_segments(q: Tensor, segments: Iterable[Segment]) -> tuple[Segment, ...
     kept, position = [], 0
     for index, segment in enumerate(segments):
         if not isinstance(segment, Segment):
-            raise ArgumentTypeError(f"segments are partsong.kernels.Segment, number {index} is {_describe(segment)}")
+            raise ArgumentTypeError(
+                f"segments are a sequence of partsong.kernels.Segment; number {index} is {describe(segment)}"
+            )
         try:
             check_qkv(q, segment.k, segment.v)
         except (ArgumentError, ArgumentTypeError) as error:
@@ -110,11 +112,13 @@ def check_mask(
     if not (kind is None or isinstance(kind, KINDS)) or not (keep is None or isinstance(keep, Tensor)):
         raise ArgumentTypeError(
             "mask is a bool tensor (True = attend), one of Causal, BlockCausal, Streams and Tree, or a pair "
-            f"(kind, bool tensor); found {_describe(mask)}"
+            f"(kind, bool tensor); found {describe(mask)}"
         )
     streamed = any(segment.stream != SHARED for segment in segments)
     if streamed and not isinstance(kind, Streams):
-        raise ArgumentError("segments have a stream, which only a Streams mask looks at")
+        raise ArgumentError(
+            "segments have a stream, which only a Streams mask reads: leave it out, or give mask=Streams(...)"
+        )
     if kind is None:
         return None, keep
     kind.check(q.shape[0], q.shape[2], sum(segment.length for segment in segments))
@@ -131,7 +135,7 @@ def check_mask(
 def check_init(q: Tensor, init: object) -> None:
     """Raises unless `init` is (out, lse) of q's shape, on q's device."""
     if not (isinstance(init, tuple | list) and len(init) == 2 and all(isinstance(x, Tensor) for x in init)):
-        raise ArgumentTypeError(f"init is a pair (out, lse) of an earlier attention, found {_describe(init)}")
+        raise ArgumentTypeError(f"init is a pair (out, lse) of an earlier attention, found {describe(init)}")
     out, lse = init
     if out.shape != q.shape or lse.shape != q.shape[:3] or not (out.is_floating_point() and lse.is_floating_point()):
         raise ArgumentError(
@@ -143,7 +147,7 @@ def check_init(q: Tensor, init: object) -> None:
 
 
 def additive(q: Tensor, num_keys: int, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One tensor to add to the logits, or None.
+    """Returns one tensor to add to the logits, or None.
 
     Returns:
         float32 (float64 for float64 q), four dims, each 1 or the full size of `[B, Hq, Lq, Lk]`; -inf where `mask`
@@ -157,11 +161,11 @@ def additive(q: Tensor, num_keys: int, mask: Tensor | None, bias: Tensor | None)
     total: Tensor | None = None
     if bias is not None:
         if not isinstance(bias, Tensor) or not bias.is_floating_point():
-            raise ArgumentTypeError(f"bias is a float tensor added to the logits, found {_describe(bias)}")
+            raise ArgumentTypeError(f"bias is a float tensor added to the logits, found {describe(bias)}")
         total = _four_dims("bias", bias, full, q.device).to(compute_dtype(q.dtype))
     if mask is not None:
         if mask.dtype is not torch.bool:
-            raise ArgumentTypeError(f"mask is a bool tensor, True = attend, found {_describe(mask)}; floats go to bias")
+            raise ArgumentTypeError(f"mask is a bool tensor, True = attend, found {describe(mask)}; floats go to bias")
         mask = _four_dims("mask", mask, full, q.device)
         zero = torch.zeros((), dtype=compute_dtype(q.dtype), device=q.device)
         total = torch.where(mask, zero if total is None else total, -math.inf)
@@ -181,7 +185,3 @@ def _four_dims(name: str, x: Tensor, full: tuple[int, int, int, int], device: to
     if x.device != device:
         raise ArgumentError(f"{name} is on {x.device} but q is on {device}; move it there")
     return x.view((1,) * (4 - x.dim()) + tuple(x.shape))
-
-
-def _describe(x: object) -> str:
-    return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,4 +1,4 @@
-"""`attention`: the one entrance to every attention kernel."""
+"""Holds `attention`, the one entrance to every attention kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attention(
     segments: Sequence[Segment] | None = None,
     init: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention together with the log-sum-exp of its logits, so that partial results can be merged exactly.
+    """Computes softmax attention and the log-sum-exp of its logits, so that partial results merge exactly.
 
     Args:
         q: queries `[B, Hq, Lq, D]`; any strides (only a last dim that is not contiguous is copied).

@@ -1,8 +1,11 @@
-"""One attention call as the kernels see it: queries, segments of keys, a mask kind, an additive bias, a start."""
+"""Describes one attention call as the kernels see it: queries, segments of keys, a mask kind, a bias, a start."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,24 +14,34 @@ from torch import Tensor
 
 from partsong.kernels.masks import SHARED, Causal, Mask, Streams
 
-__all__ = ["Call", "Segment", "compute_dtype"]
+__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "has_triton", "refusal"]
+
+HALF = (torch.float16, torch.bfloat16)
+#: Why a kernel refuses inputs that require a gradient.
+NO_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Says whether triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype logits, log-sum-exp and accumulators have: float64 for float64 inputs, else float32."""
+    """Returns the dtype of logits, log-sum-exp and accumulators: float64 for float64 inputs, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Keys and values that lie in memory of their own; a call takes any number of them and copies none.
+    """Holds keys and values in memory of their own; a call takes any number of segments and copies none.
 
     Args:
         k: keys `[B, Hkv, L, D]`, any strides (an expanded batch is read in place); L may be 0.
         v: values of the same shape.
         bias: added to every logit of the segment: ``math.log(r)`` where one key stands for r of them, -inf leaves the
             segment out.
-        position: where its first key stands, for causal masks; None is right behind the segment before.
+        position: where its first key stands, for causal masks; None is right after the segment before.
         stream: which stream of a `Streams` mask sees it; `SHARED` (-1) is all of them.
     """
 
@@ -40,13 +53,13 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """Number of keys."""
+        """Counts the keys."""
         return self.k.shape[2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A checked call.
+    """Holds a checked call.
 
     Attributes:
         q: `[B, Hq, Lq, D]`.
@@ -66,29 +79,29 @@ class Call:
 
     @property
     def k(self) -> Tensor:
-        """The keys of a call with one segment."""
+        """Returns the keys of a call with one segment."""
         return self.segments[0].k
 
     @property
     def v(self) -> Tensor:
-        """The values of a call with one segment."""
+        """Returns the values of a call with one segment."""
         return self.segments[0].v
 
     @property
     def num_keys(self) -> int:
-        """Keys of all segments."""
+        """Counts the keys of all segments."""
         return sum(segment.length for segment in self.segments)
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether autograd would have to follow this call."""
+        """Says whether autograd would have to follow this call."""
         tensors = [self.q, *(x for s in self.segments for x in (s.k, s.v)), *(self.init or ())]
         tensors += [] if self.bias is None else [self.bias]
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
     def is_square_causal(self) -> bool:
-        """Whether the mask is the plain causal one of as many queries as keys."""
+        """Says whether the mask is the plain causal one of as many queries as keys."""
         first = self.segments[0]
         return (
             isinstance(self.mask, Causal)
@@ -98,7 +111,7 @@ class Call:
         )
 
     def plain(self) -> Call:
-        """The same call for kernels that know one tensor of keys, an additive bias and the square causal mask.
+        """Returns the same call for kernels that know one tensor of keys, an additive bias and the square causal mask.
 
         Segments are put together, all other masks are written out; `init` is left to a merge.
         """
@@ -106,7 +119,7 @@ class Call:
         if self.mask is None and not others and not first.bias:
             return self if self.init is None else replace(self, init=None)
         causal = self.is_square_causal and self.bias is None and not first.bias
-        bias = self.bias if causal else self._written_out()
+        bias = self.bias if causal else self._dense_bias()
         k, v = first.k, first.v
         if others:
             k = torch.cat([segment.k for segment in self.segments], dim=2)
@@ -115,16 +128,16 @@ class Call:
         return Call(self.q, (one,), self.mask if causal else None, bias, self.scale)
 
     def by_segment(self) -> list[Call]:
-        """One call per segment, without the segments' bias: it can be added to their log-sum-exp."""
+        """Returns one call per segment, without the segments' bias: it can be added to their log-sum-exp."""
         calls, start = [], 0
         for segment in self.segments:
-            part = self._narrowed((segment,), slice(start, start + segment.length))
+            part = self._select_keys((segment,), slice(start, start + segment.length))
             calls.append(replace(part, segments=(replace(segment, bias=0.0),), init=None))
             start += segment.length
         return calls
 
     def used(self) -> Call | None:
-        """The call without segments that are empty or left out; None where no key is left."""
+        """Returns the call without segments that are empty or left out, or None where no key is left."""
         kept = [segment.length > 0 and segment.bias != -math.inf for segment in self.segments]
         if all(kept):
             return self if kept else None
@@ -132,15 +145,15 @@ class Call:
             return None
         lengths = torch.tensor([segment.length for segment in self.segments])
         where = torch.tensor(kept).repeat_interleave(lengths).nonzero()[:, 0].to(self.q.device)
-        return self._narrowed(tuple(s for s, keep in zip(self.segments, kept, strict=True) if keep), where)
+        return self._select_keys(tuple(s for s, keep in zip(self.segments, kept, strict=True) if keep), where)
 
-    def _narrowed(self, segments: tuple[Segment, ...], where: Any) -> Call:
+    def _select_keys(self, segments: tuple[Segment, ...], where: Any) -> Call:
         mask = self.mask if self.mask is None else self.mask.keys(where)
         bias = self.bias if self.bias is None or self.bias.shape[3] == 1 else self.bias[..., where]
         return replace(self, segments=segments, mask=mask, bias=bias)
 
-    def _written_out(self) -> Tensor | None:
-        """Bias, segment biases and mask as one additive tensor."""
+    def _dense_bias(self) -> Tensor | None:
+        """Returns bias, segment biases and mask as one additive tensor."""
         device, dtype = self.q.device, compute_dtype(self.q.dtype)
         total = self.bias
         if any(segment.bias for segment in self.segments):
@@ -158,3 +171,22 @@ class Call:
         if isinstance(self.mask, Streams) and self.mask.key is None:
             streams = torch.cat([torch.full((s.length,), s.stream) for s in self.segments]).to(self.q.device)
         return self.mask.dense(self.q.shape[2], positions.to(self.q.device), streams)
+
+
+def refusal(call: Call, dtypes: Sequence[torch.dtype], max_head_size: int, *, takes_bias: bool = True) -> str:
+    """Says why a fused kernel with these limits cannot compute a call, or "" if it can.
+
+    Args:
+        call: a call that is not empty.
+        dtypes: input dtypes the kernel computes.
+        max_head_size: largest D.
+        takes_bias: whether the kernel takes an additive mask.
+    """
+    q = call.q
+    if q.dtype not in dtypes:
+        return f"it computes {', '.join(str(x).removeprefix('torch.') for x in dtypes)}, not {q.dtype}"
+    if not 0 < q.shape[3] <= max_head_size:
+        return f"its head size goes from 1 to {max_head_size}, found {q.shape[3]}"
+    if call.bias is not None and not takes_bias:
+        return "it takes no mask or bias"
+    return NO_GRADIENT if call.needs_gradient else ""

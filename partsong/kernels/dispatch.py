@@ -1,4 +1,4 @@
-"""Which kernel computes an attention call.
+"""Decides which kernel computes an attention call.
 
 A backend is a row: a name, `supports(call) -> (ok, reason)` and a function. Rows are tried in order for the device of
 q, and the specification (`naive`) takes what is left. Native rows read segments, mask kinds and `init` themselves; the
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -42,7 +43,7 @@ ENV = "PARTSONG_ATTENTION"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """One attention kernel.
+    """Describes one attention kernel.
 
     Attributes:
         name: what users force it by.
@@ -60,30 +61,24 @@ class Backend:
     native: bool = False
 
 
-_NAIVE = Backend(name="naive", usable=naive.usable, supports=naive.supports, run=naive.run)
-_CPU_FLASH = Backend(name="cpu_flash", usable=cpu_flash.usable, supports=cpu_flash.supports, run=cpu_flash.run)
-_TRITON = Backend(
-    name="triton",
-    usable=triton_attention.usable,
-    supports=triton_attention.supports,
-    run=triton_attention.run,
-    native=True,
+def _row(name: str, kernel: Any, native: bool = False) -> Backend:
+    """Makes a row of a module, or another object, that has the three functions."""
+    return Backend(name=name, usable=kernel.usable, supports=kernel.supports, run=kernel.run, native=native)
+
+
+_NAIVE, _CPU_FLASH = _row("naive", naive), _row("cpu_flash", cpu_flash)
+_CUDA = (
+    _row("cudnn", cuda.CUDNN),
+    _row("triton", triton_attention, native=True),
+    _row("flash", cuda.FLASH),
+    _row("efficient", cuda.EFFICIENT),
 )
-_GLUON = Backend(
-    name="gluon", usable=gluon_attention.usable, supports=gluon_attention.supports, run=gluon_attention.run
-)
-_FLASH3 = Backend(name="flash3", usable=flash3.usable, supports=flash3.supports, run=flash3.run)
-_XFORMERS = Backend(name="xformers", usable=xformers.usable, supports=xformers.supports, run=xformers.run)
-_FLEX = Backend(name="flex", usable=flex.usable, supports=flex.supports, run=flex.run, native=True)
-_CUDNN, _FLASH, _EFFICIENT = (
-    Backend(name=kernel.name, usable=kernel.usable, supports=kernel.supports, run=kernel.run)
-    for kernel in (cuda.CUDNN, cuda.FLASH, cuda.EFFICIENT)
-)
-_CUDA = (_CUDNN, _TRITON, _FLASH, _EFFICIENT)
+_HOPPER = (_row("flash3", flash3), _row("gluon", gluon_attention))
 
 #: Every backend, fastest first as a rule; a GPU's own order per class of shapes is in `tuned`.
 BACKENDS: dict[str, Backend] = {
-    row.name: row for row in (_FLASH3, _GLUON, *_CUDA, _XFORMERS, _CPU_FLASH, _FLEX, _NAIVE)
+    row.name: row
+    for row in (*_HOPPER, *_CUDA, _row("xformers", xformers), _CPU_FLASH, _row("flex", flex, native=True), _NAIVE)
 }
 
 _BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
@@ -100,14 +95,14 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
     """
     choice = choose(call)
     if choice is None:
-        return _in_parts(call)
+        return _compute_by_segment(call)
     row, form = choice
     result = row.run(form)
     return result if row.native or call.init is None else merge([call.init, result])
 
 
 def choose(call: Call) -> tuple[Backend, Call] | None:
-    """The backend for a call and the form it takes it in; None where the segments have to be computed apart."""
+    """Finds the backend for a call and the form it takes it in; None where segments have to be computed apart."""
     rows, forced = _candidates(call)
     in_parts = len(call.segments) > 1 and call.q.is_cuda
     plain = None
@@ -117,7 +112,8 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
         form = call if row.native else (plain := plain or call.plain())
         ok, reason = row.supports(form)
         if (row.name, reason) not in _logged:
-            _log_once(row.name, reason, refused=not ok)
+            _logged.add((row.name, reason))
+            _LOG.debug("attention backend %s %s: %s", row.name, "used" if ok else "not used", reason)
         if ok:
             return row, form
         if forced:
@@ -125,8 +121,8 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
     return None
 
 
-def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
-    """Segments computed apart, their bias added to their log-sum-exp, then merged.
+def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
+    """Computes segments apart, adds their bias to their log-sum-exp, and merges them.
 
     The fused CUDA operators take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32,
     and keys and values are read where they lie.
@@ -139,10 +135,10 @@ def _in_parts(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
-    """The rows to try, in order, and whether one was asked for by name."""
+    """Lists the rows to try, in order, and says whether one was asked for by name."""
     forced = _FORCED.get() or os.environ.get(ENV)
     if forced and forced != "auto":
-        return (_named(forced),), True
+        return (_find_backend(forced),), True
     rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))
     order = tuned("backends", call)
     if order:
@@ -164,7 +160,7 @@ def force_backend(name: str | None) -> Iterator[None]:
     """
     name = name or "auto"
     if name != "auto":
-        _named(name)
+        _find_backend(name)
     token = _FORCED.set(name)
     try:
         yield
@@ -173,17 +169,11 @@ def force_backend(name: str | None) -> Iterator[None]:
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """(name, usable on this machine, reason) of every backend, fastest first."""
+    """Lists (name, usable on this machine, reason) for every backend, fastest first."""
     return [(row.name, *row.usable()) for row in BACKENDS.values()]
 
 
-def _named(name: str) -> Backend:
+def _find_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ArgumentError(f"no attention backend is called {name!r}; choose auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]
-
-
-def _log_once(name: str, reason: str, *, refused: bool = False) -> None:
-    if (name, reason) not in _logged:
-        _logged.add((name, reason))
-        _LOG.debug("attention backend %s %s: %s", name, "not used" if refused else "used", reason)

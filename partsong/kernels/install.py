@@ -1,4 +1,4 @@
-"""`install`: lets transformers, diffusers and PyTorch call partsong's attention by name, until it is undone."""
+"""Lets transformers, diffusers and PyTorch call partsong's attention by name, until that is undone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Installed", "install"]
 
 
 class Installed:
-    """What `install` did; a context manager that undoes it at the end of the block.
+    """Remembers what `install` did; a context manager that undoes it at the end of the block.
 
     Attributes:
         places: the libraries that know partsong's attention, in the order of installation; empty once undone.
@@ -55,7 +55,7 @@ def install(*, transformers: bool = False, diffusers: bool = False, torch_sdpa: 
     - torch_sdpa: every ``scaled_dot_product_attention`` of the process that PyTorch gives to its flash kernel (CUDA,
       half precision, no mask), gradients included. What partsong cannot compute goes to the kernel that was there.
 
-    Which kernel runs, `attention` decides per call; `force_backend` works around a model call too.
+    `attention` decides per call which kernel runs, and a model call inside a `force_backend` block obeys that too.
 
     Args:
         transformers: register with transformers.
@@ -81,21 +81,20 @@ def install(*, transformers: bool = False, diffusers: bool = False, torch_sdpa: 
         >>> ids = torch.arange(8)[None]
         >>> with torch.no_grad(), install(transformers=True):
         ...     model.set_attn_implementation("eager")
-        ...     wanted = model(ids).logits
+        ...     expected = model(ids).logits
         ...     model.set_attn_implementation("partsong")
-        ...     bool(torch.allclose(model(ids).logits, wanted, atol=1e-5))
+        ...     bool(torch.allclose(model(ids).logits, expected, atol=1e-5))
         True
     """
-    asked: list[tuple[str, bool, Callable[[], Callable[[], None]]]] = [
+    libraries: list[tuple[str, bool, Callable[[], Callable[[], None]]]] = [
         ("transformers", transformers, install_transformers),
         ("diffusers", diffusers, install_diffusers),
         ("torch_sdpa", torch_sdpa, install_torch),
     ]
-    places = tuple(name for name, wanted, _ in asked if wanted)
-    if not places:
+    steps = {name: step for name, is_asked, step in libraries if is_asked}
+    if not steps:
         raise ArgumentError("install into what? pass transformers=True, diffusers=True or torch_sdpa=True")
     with ExitStack() as stack:  # where one library refuses, those before it are undone
-        for _, wanted, step in asked:
-            if wanted:
-                stack.callback(step())
-        return Installed(places, stack.pop_all())
+        for step in steps.values():
+            stack.callback(step())
+        return Installed(tuple(steps), stack.pop_all())

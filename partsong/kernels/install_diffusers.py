@@ -1,7 +1,7 @@
-"""The door of diffusers: one more backend of its attention dispatcher.
+"""Registers partsong's attention with diffusers, as one more backend of its attention dispatcher.
 
-The dispatcher takes only members of its enum `AttentionBackendName`, so one is added and removed again. That is
-private ground: unless everything that is touched has the form known from diffusers 0.40 to 0.42, it is refused.
+The dispatcher takes only members of its enum `AttentionBackendName`, so one is added and removed again. These are
+private names: unless all of them have the form known from diffusers 0.40 to 0.42, nothing is changed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def diffusers_attention(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention in the form of diffusers' ``dispatch_attention_fn``.
+    """Computes attention in the form of diffusers' ``dispatch_attention_fn``.
 
     Args:
         query: `[B, Lq, Hq, D]`.
@@ -102,7 +102,7 @@ def diffusers_attention(
 
 
 def _dispatcher() -> tuple[Any, Any]:
-    """The enum of names and the registry, once they are seen to have the form this file was written for."""
+    """Returns the enum of names and the registry, once they have the form this file was written for."""
     diffusers = importlib.import_module("diffusers")
     try:
         module = importlib.import_module("diffusers.models.attention_dispatch")
@@ -122,7 +122,7 @@ def _dispatcher() -> tuple[Any, Any]:
         known = False
     if not known:
         raise UnsupportedError(
-            f"the attention dispatcher of diffusers {diffusers.__version__} has not the form of 0.40 to 0.42, "
+            f"the attention dispatcher of diffusers {diffusers.__version__} does not have the form of 0.40 to 0.42, "
             "so nothing is added to it: use one of these versions"
         )
     return names, registry

@@ -1,12 +1,12 @@
-"""The door of PyTorch: its registry of flash attention implementations, which replace a CUDA operator.
+"""Registers partsong's attention with PyTorch's flash attention implementations, which replace a CUDA operator.
 
-What replacing it means, and what keeps it sound:
+This is what replacing it means, and what keeps it sound:
 
-- it holds for the whole process. Other implementations (FA3, FA4) are switched off meanwhile and on again by the undo;
+- It holds for the whole process. Other implementations (FA3, FA4) are switched off meanwhile and on again by the undo.
 - partsong may itself choose the operator that is replaced. A call that comes back through the replacement goes to the
-  kernel that was there before, and so does whatever is asked for that partsong does not compute;
-- its gradient stays PyTorch's own. That formula is given the output and the log-sum-exp, which is natural log and
-  float32 on both sides, so it need not know who computed them.
+  kernel that was there before. So does a call that partsong cannot compute.
+- Its gradient stays PyTorch's own. That formula gets the output and the log-sum-exp, which is natural log and float32
+  on both sides, so it need not know who computed them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def install_torch() -> Callable[[], None]:
 
 
 def _registry() -> Any:
-    """`torch.nn.attention._registry`; nothing public forgets a name again."""
+    """Returns `torch.nn.attention._registry`; nothing public forgets a name again."""
     registry = getattr(torch.nn.attention, "_registry", None)
     functions = ("register", "activate", "current", "restore")
     if not isinstance(getattr(registry, "_FLASH_ATTENTION_IMPLS", None), dict) or not all(
@@ -81,7 +81,7 @@ def _registry() -> Any:
 
 
 class _Replacement:
-    """The replaced operator, as the registry keeps it."""
+    """Holds the replaced operator, as the registry keeps it."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -111,7 +111,7 @@ def _flash_attention(
     *,
     scale: float | None = None,
 ) -> Any:
-    """`aten::_scaled_dot_product_flash_attention`: q, k, v `[B, H, L, D]` to its nine results."""
+    """Replaces `aten::_scaled_dot_product_flash_attention`: q, k, v `[B, H, L, D]` to its nine results."""
     queries, keys = query.shape[2], key.shape[2]
     askew = is_causal and queries != keys  # the operator aligns that mask at the last key
     if _INSIDE.get() or dropout_p or return_debug_mask or askew or not query.numel() or not key.numel():

@@ -1,4 +1,4 @@
-"""The door of transformers: an attention function and, without which padding would be dropped, a mask function."""
+"""Registers an attention function with transformers, and a mask function, without which padding would be dropped."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ def install_transformers() -> Callable[[], None]:
 
     Raises:
         ArgumentError: the name is taken.
-        UnsupportedError: transformers is missing, or its registries have not the form of 5.23.
+        UnsupportedError: transformers is missing, or its registries do not have the form of 5.23.
     """
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedError("install(transformers=True) needs transformers, which is not installed")
     transformers = importlib.import_module("transformers")
-    registries: list[Any] = [
-        getattr(transformers, "AttentionInterface", None),
-        getattr(transformers, "AttentionMaskInterface", None),
-    ]
+    names = ("AttentionInterface", "AttentionMaskInterface")
+    registries: list[Any] = [getattr(transformers, name, None) for name in names]
     tables: list[Any] = [getattr(registry, "_global_mapping", None) for registry in registries]
     if not all(isinstance(table, dict) and "sdpa" in table for table in tables) or not _mask_is_known(tables[1]):
         raise UnsupportedError(
@@ -68,14 +66,14 @@ def transformers_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form of transformers' ``AttentionInterface``.
+    """Computes attention in the form of transformers' ``AttentionInterface``.
 
     Args:
         module: the model's attention module; its ``is_causal`` holds where the argument is None.
         query: `[B, Hq, Lq, D]`.
         key: `[B, Hkv, Lk, D]`, grouped key heads as they are.
         value: `[B, Hkv, Lk, Dv]`.
-        attention_mask: four dims, bool or float, from `transformers_mask` or the user's own; None is no mask but, for
+        attention_mask: four dims, bool or float, from `transformers_mask` or the user's own; None is no mask or, for
             causal modules, the causal one whose last query sees every key.
         scaling: factor on q.k.
         dropout: must be 0.
@@ -143,7 +141,7 @@ def _check(
 def transformers_mask(
     batch_size: int, q_length: int, kv_length: int, *, allow_is_causal_skip: bool = True, **kwargs: Any
 ) -> Tensor | None:
-    """The mask in the form of transformers' ``AttentionMaskInterface``: that of "sdpa" but for one case.
+    """Builds the mask in the form of transformers' ``AttentionMaskInterface``: as "sdpa" does, but for one case.
 
     "sdpa" leaves the mask out where a static cache is filled for the first time, as PyTorch aligns the causal mask at
     the first key; `transformers_attention` aligns it at the last one, so there it is written out.

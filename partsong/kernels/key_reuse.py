@@ -11,10 +11,10 @@ _CHANGING_ROTARY = ("dynamic", "longrope")
 
 
 def why_keys_cannot_be_kept(config: Any) -> str | None:
-    """Why keys of one call must not be read by another one, or by all tokens; None where they may.
+    """Says why keys of one call must not be read by another, or by all tokens; None where they may be.
 
     Args:
-        config: of a transformers model.
+        config: the configuration of a transformers model.
 
     >>> from transformers import MistralConfig
     >>> why_keys_cannot_be_kept(MistralConfig(sliding_window=4))

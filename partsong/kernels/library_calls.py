@@ -25,7 +25,7 @@ def attend(
     scale: float | None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`partsong.kernels.attention` on the arguments of ``scaled_dot_product_attention``.
+    """Calls `partsong.kernels.attention` with the arguments of ``scaled_dot_product_attention``.
 
     Args:
         q: `[B, Hq, Lq, D]`.

@@ -1,4 +1,4 @@
-"""Which query may see which key, as data: kernels work it out from positions and ids, nobody stores `[Lq, Lk]`.
+"""Says which query may see which key, as data: kernels work it out from positions and ids, no `[Lq, Lk]` is stored.
 
 Query i stands at position ``i + offset``, key j at position j (in a `Segment`, at ``segment.position + j``).
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree"]
+__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree", "describe"]
 
 #: Stream id of keys that every stream sees: a shared prefix.
 SHARED = -1
@@ -21,7 +21,7 @@ SHARED = -1
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """A query sees the keys at its own position and before.
+    """Lets a query see the keys at its own position and before.
 
     Args:
         offset: position of the first query; decoding the last tokens of Lk keys has ``offset = Lk - Lq``.
@@ -38,17 +38,17 @@ class Causal:
         _whole("Causal", "offset", self.offset)
 
     def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
-        """Bool `[1, 1, Lq, Lk]`, True = attend, for keys at `positions`."""
+        """Writes the mask out for keys at `positions`: bool `[1, 1, Lq, Lk]`, True = attend."""
         return (positions[None, :] <= _queries(self.offset, num_queries, positions))[None, None]
 
     def keys(self, where: Any) -> Causal:
-        """The mask for some of the keys, a slice or indices; positions come with the keys."""
+        """Returns the mask for some of the keys, a slice or indices; positions come with the keys."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCausal:
-    """Blocks see themselves, in both directions, and the blocks before: block diffusion language models.
+    """Lets blocks see themselves, in both directions, and the blocks before: block diffusion language models.
 
     Args:
         block: positions per block, at least 1.
@@ -66,18 +66,18 @@ class BlockCausal:
         _whole("BlockCausal", "offset", self.offset, least=0)
 
     def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
-        """Bool `[1, 1, Lq, Lk]`, True = attend, for keys at `positions`."""
+        """Writes the mask out for keys at `positions`: bool `[1, 1, Lq, Lk]`, True = attend."""
         queries = _queries(self.offset, num_queries, positions)
         return (positions[None, :] // self.block <= queries // self.block)[None, None]
 
     def keys(self, where: Any) -> BlockCausal:
-        """The mask for some of the keys, a slice or indices; positions come with the keys."""
+        """Returns the mask for some of the keys, a slice or indices; positions come with the keys."""
         return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streams:
-    """Parallel threads over a shared prefix: a query sees the prefix and the keys of its own stream.
+    """Lets a query see a shared prefix and the keys of its own stream: parallel threads.
 
     Args:
         query: stream id >= 0 of each query, integer `[Lq]` or `[B, Lq]`.
@@ -101,7 +101,7 @@ class Streams:
             _whole("Streams", "offset", self.offset)
 
     def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
-        """Bool `[B or 1, 1, Lq, Lk]`, True = attend; `streams` are the key ids where `key` is None."""
+        """Writes the mask out: bool `[B or 1, 1, Lq, Lk]`, True = attend; `streams` stand in for a `key` of None."""
         key = _rows(streams if self.key is None else self.key, positions)[:, None]
         keep = (key == SHARED) | (key == _rows(self.query, positions)[:, :, None])
         if self.offset is not None:
@@ -109,21 +109,21 @@ class Streams:
         return keep[:, None]
 
     def keys(self, where: Any) -> Streams:
-        """The mask for some of the keys, a slice or indices."""
+        """Returns the mask for some of the keys, a slice or indices."""
         return self if self.key is None else replace(self, key=self.key[..., where])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """A query sees its ancestors and itself: branching search and speculative trees in one pass.
+    """Lets a query see its ancestors and itself: branching search and speculative trees in one pass.
 
     Nodes are numbered in depth-first order: ``enter`` when the walk reaches a node, ``leave`` one past the last
     ``enter`` below it. A key is an ancestor of a query if ``enter[key] <= query < leave[key]``.
 
     Args:
         query: ``enter`` of each query's node, integer `[Lq]` or `[B, Lq]`.
-        enter: of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
-        leave: of each key's node, of the same shape.
+        enter: ``enter`` of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
+        leave: ``leave`` of each key's node, of the same shape.
 
     Source: tree attention, SpecInfer, arXiv 2305.09781, as an interval test.
     """
@@ -139,18 +139,23 @@ class Tree:
         _ids("Tree", "leave", self.leave, batch, num_keys)
 
     def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
-        """Bool `[B or 1, 1, Lq, Lk]`, True = attend."""
+        """Writes the mask out: bool `[B or 1, 1, Lq, Lk]`, True = attend."""
         query = _rows(self.query, positions)[:, :, None]
         enter, leave = (_rows(x, positions)[:, None] for x in (self.enter, self.leave))
         return ((enter <= query) & (query < leave))[:, None]
 
     def keys(self, where: Any) -> Tree:
-        """The mask for some of the keys, a slice or indices."""
+        """Returns the mask for some of the keys, a slice or indices."""
         return replace(self, enter=self.enter[..., where], leave=self.leave[..., where])
 
 
 Mask = Causal | BlockCausal | Streams | Tree
 KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree)
+
+
+def describe(x: object) -> str:
+    """Says what was found in place of an argument: a tensor of some dtype, or a type."""
+    return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def _queries(offset: int, num_queries: int, like: Tensor) -> Tensor:
@@ -170,7 +175,6 @@ def _whole(kind: str, name: str, value: object, least: int | None = None) -> Non
 
 def _ids(kind: str, name: str, ids: object, batch: int, length: int) -> None:
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
-        found = f"a tensor of {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ArgumentTypeError(f"{kind} needs {name} to be an int32 or int64 tensor, found {found}")
+        raise ArgumentTypeError(f"{kind} needs {name} to be an int32 or int64 tensor, found {describe(ids)}")
     if tuple(ids.shape) not in ((length,), (1, length), (batch, length)):
         raise ArgumentError(f"{kind}: {name} {tuple(ids.shape)} is neither [{length}] nor [{batch}, {length}]")

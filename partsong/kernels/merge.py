@@ -1,7 +1,8 @@
-"""The exact combination of attention results over disjoint sets of keys."""
+"""Combines attention results over disjoint sets of keys exactly."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +19,7 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
     With m the largest of the parts' log-sum-exps and w_i = exp(lse_i - m): out = sum w_i out_i / sum w_i and
     lse = m + ln sum w_i. Parts that are empty in a row (lse -inf) count nothing there, and a row that is empty in
-    every part stays empty: no NaN arises. Every part is read once, in any number and order.
+    every part stays empty: no NaN arises. Every part is read once. There may be any number of parts, in any order.
 
     Args:
         parts: (out, lse) pairs; out is `[..., L, D]` with finite values, lse is `[..., L]`, natural log.
@@ -42,15 +43,11 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return first, parts[0][1].to(dtype)
     lses = [lse.to(dtype) for _, lse in parts]
-    top = lses[0]
-    for lse in lses[1:]:
-        top = torch.maximum(top, lse)
+    top = functools.reduce(torch.maximum, lses)
     # An empty row has no largest value to subtract: -inf - -inf would be NaN.
     top = top.masked_fill(top == -math.inf, 0.0)
     weights = [torch.exp(lse - top) for lse in lses]
-    total = weights[0]
-    for weight in weights[1:]:
-        total = total + weight
+    total = functools.reduce(torch.add, weights)
     divisor = total.masked_fill(total == 0.0, 1.0)
     out = first.to(dtype) * (weights[0] / divisor).unsqueeze(-1)
     for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
@@ -66,8 +63,8 @@ def _check(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
             raise ArgumentTypeError(f"merge needs (out, lse) pairs; part {index} is a {type(part).__name__}")
         for name, x in zip(("out", "lse"), part, strict=True):
             if not isinstance(x, Tensor) or not x.is_floating_point():
-                found = x.dtype if isinstance(x, Tensor) else type(x).__name__
-                raise ArgumentTypeError(f"merge needs float tensors; {name} of part {index} is {found}")
+                kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+                raise ArgumentTypeError(f"merge needs float tensors; {name} of part {index} is {kind}")
         out, lse = part
         if out.shape != parts[0][0].shape or lse.shape != out.shape[:-1]:
             raise ArgumentError(

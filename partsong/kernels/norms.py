@@ -1,4 +1,4 @@
-"""The small fused operations of diffusion models: norms with what comes right before or after them.
+"""Computes the small fused operations of diffusion models: norms with what comes right before or after them.
 
 On CUDA a Triton kernel reads every tensor once; elsewhere, for float64 and where a gradient is needed, the plain
 version of `norms_naive` computes the same. Triton is imported by the first call that uses it.
@@ -12,7 +12,6 @@ import operator
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal
 
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import norms_cpu, norms_naive
+from partsong.kernels.call import has_triton
+from partsong.kernels.masks import describe
 
 __all__ = [
     "adaptive_layer_norm",
@@ -37,7 +38,7 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every group of channels, as group norm takes them, in one pass over x.
+    """Computes mean and biased variance of every group of channels, as group norm takes them, in one pass.
 
     Nothing cancels where the mean is large against the spread, as it does in E[x^2] - E[x]^2.
 
@@ -68,7 +69,7 @@ def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 def merge_group_norm_stats(
     counts: Sequence[int], means: Sequence[Tensor], variances: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The statistics of a whole out of those of its patches, so that ranks can combine theirs exactly.
+    """Combines the statistics of patches into those of the whole, so that ranks can share theirs exactly.
 
     Args:
         counts: elements (or rows) per group in each patch; uneven ones and zeros are fine.
@@ -97,7 +98,7 @@ def merge_group_norm_stats(
 def corrected_group_norm_stats(
     stale_all: tuple[Tensor, Tensor], own_stale: tuple[Tensor, Tensor], own_fresh: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Whole-image statistics of the previous step, moved by how much this rank's own patch has changed since.
+    """Moves the previous step's whole-image statistics by what this rank's own patch has changed since.
 
     The means of x and of x^2 of the whole are each taken as stale_all + (own_fresh - own_stale). Where the variance
     that follows is negative, the own fresh variance is used instead. With one patch this gives own_fresh.
@@ -169,7 +170,7 @@ def adaptive_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Layer norm over the channels, then modulation: `(1 + scale) * n + shift`.
+    """Applies layer norm over the channels, then modulation: `(1 + scale) * n + shift`.
 
     Args:
         x: tokens `[B, L, C]`.
@@ -204,13 +205,13 @@ def residual_adaptive_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """The seam between two parts of a block: `stream = residual + gate * x`, then the stream's adaptive layer norm.
+    """Joins two parts of a block: `stream = residual + gate * x`, then the stream's adaptive layer norm.
 
     Args:
         x: what attention or feed-forward gave, `[B, L, C]`.
         residual: the stream it is added to, `[B, L, C]`.
         gate: shapes as shift of `adaptive_layer_norm`; None adds x as it is (Wan's cross attention).
-        shift: of the norm that follows, as in `adaptive_layer_norm`.
+        shift: that of the norm that follows, as in `adaptive_layer_norm`.
         scale: as shift.
         weight: `[C]`, the following norm's own weight, or None.
         bias: `[C]`, the following norm's own bias, or None.
@@ -246,7 +247,7 @@ def rms_norm_rotary(
     norm: Literal["head", "token"] | None = "head",
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """RMS norm of queries and keys, then rotary embedding.
+    """Applies RMS norm to queries and keys, then rotary embedding.
 
     Args:
         q: `[B, L, H, D]`.
@@ -284,23 +285,19 @@ def rms_norm_rotary(
 
 
 def _implementation(fused: str, *tensors: Tensor | None, row: int = 1) -> ModuleType:
-    """The Triton module called `fused` where it can compute these tensors, rows of this length; else the plain one."""
+    """Picks the Triton module `fused` where it can compute these tensors and rows of this length; else a plain one."""
     given = [x for x in tensors if x is not None]
     if not given[0].is_cuda:
         ok, reason = False, f"the tensors are on {given[0].device.type}"
-    elif not _has_triton():
+    elif not has_triton():
         ok, reason = False, "triton is not installed"
     else:
         ok, reason = import_module("partsong.kernels.norms_triton").supports(given, row)
     _log_once(fused, ok, reason)
     if ok:
         return import_module(f"partsong.kernels.{fused}")
-    return norms_cpu if norms_cpu.supports(*given) else norms_naive
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    # On a CPU the token norms gain nothing from torch's own passes.
+    return norms_cpu if fused == "norms_triton" and norms_cpu.supports(*given) else norms_naive
 
 
 @cache
@@ -310,8 +307,7 @@ def _log_once(fused: str, ok: bool, reason: str) -> None:
 
 def _check(name: str, x: Tensor | None, *, like: Tensor | None = None) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
-        found = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ArgumentTypeError(f"{name} is a tensor of float16, bfloat16, float32 or float64, found {found}")
+        raise ArgumentTypeError(f"{name} is a tensor of float16, bfloat16, float32 or float64, found {describe(x)}")
     if like is not None and x.device != like.device:
         raise ArgumentError(f"{name} is on {x.device}, the first tensor on {like.device}: move them to one device")
     return x
@@ -357,7 +353,7 @@ def _check_adaptive(
 
 
 def _modulation(name: str, given: Tensor | None, x: Tensor) -> Tensor | None:
-    """`given` as `[B or 1, L or 1, C]`."""
+    """Returns `given` as `[B or 1, L or 1, C]`."""
     if given is None:
         return None
     _check(name, given, like=x)
@@ -384,7 +380,7 @@ def _check_heads(name: str, x: Tensor, weight: Tensor | None, norm: str | None) 
 
 
 def _tables(cos: Tensor | None, sin: Tensor | None, name: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Both tables as `[B or 1, L, 1, D or D/2]`, checked against x, which is called `name`."""
+    """Returns both tables as `[B or 1, L, 1, D or D/2]`, checked against x, which is called `name`."""
     if cos is None and sin is None:
         return None, None
     cos, sin = _check("cos", cos, like=x), _check("sin", sin, like=x)

@@ -1,4 +1,4 @@
-"""The specifications of `partsong.kernels.norms`, written out in plain torch. They run everywhere.
+"""Specifies `partsong.kernels.norms` in plain torch, which runs everywhere.
 
 Every function takes arguments that `norms` has checked and brought to one form, computes in float32 (float64 as soon
 as one tensor is float64) and rounds once, at the end. `norms_triton` and `token_norms_triton` hold functions of the
@@ -27,12 +27,12 @@ __all__ = [
 
 
 def accumulator(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype these tensors are computed in: float64 if one of them is float64, else float32."""
+    """Returns the dtype these tensors are computed in: float64 if one of them is float64, else float32."""
     return torch.float64 if any(x is not None and x.dtype is torch.float64 for x in tensors) else torch.float32
 
 
 def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance `[B, G]` of x `[B, C, ...]`; both are 0 where a group has no elements."""
+    """Returns mean and biased variance `[B, G]` of x `[B, C, ...]`; both are 0 where a group has no elements."""
     size = math.prod(x.shape[1:]) // num_groups
     groups = x.to(accumulator(x)).reshape(x.shape[0], num_groups, size)
     if not groups.numel():
@@ -44,7 +44,7 @@ def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 def merge_group_norm_stats(
     counts: Sequence[int], means: Sequence[Tensor], variances: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance `[B, G]` of the whole out of each patch's; this is a few numbers, so nothing faster exists."""
+    """Returns mean and variance `[B, G]` of the whole out of each patch's: a few numbers, so nothing is fused."""
     # A patch without elements is left out: whatever its statistics hold, a weight of 0 would not silence a NaN.
     filled = [index for index, count in enumerate(counts) if count]
     dtype = accumulator(*means, *variances)
@@ -59,7 +59,7 @@ def merge_group_norm_stats(
 
 @lru_cache(maxsize=64)
 def _shares(counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Each patch's share of the whole, `[P, 1, 1]`; kept, because building it makes the host wait for the device."""
+    """Returns each patch's share of the whole, `[P, 1, 1]`; kept, because building it makes the host wait."""
     with torch.inference_mode(False):  # a tensor made in inference mode could not be used outside it
         shares = [count / sum(counts) for count in counts]
         return torch.tensor(shares, dtype=dtype, device=device).view(-1, 1, 1)
@@ -85,7 +85,7 @@ def corrected_group_norm_stats(
 def group_norm_apply(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias; x `[B, C, ...]`, mean and var `[B, G]`, weight and bias `[C]`."""
+    """Normalises x `[B, C, ...]` by mean and var `[B, G]`: (x - mean) / sqrt(var + eps) * weight `[C]` + bias `[C]`."""
     dtype = accumulator(x, mean, var, weight, bias)
     spatial = (1,) * (x.dim() - 2)
     channels = x.shape[1]
@@ -109,7 +109,7 @@ def adaptive_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """(1 + scale) * (n * weight + bias) + shift, with n the layer norm of x `[B, L, C]`; the modulations broadcast."""
+    """Returns (1 + scale) * (n * weight + bias) + shift, with n the layer norm of x `[B, L, C]`."""
     dtype = accumulator(x, shift, scale, weight, bias)
     wide = x.to(dtype)
     centred = wide - wide.mean(dim=2, keepdim=True)
@@ -135,7 +135,7 @@ def residual_adaptive_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The stream, residual + gate * x in residual's dtype, and the adaptive layer norm of what it was rounded to."""
+    """Returns the stream, residual + gate * x rounded to residual's dtype, and its adaptive layer norm."""
     dtype = accumulator(x, residual, gate)
     update = x.to(dtype) if gate is None else gate.to(dtype) * x.to(dtype)
     stream = (residual.to(dtype) + update).to(residual.dtype)
@@ -151,7 +151,7 @@ def rms_norm_rotary(
     norm: str | None,
     eps: float,
 ) -> Tensor:
-    """RMS norm, then rotary embedding, of x `[B, L, H, D]`; cos and sin `[B or 1, L, 1, D or D/2]`."""
+    """Applies RMS norm, then rotary embedding, to x `[B, L, H, D]`; cos and sin `[B or 1, L, 1, D or D/2]`."""
     dtype = accumulator(x, weight, cos, sin)
     out = x.to(dtype)
     if norm is not None:
@@ -172,7 +172,7 @@ def _full_width(table: Tensor, width: int, interleaved: bool) -> Tensor:
 
 
 def _quarter_turn(x: Tensor, interleaved: bool) -> Tensor:
-    """Every pair (a, b) turned to (-b, a); pairs are neighbours, or element i of both halves."""
+    """Turns every pair (a, b) to (-b, a); pairs are neighbours, or element i of both halves."""
     if interleaved:
         first, second = x.unflatten(3, (-1, 2)).unbind(dim=4)
         return torch.stack((-second, first), dim=4).flatten(3)

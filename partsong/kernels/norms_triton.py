@@ -1,4 +1,4 @@
-"""Triton kernels of group norm, and what all kernels of norms share. Importing this needs triton.
+"""Computes group norm in Triton, and holds what all kernels of norms share. Importing this needs triton.
 
 All arithmetic is float32: every load is widened first and every store rounds. Offsets have 64 bits, since the
 activations of a video decoder have more than 2^31 elements. Which optional arguments are None is known when a kernel
@@ -52,7 +52,7 @@ def supports(tensors: Sequence[Tensor], row: int) -> tuple[bool, str]:
 
 
 def num_warps(block: int) -> int:
-    """Warps for a block: 16 elements to a thread, which are two wide loads in half precision."""
+    """Returns the warps for a block: 16 elements to a thread, which are two wide loads in half precision."""
     return min(16, max(1, block // 512))
 
 
@@ -70,7 +70,7 @@ def _line_parts(
     block_lines: tl.constexpr,
     block_length: tl.constexpr,
 ) -> None:
-    """Mean and sum of squared deviations of one part of each of a few lines.
+    """Computes mean and sum of squared deviations of one part of each of a few lines.
 
     Every lane runs Welford's recurrence over the elements it meets. They are taken relative to the line's first
     element, so that the means of lanes and parts are small and keep their digits where the line's mean is large.
@@ -113,7 +113,7 @@ def _part_means(
     num_parts: tl.tensor,
     x_line: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The means of a group's parts, relative to the group's first element, and what share of the group each part is."""
+    """Returns the means of a group's parts, relative to the group's first element, and each part's share of it."""
     valid = entry < group_lines * num_parts
     part = entry % num_parts
     size = tl.where(valid, tl.minimum(length - part * part_length, part_length), 0)
@@ -138,7 +138,7 @@ def _group_whole(
     x_line: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """Mean and variance of a group out of all parts of all its lines, as `_line_parts` left them."""
+    """Computes mean and variance of a group out of all parts of all its lines, as `_line_parts` left them."""
     group = tl.program_id(0).to(tl.int64)
     entries = group_lines * num_parts
     means += group * entries
@@ -160,7 +160,7 @@ def _group_whole(
 
 
 def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """As `norms_naive.group_norm_stats`, in one pass over x; x is not empty."""
+    """Computes what `norms_naive.group_norm_stats` does, in one pass over x; x is not empty."""
     lines = _lines(x.reshape(x.shape[0], x.shape[1], -1), num_groups)
     batch, num_lines, length = lines.shape
     block_lines, block_length = _tile(lines)
@@ -184,7 +184,7 @@ def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _lines(x: Tensor, num_groups: int) -> Tensor:
-    """The elements of x `[B, C, S]` as `[B, lines, length]`, a group being some lines in a row, without a copy.
+    """Views x `[B, C, S]` as `[B, lines, length]`, a group being some lines in a row, without a copy.
 
     A group that is one run of memory, in whichever order, is one line; else its channels are.
     """
@@ -196,7 +196,7 @@ def _lines(x: Tensor, num_groups: int) -> Tensor:
 
 
 def _tile(x: Tensor) -> tuple[int, int]:
-    """How many lines of x `[B, lines, length]` one tile takes, and how much of each.
+    """Says how many lines of x `[B, lines, length]` one tile takes, and how much of each.
 
     As much as can be of lines that are contiguous; else 64 side by side, which together fill a cache line as well.
     """
@@ -251,7 +251,7 @@ def _group_apply(
 def group_norm_apply(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """As `norms_naive.group_norm_apply`; x is not empty."""
+    """Computes what `norms_naive.group_norm_apply` does; x is not empty."""
     flat = x.reshape(x.shape[0], x.shape[1], -1)
     out = torch.empty_like(flat)
     batch, channels, length = flat.shape
@@ -273,7 +273,7 @@ def group_norm_apply(
 def variant(
     name: str, kernel: Any, constexprs: Mapping[str, object], types: Mapping[str, str], warps: int
 ) -> dict[str, Any]:
-    """One form in which a kernel is compiled, to check it without a GPU.
+    """Describes one form in which a kernel is compiled, to check it without a GPU.
 
     Args:
         name: what the form is called.

@@ -1,4 +1,4 @@
-"""How far a distribution over the vocabulary has moved, from hidden states alone."""
+"""Measures how far a distribution over the vocabulary has moved, from hidden states alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.kernels.call import compute_dtype
+from partsong.kernels.token_head_naive import Logits, to_logits
 
 __all__ = ["token_divergence"]
 
@@ -23,7 +25,7 @@ def token_divergence(
     softcap: float | None = None,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """KL(p || q) in nats of two distributions over the vocabulary, without storing either.
+    """Computes KL(p || q) in nats of two distributions over the vocabulary, without storing either.
 
     With logits a of p and b of q it is sum p (a - b) - lse(a) + lse(b), and each of the three is a running sum over
     tiles of the vocabulary.
@@ -52,23 +54,16 @@ def token_divergence(
             f"token_divergence needs two hidden states [N, C] and a head [V, C]; found {tuple(hidden.shape)}, "
             f"{tuple(other.shape)} and {tuple(weight.shape)}"
         )
-    wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    wide, form = compute_dtype(hidden.dtype), Logits(bias=bias, softcap=softcap, scale=logit_scale)
     lse_a = lse_b = torch.full((len(hidden),), -torch.inf, dtype=wide, device=hidden.device)
     mean = torch.zeros_like(lse_a)
     for first in range(0, len(weight), _TILE):
-        part = weight[first : first + _TILE].to(wide)
-        a, b = (_logits(x.to(wide) @ part.T, bias, first, softcap, logit_scale) for x in (hidden, other))
+        here = slice(first, first + _TILE)
+        part = weight[here].to(wide)
+        a, b = (to_logits(x.to(wide) @ part.T, form, here) for x in (hidden, other))
         top = torch.logaddexp(lse_a, a.logsumexp(1))
         # The mean of a - b under p, so far: rescaled to the larger sum, and what is new added.
         gap = torch.where(a > -torch.inf, a - b, 0.0)
         mean = mean * (lse_a - top).exp() + ((a - top[:, None]).exp() * gap).sum(1)
         lse_a, lse_b = top, torch.logaddexp(lse_b, b.logsumexp(1))
     return (mean - lse_a + lse_b).clamp(min=0.0)
-
-
-def _logits(x: Tensor, bias: Tensor | None, first: int, softcap: float | None, scale: float) -> Tensor:
-    if softcap is not None:
-        x = softcap * (x / softcap).tanh()
-    if bias is not None:
-        x = x + bias[first : first + x.shape[1]].to(x.dtype)
-    return x * scale

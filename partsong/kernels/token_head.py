@@ -1,4 +1,4 @@
-"""`token_stats`: from hidden states to tokens, confidence and entropy without ever storing the logits.
+"""Computes tokens, confidence and entropy from hidden states without ever storing the logits.
 
 Samplers of diffusion language models compute logits for all positions and softmax them in float64, gigabytes for
 numbers of which they keep four per position. Here the head runs on the positions asked for only, in one pass over
@@ -8,7 +8,6 @@ the vocabulary, and what leaves it is a few numbers per row.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 import os
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
+from partsong.kernels.call import has_triton
+from partsong.kernels.masks import describe
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
 from partsong.knobs import Whole, check_value
@@ -42,7 +43,7 @@ _FirstToken = Annotated[int, Whole(0, (1 << 30) - 1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenNoise:
-    """The noise tokens are drawn with: a pure function of (seed, position, token id) and of nothing else.
+    """Holds the noise tokens are drawn with: a function of (seed, position, token id) and of nothing else.
 
     A row therefore draws the same token alone and in any batch, for any subset of positions, tiling, shard of the
     vocabulary or device. The noise of a position is the same at every call, so derive a seed per decoding step:
@@ -75,7 +76,7 @@ def token_stats(
     temperature: float = 0.0,
     noise: TokenNoise | int | None = None,
 ) -> TokenStats:
-    """Tokens, their probabilities and the entropy at the positions asked for, in one pass over the vocabulary.
+    """Computes tokens, their probabilities and the entropy at some positions, in one pass over the vocabulary.
 
     The logits are ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``, in float32 whatever the
     inputs are (float64 for float64 inputs); a model that rounds its logits to bfloat16 makes ties that do not exist
@@ -91,7 +92,7 @@ def token_stats(
         bias: `[V]`, any float dtype. A -inf forbids a token, such as the mask token itself.
         softcap: soft limit of the logits, as Gemma's heads have (30 in DiffusionGemma).
         logit_scale: positive factor. 1 / T with `temperature` 1 gives every statistic at temperature T.
-        temperature: of the draw, 0 (the argmax) or at least 1e-6. `TokenStats` are at temperature 1 in either case:
+        temperature: that of the draw, 0 (the argmax) or at least 1e-6. `TokenStats` are at temperature 1 either way:
             `token_prob` is the model's probability of the token drawn, not the draw's.
         noise: required for a temperature above 0, unused at 0. An int is short for ``TokenNoise(seed=int)``.
 
@@ -130,25 +131,14 @@ def token_state(
     noise: TokenNoise | int | None = None,
     first_token: int = 0,
 ) -> TokenState:
-    """What `token_stats` computes, before the last step: mergeable with the states of other shards of the head.
+    """Computes what `token_stats` needs before its last step; states of other shards of the head merge with it.
 
-    Args:
-        hidden: as in `token_stats`, equal on all shards, like all arguments but `weight`, `bias` and `first_token`.
-        weight: this shard's rows of the head, `[V of the shard, C]`.
-        positions: as in `token_stats`.
-        bias: this shard's `[V of the shard]`.
-        softcap: as in `token_stats`.
-        logit_scale: as in `token_stats`.
-        temperature: as in `token_stats`.
-        noise: as in `token_stats`.
-        first_token: id of the token of weight's first row.
+    Arguments and errors are those of `token_stats`, and all shards are given the same but for three: `weight`
+    `[V of the shard, C]` and `bias` `[V of the shard]` are this shard's rows of the head, and `first_token` is the id
+    of the first of them.
 
     Returns:
         A state; ``merge_token_states(states).stats()`` are the statistics over all shards.
-
-    Raises:
-        ArgumentError: as in `token_stats`.
-        ArgumentTypeError: as in `token_stats`.
     """
     _check_head(hidden, weight, bias)
     softcap = None if softcap is None else _positive("softcap", softcap)
@@ -207,10 +197,9 @@ def _positive(name: str, value: float, least: float = 0.0) -> float:
 
 
 def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-    """Int64 indices `[M]` into the flattened rows."""
+    """Returns int64 indices `[M]` into the flattened rows."""
     if not isinstance(positions, Tensor) or positions.dtype not in _POSITIONS:
-        found = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {found}")
+        raise ArgumentTypeError(f"positions are a bool mask or int indices in a tensor, found {describe(positions)}")
     if positions.dtype is torch.bool:
         if positions.shape != shape:
             raise ArgumentError(
@@ -232,7 +221,7 @@ def _row_index(positions: Tensor, shape: torch.Size, device: torch.device) -> Te
 def _noise_of_rows(
     noise: TokenNoise | int | None, temperature: float, shape: torch.Size, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Key and position of every flattened row, int64 `[N]`."""
+    """Returns key and position of every flattened row, int64 `[N]`."""
     if noise is None:
         raise ArgumentError(f"a draw at temperature {temperature} needs noise=: a seed, or TokenNoise(seed=...)")
     if not isinstance(noise, TokenNoise):
@@ -260,12 +249,12 @@ def _noise_of_rows(
 
 
 def _signed(seed: int) -> int:
-    """The int64 with the bits of a 64-bit word."""
+    """Returns the int64 with the bits of a 64-bit word."""
     return seed - (1 << 64) if seed >> 63 else seed
 
 
 def _choose(rows: Tensor) -> _Scan:
-    """The kernel for these rows; the choice is logged once with its reason."""
+    """Picks the kernel for these rows and logs the choice once with its reason."""
     asked = os.environ.get(ENV) or "auto"
     if asked not in ("auto", "naive", "triton"):
         raise ArgumentError(f"{ENV} is auto, naive or triton, found {asked!r}")
@@ -284,15 +273,10 @@ def _triton_fits(rows: Tensor) -> tuple[bool, str]:
         return False, f"the tensors are on {rows.device.type}, the kernel is for CUDA"
     if rows.dtype is torch.float64:
         return False, "the kernel has no float64"
-    if not _has_triton():
+    if not has_triton():
         return False, "triton is not installed"
     major, minor = torch.cuda.get_device_capability(rows.device)
     return major >= 8, f"compute capability {major}.{minor}, the kernel wants 8.0"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -29,16 +29,10 @@ def scan(
     tiles: Tiles | None = None,
     programs: int | None = None,
 ) -> TokenState:
-    """One pass over the vocabulary; arguments and result as in `token_head_naive.scan`, with at least one row.
+    """Goes once over the vocabulary; arguments and result as in `token_head_naive.scan`.
 
-    Args:
-        hidden: `[N, C]`, N at least 1, float16, bfloat16 or float32.
-        weight: `[V, C]`.
-        logits: what happens to the products.
-        draw: the noise of the draw.
-        first_token: id of the token of weight's first row.
-        tiles: tile sizes; default those of `tiles_for`.
-        programs: about how many programs to start; default two for each multiprocessor.
+    There is at least one row, and no float64. `tiles` are the tile sizes, by default those of `tiles_for`. About
+    `programs` programs are started, by default two for each multiprocessor.
     """
     (num_rows, width), num_tokens = hidden.shape, len(weight)
     capability, processors = _device(hidden.device)
@@ -46,8 +40,8 @@ def scan(
     row_tiles = triton.cdiv(num_rows, tiles.rows)
     token_tiles = triton.cdiv(first_token % GROUP + num_tokens, tiles.tokens)
     # Two programs for each multiprocessor: one's loads can run under the other's sums.
-    wanted = max((programs or 2 * processors) // row_tiles, 1)
-    tiles_per_split = triton.cdiv(token_tiles, min(wanted, token_tiles))
+    splits = max((programs or 2 * processors) // row_tiles, 1)
+    tiles_per_split = triton.cdiv(token_tiles, min(splits, token_tiles))
     num_splits = triton.cdiv(token_tiles, tiles_per_split)
     floats = _empty((4 if draw is None else 6, num_splits, num_rows), torch.float32, hidden.device)
     ints = _empty((1 if draw is None else 2, num_splits, num_rows), torch.int32, hidden.device)
@@ -110,12 +104,12 @@ def _combine(floats: Tensor, ints: Tensor) -> TokenState:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for results; the tests put NaN and impossible tokens there, so that an unwritten element shows."""
+    """Allocates memory for results; the tests put NaN and impossible tokens there, so an unwritten element shows."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _device(device: torch.device) -> tuple[int, int]:
-    """Major compute capability and number of multiprocessors; something small for the interpreter."""
+    """Returns major compute capability and number of multiprocessors; something small for the interpreter."""
     if device.type != "cuda":
         return 9, 4
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""The token head in plain torch: runs everywhere, and the Triton kernel must agree with it.
+"""Computes the token head in plain torch: it runs everywhere, and the Triton kernel must agree with it.
 
 Logits exist one tile of rows x tokens at a time; each tile becomes a `TokenState` and the states are merged. On a CPU
 the tile is what makes it fast: it is small enough that everything after the product happens in the cache.
@@ -17,7 +17,7 @@ from partsong.kernels.arguments import compute_dtype
 from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
 from partsong.seeds import philox
 
-__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "gumbel", "scan"]
+__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "gumbel", "scan", "to_logits"]
 
 #: Fourth counter word of Philox; `partsong.seeds` draws normal and uniform numbers with 0 and 1.
 STREAM = 2
@@ -43,11 +43,11 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Logits:
-    """How products of hidden states and weights become logits: scale * (softcap * tanh(product / softcap) + bias).
+    """Turns products of hidden states and weights into logits: scale * (softcap * tanh(product / softcap) + bias).
 
     Attributes:
         bias: `[V]` of any float dtype, or None.
-        softcap: positive, or None for none.
+        softcap: positive, or None.
         scale: positive.
     """
 
@@ -58,7 +58,7 @@ class Logits:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draw:
-    """How tokens are drawn.
+    """Says how tokens are drawn.
 
     Attributes:
         keys: int64 `[N]`, the seed of each row (its 64 bits).
@@ -71,14 +71,14 @@ class Draw:
     inverse_temperature: float
 
     def rows(self, here: slice) -> Draw:
-        """The draw of some of the rows."""
+        """Returns the draw of some of the rows."""
         return replace(self, keys=self.keys[here], positions=self.positions[here])
 
 
 def scan(
     hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None, *, first_token: int = 0
 ) -> TokenState:
-    """One pass over the vocabulary.
+    """Goes once over the vocabulary.
 
     Args:
         hidden: `[N, C]`.
@@ -100,13 +100,13 @@ def scan(
             here = slice(low, low + num_tokens)
             part = weight[here].to(dtype)
             for slab, done in zip(slabs, states, strict=True):
-                x = _logits(_products(hidden[slab].to(dtype), part), logits, here)
+                x = to_logits(_products(hidden[slab].to(dtype), part), logits, here)
                 done.append(_tile(x, draw and draw.rows(slab), first_token + low))
         return TokenState.cat([merge_token_states(done) for done in states])
 
 
 def _tile_shape(num_rows: int, vocabulary: int, width: int, converted: bool) -> tuple[int, int]:
-    """Rows and tokens of a tile."""
+    """Returns the rows and tokens of a tile."""
     rows = max(min(num_rows, MAX_ROWS), 1)
     tokens = MAX_LOGITS // rows
     if converted:
@@ -115,7 +115,7 @@ def _tile_shape(num_rows: int, vocabulary: int, width: int, converted: bool) -> 
 
 
 def _products(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The products hidden @ weight.T, a panel of tokens at a time."""
+    """Computes hidden @ weight.T, a panel of tokens at a time."""
     if len(hidden) <= FEW_ROWS:
         # The other way around each weight is read once; measured twice as fast for 2 to 8 rows.
         return (weight @ hidden.T).T.contiguous()
@@ -126,8 +126,8 @@ def _products(hidden: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def _logits(x: Tensor, logits: Logits, here: slice) -> Tensor:
-    """What the products x of the tokens `here` become, in place."""
+def to_logits(x: Tensor, logits: Logits, here: slice | Tensor) -> Tensor:
+    """Turns the products x of hidden states with the tokens `here` into logits, in place."""
     if logits.softcap is not None:
         x.div_(logits.softcap).tanh_().mul_(logits.softcap)
     if logits.bias is not None:
@@ -136,7 +136,7 @@ def _logits(x: Tensor, logits: Logits, here: slice) -> Tensor:
 
 
 def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -> Tensor:
-    """Standard Gumbel noise, a pure function of (key, position, token).
+    """Draws standard Gumbel noise, a function of (key, position, token) alone.
 
     -ln E with E exponential: E = -ln(1 - v) for a uniform v of 32 bits. The largest noise decides, and it comes from
     the smallest v, where a float holds all bits of v and the series of ln(1 - v) loses none of them.
@@ -166,7 +166,7 @@ def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -
 
 
 def _gumbel_of(bits: Tensor) -> Tensor:
-    """The noise of 32 random bits, which are overwritten: memory takes longer than the arithmetic."""
+    """Turns 32 random bits into noise. They are overwritten: memory takes longer than the arithmetic."""
     v = bits.float().add_(0.5).mul_(2.0**-32)
     u = bits.bitwise_xor_(_WORD).float().add_(0.5).mul_(2.0**-32)
     half = 2.0 - v
@@ -178,13 +178,13 @@ def _gumbel_of(bits: Tensor) -> Tensor:
 
 
 def _words(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Low and high 32 bits, `[N, 1, 1]`."""
+    """Returns the low and high 32 bits, `[N, 1, 1]`."""
     x = x.view(-1, 1, 1)
     return x & _WORD, (x >> 32) & _WORD
 
 
 def _tile(x: Tensor, draw: Draw | None, first_token: int) -> TokenState:
-    """The state of one tile of logits `[rows, tokens]`, which are overwritten."""
+    """Computes the state of one tile of logits `[rows, tokens]`, which are overwritten."""
     largest, argmax = _largest(x)
     top = largest.clamp(min=FLOOR)
     token, token_logit, score = argmax, top, top
@@ -211,7 +211,7 @@ def _tile(x: Tensor, draw: Draw | None, first_token: int) -> TokenState:
 
 
 def _largest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry of each row and its column, the first among equals: `x.max(dim=1)`."""
+    """Returns the largest entry of each row and its column, the first among equals: `x.max(dim=1)`."""
     if x.shape[1] % BLOCK:
         return x.max(dim=1)
     blocks = x.unflatten(1, (-1, BLOCK))

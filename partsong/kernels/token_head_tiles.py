@@ -1,4 +1,4 @@
-"""Tile sizes of the token head's Triton kernel: the heuristic, without Triton."""
+"""Chooses tile sizes for the token head's Triton kernel, without importing Triton."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Tiles", "tiles_for"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Tile sizes of `scan_kernel`, powers of two.
+    """Holds tile sizes of `scan_kernel`, powers of two.
 
     Attributes:
         rows: rows of a program.
         tokens: vocabulary entries worked on at once, a multiple of `GROUP`.
         width: hidden columns per step of the product.
         noise: vocabulary entries whose noise is made at once, a multiple of `GROUP`; what registers allow.
-        num_warps: of a program.
+        num_warps: warps of a program.
         num_stages: steps of the product whose loads are under way.
     """
 
@@ -31,14 +31,14 @@ class Tiles:
 
 
 def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int) -> Tiles:
-    """The largest tiles that compile without spilling registers.
+    """Returns the largest tiles that compile without spilling registers.
 
     Few rows wait for the weights to arrive, many for the tensor cores, and noise takes registers: only Hopper's tiles
     leave enough of them for 128 rows x 128 tokens and noise.
 
     Args:
         num_rows: N.
-        dtype: of the inputs.
+        dtype: that of the inputs.
         drawn: whether there is noise.
         capability: compute capability of the device, major number.
     """

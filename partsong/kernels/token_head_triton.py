@@ -1,4 +1,4 @@
-"""The token head as two Triton kernels. Import this file only where triton is.
+"""Computes the token head in two Triton kernels. Import this file only where triton is.
 
 `scan_kernel` multiplies a tile of rows with tile after tile of its split of the vocabulary on the tensor cores and
 folds each tile of logits, still in registers, into the sums of `TokenState`. `combine_kernel` merges the splits. The
@@ -48,7 +48,7 @@ def _products(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Products of hidden and weight rows, float32 `[ROWS, TOKENS]`; rows and tokens are offsets of 32 bits."""
+    """Multiplies hidden and weight rows, float32 `[ROWS, TOKENS]`; rows and tokens are offsets of 32 bits."""
     columns = tl.arange(0, WIDTH)
     a_offsets = rows[:, None] + (columns * hidden_step)[None, :]
     b_offsets = tokens[None, :] + (columns * weight_step)[:, None]
@@ -78,7 +78,7 @@ def _tanh(x):
 
 @triton.jit
 def _gumbel(key, position, groups, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """Gumbel noise `[ROWS, TOKENS]` of these groups of tokens; counter for counter that of the naive twin."""
+    """Draws Gumbel noise `[ROWS, TOKENS]` for these groups of tokens; counter for counter that of the naive twin."""
     counter = groups[None, :, None] * _LANES + tl.arange(0, _LANES)[None, None, :]
     low = (position & 0xFFFFFFFF).to(tl.uint32)[:, None, None]
     high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)[:, None, None]
@@ -96,7 +96,7 @@ def _gumbel(key, position, groups, ROWS: tl.constexpr, TOKENS: tl.constexpr):
 
 @triton.jit
 def _fold(x, first, top, total, slope, argmax, second, TOKENS: tl.constexpr):
-    """The running sums after one more tile of logits, whose first column is token `first`."""
+    """Updates the running sums by one more tile of logits, whose first column is token `first`."""
     largest, where = tl.max(x, 1, return_indices=True)
     others = tl.where(tl.arange(0, TOKENS)[None, :] == where[:, None], _NONE, x)
     second = tl.maximum(tl.maximum(second, tl.minimum(top, largest)), tl.max(others, 1))
@@ -126,7 +126,7 @@ def _fold_draw(
     NOISE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The best draw after more logits `[ROWS, TOKENS]`, those of the groups group, group + STEP, group + 2 STEP ...
+    """Updates the best draw by logits `[ROWS, TOKENS]` of the groups group, group + STEP, group + 2 STEP ...
 
     The noise of a whole tile would not fit into the registers, so the tile is halved until NOISE tokens are left. Even
     and odd groups part, not the left and the right half: those may belong to different warps.
@@ -185,7 +185,7 @@ def scan_kernel(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Sums of one tile of rows (program 0) over one split of the vocabulary (program 1).
+    """Sums one tile of rows (program 0) over one split of the vocabulary (program 1).
 
     bias, keys with positions and inverse_temperature, and softcap may be None. floats is `[4 or 6, splits, N]`, ints
     `[1 or 2, splits, N]`: the longer ones with a draw. A tile begins where a group of the noise does, so the first one
@@ -300,12 +300,12 @@ def combine_kernel(
 def options_for(
     tiles: Tiles, width: int, dtype: torch.dtype, *, interpreted: bool = bool(knobs.runtime.interpret)
 ) -> dict[str, Any]:
-    """Compile-time arguments of `scan_kernel`, and how it is started.
+    """Returns the compile-time arguments of `scan_kernel`, and how it is started.
 
     Args:
         tiles: tile sizes.
         width: C of the inputs.
-        dtype: of the inputs.
+        dtype: that of the inputs.
         interpreted: whether Triton's interpreter runs it, which computes garbage from bfloat16 without a word and
             knows no tensor-core formats.
     """
@@ -323,7 +323,7 @@ def options_for(
 
 
 def _variant(dtype: torch.dtype, tiles: Tiles, full: bool, architectures: list[int]) -> dict[str, Any]:
-    """`scan_kernel` as a decoder starts it: contiguous inputs, a width that the tiles divide."""
+    """Describes `scan_kernel` as a decoder starts it: contiguous inputs, a width that the tiles divide."""
     name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     kinds = dict.fromkeys(("hidden", "weight"), f"*{name}") | dict.fromkeys(("bias", "floats"), "*fp32")
     kinds |= {"keys": "*i64", "positions": "*i64", "ints": "*i32"}

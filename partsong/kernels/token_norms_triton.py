@@ -1,4 +1,4 @@
-"""Triton kernels that work token by token: adaptive layer norm, and RMS norm with rotary embedding.
+"""Computes norms token by token in Triton: adaptive layer norm, and RMS norm with rotary embedding.
 
 One program takes one token, or some of its heads, reads it once and writes it once. Otherwise all is as in
 `norms_triton`. Importing this needs triton.
@@ -28,7 +28,7 @@ TILE = 4096
 
 @triton.jit
 def _load_row(row: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
-    """A token's channels as float32, zeros behind them."""
+    """Loads a token's channels as float32, with zeros after the last."""
     return tl.load(row + channel, mask=channel < channels, other=0.0).to(tl.float32)
 
 
@@ -58,7 +58,7 @@ def _layer_norm(
     scale_token: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """One token: the sum with the residual if there is one, the norm over its channels, the modulation."""
+    """Computes one token: the sum with the residual if there is one, the norm over its channels, the modulation."""
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     channel = tl.arange(0, block)
@@ -86,7 +86,7 @@ def _layer_norm(
 def adaptive_layer_norm(
     x: Tensor, shift: Tensor | None, scale: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """As `norms_naive.adaptive_layer_norm`; x is not empty, out is contiguous."""
+    """Computes what `norms_naive.adaptive_layer_norm` does; x is not empty, out is contiguous."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_layer_norm((x, None, None, shift, scale), weight, bias, None, out, eps)
     return out
@@ -102,7 +102,7 @@ def residual_adaptive_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `norms_naive.residual_adaptive_layer_norm`; x is not empty, the results are contiguous."""
+    """Computes what `norms_naive.residual_adaptive_layer_norm` does; x is not empty, results contiguous."""
     # Two allocations, so that the norm can be freed while the stream lives on.
     stream, out = (torch.empty(x.shape, dtype=residual.dtype, device=x.device) for _ in range(2))
     _launch_layer_norm((x, residual, gate, shift, scale), weight, bias, stream, out, eps)
@@ -137,7 +137,7 @@ def _load_pairs(
     block: tl.constexpr,
     interleaved: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first and second elements, each `[rows, block / 2]` float32, of the pairs of rows of `size` numbers."""
+    """Loads the first and second elements of the pairs in rows of `size` numbers, each `[rows, block / 2]` float32."""
     if interleaved:
         # One wide load, parted in registers: two loads of every other element would move the same bytes twice.
         column = tl.arange(0, block)[None, :]
@@ -161,7 +161,7 @@ def _store_pairs(
     block: tl.constexpr,
     interleaved: tl.constexpr,
 ) -> None:
-    """The reverse of `_load_pairs`."""
+    """Stores pairs, the reverse of `_load_pairs`."""
     if interleaved:
         column = tl.arange(0, block)[None, :]
         row = tl.reshape(tl.join(first, second), (first.shape[0], block))
@@ -181,7 +181,7 @@ def _load_table(
     interleaved: tl.constexpr,
     halved: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """One row of cos or sin, for the first and second elements of every pair, each `[1, block / 2]` float32."""
+    """Loads a row of cos or sin for first and second elements of every pair, each `[1, block / 2]` float32."""
     zero = tl.arange(0, 1)[:, None]
     if halved:
         column = tl.arange(0, block // 2)[None, :]
@@ -217,7 +217,7 @@ def _rms_norm_rotary(
     block_heads: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Some heads of one token, all of them for norm "token": the norm, then every pair turned by its angle."""
+    """Computes some heads of a token, all of them for norm "token": the norm, then every pair turned by its angle."""
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)[:, None]
@@ -253,7 +253,7 @@ def rms_norm_rotary(
     norm: str | None,
     eps: float,
 ) -> Tensor:
-    """As `norms_naive.rms_norm_rotary`; x is not empty, out is contiguous."""
+    """Computes what `norms_naive.rms_norm_rotary` does; x is not empty, out is contiguous."""
     batch, length, heads, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x = x if x.stride(3) == 1 else x.contiguous()

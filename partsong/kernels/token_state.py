@@ -1,4 +1,4 @@
-"""What a pass over the vocabulary leaves behind: sums that merge, and the statistics read off them.
+"""Holds what a pass over the vocabulary leaves: sums that merge, and the statistics read off them.
 
 With the logits x of a row and their maximum m, a pass keeps s = sum e^(x - m) and t = sum (x - m) e^(x - m). Then
 p_max = 1 / s, lse = m + ln s and entropy = ln s - t / s: neither logits nor probabilities are ever stored. t counts
@@ -29,7 +29,7 @@ _NO_TOKEN = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenStats:
-    """What a decoding rule needs to know of a position's distribution, without the distribution.
+    """Holds what a decoding rule needs to know of a position's distribution, without the distribution.
 
     All fields have one shape: that of the positions asked for. Probabilities and entropy are of softmax(logits), at
     temperature 1 whatever the temperature of the draw. A row whose logits are all -inf has lse -inf and zeros
@@ -56,14 +56,14 @@ class TokenStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenState:
-    """The sums of one pass over a part of the vocabulary, all of one shape; token ids count in the whole vocabulary.
+    """Holds the sums of a pass over a part of the vocabulary, all of one shape; ids count in the whole vocabulary.
 
     Attributes:
         top: largest logit m, at least `FLOOR`.
         total: s, the sum of e^(x - m).
         slope: t, the sum of (x - m) e^(x - m).
         argmax: int64, the token of `top`, the lowest id among equals.
-        second: the largest logit beside that of `argmax`; `FLOOR` or below where there is none.
+        second: the largest logit beside that of `argmax`; `FLOOR` or below where there is no other.
         token: int64, the token of the largest x / temperature + noise; `argmax` at temperature 0.
         token_logit: x of `token`.
         score: what `token` won by: x / temperature + noise, x at temperature 0.
@@ -79,7 +79,7 @@ class TokenState:
     score: Tensor
 
     def stats(self) -> TokenStats:
-        """The statistics of the vocabulary this state has seen."""
+        """Returns the statistics of the vocabulary this state has seen."""
         empty = self.total == 0
         total = self.total.masked_fill(empty, 1.0)
         spread = total.log()
@@ -96,12 +96,12 @@ class TokenState:
         )
 
     def reshape(self, *shape: int) -> TokenState:
-        """This state with every field reshaped."""
+        """Returns this state with every field reshaped."""
         return TokenState(**{name: getattr(self, name).reshape(shape) for name in _FIELDS})
 
     @staticmethod
     def cat(states: Sequence[TokenState]) -> TokenState:
-        """The states of several rows, one after the other: the same vocabulary, other rows."""
+        """Joins the states of several rows, one after the other: the same vocabulary, other rows."""
         if len(states) == 1:
             return states[0]
         return TokenState(**{name: torch.cat([getattr(state, name) for state in states]) for name in _FIELDS})
@@ -111,7 +111,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(TokenState))
 
 
 def merge_token_states(states: Sequence[TokenState]) -> TokenState:
-    """The state of the union of disjoint parts of the vocabulary, as of a head split over ranks.
+    """Merges the states of disjoint parts of the vocabulary, as of a head split over ranks.
 
     Ties go to the lowest token id, whatever the order of the parts. All parts must come from one temperature and one
     noise; then the token drawn is the one a single pass over everything draws.
@@ -121,7 +121,7 @@ def merge_token_states(states: Sequence[TokenState]) -> TokenState:
 
     Raises:
         ArgumentError: no states, or shapes that differ.
-        ArgumentTypeError: something else than states.
+        ArgumentTypeError: something other than states.
 
     Source: the split softmax of Milakov and Gimelshein, arXiv 1805.02867, section 3.
     """
@@ -150,7 +150,7 @@ def merge_token_states(states: Sequence[TokenState]) -> TokenState:
 
 
 def _lowest(tokens: Tensor, values: Tensor, largest: Tensor) -> Tensor:
-    """The lowest token among the parts that hold the largest value."""
+    """Returns the lowest token among the parts that hold the largest value."""
     # A NaN equals nothing, not even itself, but the id returned has to be a token's in any case.
     return tokens.masked_fill(~((values == largest) | values.isnan()), _NO_TOKEN).amin(dim=0)
 

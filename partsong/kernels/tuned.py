@@ -1,4 +1,4 @@
-"""What measuring found best on a GPU: tile sizes and the order of backends, per class of shapes.
+"""Looks up what measuring found best on a GPU: tile sizes and the order of backends, per class of shapes.
 
 ``tuned.json`` holds what ``partsong bench kernels --tune`` wrote, by the GPU's name; a file named by the environment
 variable PARTSONG_TUNED comes first. Nothing is timed when a program runs, so a cold start costs nothing.
@@ -23,8 +23,11 @@ ENV = "PARTSONG_TUNED"
 SHIPPED = Path(__file__).with_name("tuned.json")
 
 
+_gpu = functools.cache(torch.cuda.get_device_name)
+
+
 def shape_class(call: Call) -> str:
-    """Name of the class a call belongs to: lengths to the next power of two, head size likewise."""
+    """Names the class a call belongs to: lengths to the next power of two, head size likewise."""
     kind = "full" if call.mask is None else type(call.mask).__name__.lower()
     dtype = str(call.q.dtype).removeprefix("torch.")
     width, rows = call.q.shape[3], call.q.shape[2] * (call.q.shape[1] // call.k.shape[1])
@@ -34,7 +37,7 @@ def shape_class(call: Call) -> str:
 
 
 def tuned(what: str, call: Call) -> Any:
-    """The entry for a call on its GPU, or None.
+    """Returns the entry for a call on its GPU, or None.
 
     Args:
         what: ``attention_triton`` (tile sizes) or ``backends`` (names, fastest first).
@@ -48,11 +51,6 @@ def tuned(what: str, call: Call) -> Any:
 
 def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
-
-
-@functools.cache
-def _gpu(index: int) -> str:
-    return torch.cuda.get_device_name(index)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""One self-attention over split tokens, and the chain of stages it goes through.
+"""Describes one self-attention over split tokens, and the chain of stages it goes through.
 
 Self-attention goes through a chain of stages, one per mesh axis, outermost call first: `Ulysses` swaps tokens for
 heads, then `Ring` or `DisplacedPatch` brings the keys and values, then one kernel computes. Keys may arrive in any
@@ -29,6 +29,7 @@ __all__ = [
     "attend_through",
     "masked_attention",
     "merged_runs",
+    "predict_through",
     "shard_runs",
 ]
 
@@ -38,20 +39,20 @@ TOKEN_AXES = ("patch", "ring", "ulysses")
 #: Does the rest of an attention, after what a stage has moved.
 Inner = Callable[["AttentionCall"], Tensor]
 
-#: The tokens of one shard: runs of one stream each, (stream, tokens), in order.
+#: The tokens of one shard in order, as runs of one stream each: (stream, tokens).
 Runs = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One self-attention of one rank.
+    """Describes one self-attention of one rank.
 
     Attributes:
         layer: index of the attention module in its model.
         q: queries `[B, Hq, L, D]` of the tokens this rank holds.
         k: their keys `[B, Hkv, L, D]`.
         v: their values.
-        sizes: token count of every shard still apart, in order.
+        sizes: tokens of every shard that is still apart, in order.
         index: which of them this rank holds.
         masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
         scale: logit scale; None is ``D ** -0.5``.
@@ -73,7 +74,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
+    """Holds what decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
 
     batch: int
     heads: int
@@ -89,7 +90,7 @@ class AttentionShape:
 
 
 def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
-    """What the tokens of every shard are.
+    """Says what the tokens of every shard are.
 
     Example:
         >>> shard_runs(AttentionShape(1, 1, 1, 8, 4, sizes=(3, 2), index=0))
@@ -99,7 +100,7 @@ def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
 
 
 def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
-    """The runs of shards put together `size` by `size`, in order."""
+    """Joins the runs of shards `size` by `size`, in order."""
     return tuple(sum(runs[start : start + size], ()) for start in range(0, len(runs), size))
 
 
@@ -126,14 +127,23 @@ class Stage(Protocol):
 
 
 def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
-    """Attention through a chain of stages, outermost first, which ends at the keys at hand."""
+    """Computes attention through a chain of stages, outermost first, which ends at the keys at hand."""
     if not stages:
         return attend_locally(call)
     return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
 
 
+def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
+    """Returns the bytes that one attention through a chain of stages moves."""
+    moved = 0
+    for stage in stages:
+        sent, shape = stage.predict(shape)
+        moved += sent
+    return moved
+
+
 def attend_locally(call: AttentionCall) -> Tensor:
-    """The end of the chain: attention to the keys at hand."""
+    """Computes attention to the keys at hand, at the end of the chain."""
     mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
     return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
 
@@ -141,9 +151,6 @@ def attend_locally(call: AttentionCall) -> Tensor:
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`kernels.attention` with a mask that is boolean or additive."""
-    if mask is None:
-        return attention(q, k, v, scale=scale)
-    if mask.dtype == torch.bool:
-        return attention(q, k, v, mask=mask, scale=scale)
-    return attention(q, k, v, bias=mask, scale=scale)
+    """Calls `kernels.attention` with a mask that is boolean or additive."""
+    is_bias = mask is not None and mask.dtype != torch.bool
+    return attention(q, k, v, mask=None if is_bias else mask, bias=mask if is_bias else None, scale=scale)

@@ -1,4 +1,4 @@
-"""Guidance branches on different ranks."""
+"""Computes guidance branches on different ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ class CfgParallel(Strategy):
     """Computes the conditional and the unconditional branch of classifier-free guidance on two ranks. Exact.
 
     Where the pipeline batches the branches, the batch is shared out. Where it calls the model once per branch, every
-    rank computes all of them in the first step and its own from the second on (see `GuidancePair`). Moves one sample
-    per step.
+    rank computes all branches in the first step, and from the second on only its own (see `GuidancePair`). Moves one
+    sample per step.
 
     Args:
         degree: number of ranks; None takes the ranks that other strategies leave, or 2 if another one is open too.
 
     Source: Classifier-Free Diffusion Guidance, arXiv 2207.12598.
-
-    Example:
-        >>> CfgParallel(degree=2).axes
-        ('cfg',)
     """
 
     axes: ClassVar[tuple[str, ...]] = ("cfg",)

@@ -1,4 +1,4 @@
-"""Images or prompts on different ranks."""
+"""Shares the samples of a batch out over ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ __all__ = ["DataParallel"]
 class DataParallel(Strategy):
     """Shares the samples of a batch out over ranks, for the denoiser and the decoder. Exact.
 
-    Give the pipeline several prompts or ``num_images_per_prompt``; any number of samples works, also fewer than
-    ranks.
+    Give the pipeline several prompts or ``num_images_per_prompt``; there may be fewer samples than ranks.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-
-    Example:
-        >>> DataParallel(degree=2).axes
-        ('data',)
     """
 
     axes: ClassVar[tuple[str, ...]] = ("data",)

@@ -1,4 +1,4 @@
-"""Dynamic sequence parallelism: frames or tokens are cut, whichever the next block does not mix (arXiv 2403.10266)."""
+"""Cuts frames or tokens, whichever the next block does not mix (arXiv 2403.10266)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
@@ -30,20 +29,15 @@ __all__ = ["DynamicSequence", "FRAMES", "SwitchedBlocks"]
 class DynamicSequence(Strategy):
     """Cuts a video's frames for spatial blocks and their tokens for temporal ones. Exact.
 
-    Where a model attends within frames in some blocks and along time in others, no attention needs two ranks as long
-    as the dimension it mixes is whole: a rank has some frames with all of their tokens in a spatial block, and some
-    tokens of all frames in a temporal one. Between the two one all-to-all exchanges hidden states; text, norms and
-    feed-forward layers are local. Any number of heads and frames, fewer frames than ranks too; each frame needs at
-    least as many tokens as there are ranks.
+    Some models attend within frames in some blocks and along time in others. In a spatial block a rank then holds some
+    frames with all of their tokens, and in a temporal block some tokens of all frames, so no attention spans two ranks.
+    Between the two one all-to-all exchanges hidden states; text, norms and feed-forward layers are local. Takes any
+    number of heads and frames, but each frame needs at least as many tokens as there are ranks.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: DSP, arXiv 2403.10266.
-
-    Example:
-        >>> DynamicSequence(degree=2).kind
-        'exact'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
@@ -51,14 +45,14 @@ class DynamicSequence(Strategy):
     degree: Count | None = None
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models whose blocks are not told apart into spatial and temporal ones."""
+        """Refuses models without separate spatial and temporal blocks."""
         reason = super(DynamicSequence, self).refuses(adapter)
         if reason is None and adapter.factored is None:
             return "it has no blocks for space and others for time to switch between; use Ulysses"
         return reason
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> SwitchedBlocks | None:
-        """The switching blocks of this rank; None where one rank has all frames.
+        """Returns this rank's cut of the blocks; None where one rank has all frames.
 
         Raises:
             UnsupportedError: another strategy cuts the tokens as well.
@@ -74,16 +68,15 @@ class DynamicSequence(Strategy):
         return SwitchedBlocks(module, adapter, mesh)
 
 
-#: The stream of frames, beside that of the tokens in a frame.
+#: Names the stream of frames, next to that of the tokens in a frame.
 FRAMES = "frames"
 
 
 class SwitchedBlocks(SequenceParallel):
     """Cuts frames around every spatial block of a model and tokens everywhere else.
 
-    A spatial block's hidden states are exchanged when it is entered and when it returns, so the model sees cut tokens
-    between its blocks, which is all that its own code needs to know. Before the first block everything is whole, and
-    the first cut costs nothing.
+    Hidden states are exchanged when a spatial block is entered and when it returns, so between its blocks the model
+    always holds cut tokens. Before the first block everything is whole, and the first cut costs nothing.
 
     Args:
         module: the transformer.
@@ -98,7 +91,7 @@ class SwitchedBlocks(SequenceParallel):
         self._moves: list[tuple[str, int]] = []
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts the hooks on the blocks and the one that puts the output together."""
+        """Puts hooks on the blocks, and the one that puts the output together."""
         modules = dict(self.module.named_modules())
         for path, run in ((self.factored.spatial, self._run_spatial), (self.factored.temporal, self._run_temporal)):
             for name in places(path, modules):
@@ -118,14 +111,17 @@ class SwitchedBlocks(SequenceParallel):
             self._lay_out(*whole.shape[:2])
             own = self._rows(whole, FRAMES)
         named["hidden_states"] = own
-        named |= {name: self._rows(named[name], FRAMES) for name in self.factored.per_frame if _is_given(named, name)}
+        self._cut_named(named, self.factored.per_frame, FRAMES)
         # A rank without a frame has nothing to compute; what it holds has the right shape already.
         return self._to_tokens(forward(**named) if len(own) else own)
 
     def _run_temporal(self, forward: Callable[..., Tensor], named: dict[str, Any]) -> Tensor:
         self.shard_sizes((FRAMES, IMAGE))
-        named |= {name: self._rows(named[name], IMAGE) for name in self.factored.per_token if _is_given(named, name)}
+        self._cut_named(named, self.factored.per_token, IMAGE)
         return forward(**named)
+
+    def _cut_named(self, named: dict[str, Any], names: tuple[str, ...], stream: str) -> None:
+        named |= {name: self._rows(named[name], stream) for name in names if isinstance(named.get(name), Tensor)}
 
     def _lay_out(self, rows: int, tokens: int) -> None:
         parts, name = self.axis.size, self.adapter.model
@@ -139,7 +135,7 @@ class SwitchedBlocks(SequenceParallel):
         self.sizes = {FRAMES: split_sizes(rows // self.batch, parts), IMAGE: split_sizes(tokens, parts)}
 
     def _rows(self, tensor: Tensor, stream: str) -> Tensor:
-        """This rank's part of a first dimension that holds samples and, within each, a stream."""
+        """Returns this rank's part of a first dimension that holds samples and, within each, a stream."""
         sizes = self.sizes[stream]
         if len(tensor) != self.batch * sum(sizes):
             raise UnsupportedError(
@@ -150,19 +146,19 @@ class SwitchedBlocks(SequenceParallel):
         return tensor.unflatten(0, (self.batch, sum(sizes))).narrow(1, start, size).flatten(0, 1)
 
     def _to_tokens(self, hidden: Tensor) -> Tensor:
-        """All tokens of own frames, `[B * own F, L, C]`, for own tokens of all frames, `[B * F, own L, C]`."""
+        """Turns all tokens of own frames, `[B * own F, L, C]`, to own tokens of all frames, `[B * F, own L, C]`."""
         frames = self.sizes[FRAMES][self.axis.index]
         cube = hidden.unflatten(0, (self.batch, frames)).transpose(0, 1)
         return self._switch(cube, 2, IMAGE, FRAMES).transpose(0, 1).flatten(0, 1)
 
     def _to_frames(self, hidden: Tensor) -> Tensor:
-        """The way back."""
+        """Turns own tokens of all frames back to all tokens of own frames."""
         frames = sum(self.sizes[FRAMES])
         cube = hidden.unflatten(0, (self.batch, frames)).permute(2, 0, 1, 3)
         return self._switch(cube, 2, FRAMES, IMAGE).permute(1, 2, 0, 3).flatten(0, 1)
 
     def _switch(self, cube: Tensor, dim: int, cut: str, joined: str) -> Tensor:
-        """Cuts one stream, which lies along `dim`, and puts together another, along the first dimension.
+        """Cuts one stream along `dim`, and puts another together along the first dimension.
 
         Each peer's part lies in one piece in the result, so it arrives in place.
         """
@@ -178,14 +174,10 @@ class SwitchedBlocks(SequenceParallel):
         return whole
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward: at every switch what it has and does not keep."""
+        """Returns the bytes the rank at `index` sends in one forward: at every switch what it has and does not keep."""
         sizes = {stream: split_sizes(total, self.axis.size) for stream, total in tokens.items()}
         frames, own_frames = tokens[FRAMES], sizes[FRAMES][index]
         length, own_length = tokens[IMAGE], sizes[IMAGE][index]
         leaving = {IMAGE: own_frames * (length - own_length), FRAMES: own_length * (frames - own_frames)}
         moved = sum(batch * leaving[cut] * unit for cut, unit in self._moves)
         return moved + self.predict_gather(batch, {IMAGE: sizes[IMAGE]}, index)
-
-
-def _is_given(named: dict[str, Any], name: str) -> bool:
-    return isinstance(named.get(name), torch.Tensor)

@@ -1,4 +1,4 @@
-"""Leaves out the blocks of a step whose first block says that little has changed since the last computed step."""
+"""Leaves out the blocks of a step where the first block shows that little has changed since the last full step."""
 
 from __future__ import annotations
 
@@ -26,23 +26,18 @@ __all__ = ["CachedBlocks", "StepCache"]
 class StepCache(Strategy):
     """Reuses what the blocks added in an earlier step, where the first block adds nearly the same again.
 
-    The first block is always computed. Its contribution (what leaves it less what entered it) is compared with the one
-    of the last step that was computed in full: where the sum of absolute differences, relative to the sum of absolute
-    values, is below `threshold`, the other blocks are left out and their contribution of that step is added again.
-    Guidance branches decide for themselves. Ranks that share a call add their sums up first, so they all decide alike,
-    and as one rank alone would up to rounding. Approximate; with a threshold of 0 nothing is left out. Uses no ranks
-    of its own: compose it with the strategies that split, or use it on one device.
+    The first block is always computed. What it adds is compared with what it added in the last full step. Where the sum
+    of absolute differences, relative to the sum of absolute values, is below `threshold`, the other blocks are left out
+    and what they added in that step is added again. Guidance branches decide for themselves. Ranks that share a call
+    add their sums up first, so all decide alike, and as one rank would up to rounding. Approximate; with a threshold of
+    0 nothing is left out. It has no ranks of its own: combine it with the strategies that split.
 
     Args:
-        threshold: relative change below which blocks are left out, at least 0.
-        warmup_steps: first steps that are computed in full, at least 1.
+        threshold: relative change below which blocks are left out.
+        warmup_steps: first steps that are computed in full.
         max_skips: steps in a row that may be left out.
 
     Source: the first-block form of residual caches, ParaAttention's and TeaCache's (arXiv 2411.19108).
-
-    Example:
-        >>> StepCache(threshold=0.05).kind
-        'approximate'
     """
 
     kind: ClassVar[Kind] = "approximate"
@@ -52,22 +47,22 @@ class StepCache(Strategy):
     max_skips: Count = 3
 
     def stale(self) -> str:
-        """What is old, and when."""
+        """Says what is old, and when."""
         return (
             f"all blocks but the first, where that one changed by less than {self.threshold} (after "
-            f"{self.warmup_steps} steps, {self.max_skips} in a row); such a step sends less than is told here"
+            f"{self.warmup_steps} steps, {self.max_skips} in a row); such a step sends less than is shown here"
         )
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models whose blocks are not one chain."""
+        """Refuses models whose blocks are not one chain."""
         reason = chain_reason(adapter)
         return None if reason is None else f"{reason}; leave it out"
 
     def attach(self, denoiser: Site, hooks: HookSet) -> CachedBlocks:
-        """Puts the hooks on that compare and leave out, and returns what they share.
+        """Puts on the hooks that compare and leave out, and returns what they share.
 
         Raises:
-            UnsupportedError: the model's blocks are not one chain, or another strategy counts on every step.
+            UnsupportedError: the model's blocks are not one chain, or another strategy needs every step.
         """
         reason = self.refuses(denoiser.adapter)
         if reason is not None:
@@ -89,12 +84,12 @@ _Values = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Memory:
-    """Of one guidance branch.
+    """Remembers the last full step of one guidance branch.
 
     Attributes:
-        first: what the first block added when all blocks were last computed.
-        added: for each list of blocks, what it added then, the first block's share left out.
-        skips: steps in a row that were left out since.
+        first: what the first block added in it.
+        added: what each list of blocks added in it, without the first block.
+        skips: steps left out since.
     """
 
     first: Tensor | None = None
@@ -103,11 +98,11 @@ class _Memory:
 
 
 class CachedBlocks:
-    """The blocks of one denoiser.
+    """Runs or leaves out the blocks of one denoiser.
 
     Args:
-        knobs: when to leave blocks out.
-        denoiser: whose blocks.
+        knobs: say when to leave blocks out.
+        denoiser: the denoiser with these blocks.
 
     Attributes:
         computed: calls of this generation in which all blocks ran.
@@ -129,10 +124,14 @@ class CachedBlocks:
         self.computed = self.skipped = 0
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts the hooks on; before those that cut, which must be outside of them."""
+        """Puts the hooks on, before those that cut, which must be outside of them."""
         for number, block in enumerate(self.blocks):
-            hooks.add(block.module, AroundHook(self._around(number, block), _signature(block.module)), "cache")
-        hooks.add(self.denoiser.module, InputHook(self._begin, _signature(self.denoiser.module)), "cache-begin")
+            hooks.add(
+                block.module, AroundHook(self._around(number, block), inspect.signature(block.module.forward)), "cache"
+            )
+        hooks.add(
+            self.denoiser.module, InputHook(self._begin, inspect.signature(self.denoiser.module.forward)), "cache-begin"
+        )
         hooks.add(self.denoiser.module, OutputHook(self._end), "cache-end")
 
     def _begin(self, named: dict[str, Any]) -> None:
@@ -153,7 +152,7 @@ class CachedBlocks:
         return output
 
     def predict(self, step: int) -> int:
-        """Bytes this rank sends in one call to decide; what is left out then, it does not send."""
+        """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
         return 16 * (self.denoiser.shared.size - 1) if step >= self.knobs.warmup_steps else 0
 
     @property
@@ -165,8 +164,7 @@ class CachedBlocks:
             self._reached += 1
             entering = tuple(named[name] for name in block.names)
             if number > 0 and self._skips:
-                leaving = self._added_again(entering) if block.is_last else entering
-                return _returned(leaving)
+                return _returned(self._added_again(entering) if block.is_last else entering)
             if number > 0 and self.blocks[number - 1].is_last:
                 self._start = entering
             output = forward(**named)
@@ -176,10 +174,9 @@ class CachedBlocks:
                 self._decide(leaving[place] - entering[place])
                 self._start = leaving
                 if self._skips and block.is_last:
-                    leaving = self._added_again(leaving)
-                    return _returned(leaving)
+                    return _returned(self._added_again(leaving))
             if block.is_last and not self._skips:
-                # A last block may return no text, which nobody reads any more.
+                # A last block may return no text, since nothing reads it after that.
                 both = zip(leaving, self._start, strict=True)
                 self._memory.added.append(tuple(None if a is None else a - b for a, b in both))
             return output
@@ -191,12 +188,12 @@ class CachedBlocks:
         return tuple(None if more is None else value + more for value, more in zip(entering, added, strict=True))
 
     def _decide(self, first: Tensor) -> None:
-        """Whether the other blocks are left out; the same on all ranks that share the call."""
+        """Decides whether the other blocks are left out, alike on all ranks that share the call."""
         memory = self._memory
-        known = memory.first is not None and memory.first.shape == first.shape
-        known = known and not first.is_meta  # a dry run computes everything
-        may = known and self.clock.step >= self.knobs.warmup_steps and memory.skips < self.knobs.max_skips
-        self._skips = may and self._change(first, memory.first) < self.knobs.threshold
+        before = None if first.is_meta else memory.first  # a dry run computes everything
+        may_skip = self.clock.step >= self.knobs.warmup_steps and memory.skips < self.knobs.max_skips
+        is_comparable = before is not None and before.shape == first.shape
+        self._skips = may_skip and is_comparable and self._change(first, before) < self.knobs.threshold
         if self._skips:
             memory.skips += 1
             self.skipped += 1
@@ -214,9 +211,5 @@ class CachedBlocks:
 
 
 def _returned(values: _Values) -> Any:
-    """As a block returns them: one value alone, several as a tuple."""
+    """Returns values as a block does: one value alone, several as a tuple."""
     return values if len(values) > 1 else next(iter(values))
-
-
-def _signature(module: Any) -> inspect.Signature:
-    return inspect.signature(module.forward)

@@ -1,6 +1,6 @@
-"""The base of every strategy, and the protocols of what a strategy may add to a plan.
+"""Defines the base of every strategy, and the protocols of what a strategy may add to a plan.
 
-The engine in `plan` knows these names only; the strategies that stand behind them are listed in `samplers.registry`.
+The engine in `plan` knows these names only. The strategies themselves are listed in `samplers.registry`.
 """
 
 from __future__ import annotations
@@ -187,10 +187,11 @@ class Strategy:
     denoises: ClassVar[bool] = True
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
-    #: Number of ranks on its axis, which strategies with an axis make a knob; None takes what the others leave.
-    degree: ClassVar[Any] = None
-    #: First steps that differ from those after them, which strategies with a warm-up make a knob.
-    warmup_steps: ClassVar[Any] = 0
+    # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
+    #: Number of ranks on its axis; None takes what the others leave.
+    degree = None
+    #: First steps that differ from those after them.
+    warmup_steps = 0
 
     def wanted(self) -> dict[str, int | None]:
         """Returns the degree asked for on each axis; None takes what the other strategies leave."""
@@ -202,7 +203,7 @@ class Strategy:
         return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
 
     def attach(self, denoiser: Site, hooks: HookSet) -> Attachment | None:
-        """Puts hooks on a denoiser's blocks, inside those that cut; None where it has none."""
+        """Puts hooks on a denoiser's blocks, inside those that cut; returns None where it has none."""
         return None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
@@ -232,11 +233,11 @@ class Strategy:
         return None
 
     def unpredictable(self) -> str | None:
-        """Says why shapes alone do not tell the bytes it moves, and what to set; None where they do."""
+        """Says why shapes alone do not decide the bytes it moves, and what to set; None where they do."""
         return None
 
     def validate(self) -> None:
-        """Refuses knob values that mean nothing.
+        """Refuses knob values out of bounds.
 
         Raises:
             ArgumentError: names the knob, the value and the legal ones.
@@ -292,8 +293,7 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
             raise UnsupportedError(
                 f"{name} has a loop of its own and does not compose with {' and '.join(others)} yet; drop one"
             )
-        if None in strategy.wanted().values():
-            open_ones.append(strategy)
+        open_ones += [strategy] if None in strategy.wanted().values() else []
     _fill(degrees, open_ones, world_size)
     taken = math.prod(degrees.values())
     if "data" not in owner and world_size % taken == 0 and not all(strategy.denoises for strategy in strategies):
@@ -304,11 +304,9 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
 
 def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:
     if len(open_ones) > 1:
-        guidance = [strategy for strategy in open_ones if strategy.axes == ("cfg",)]
-        for strategy in guidance:
-            if world_size % 2 == 0:
-                degrees["cfg"] = 2
-            open_ones = [other for other in open_ones if other is not strategy]
+        if world_size % 2 == 0 and any(strategy.axes == ("cfg",) for strategy in open_ones):
+            degrees["cfg"] = 2
+        open_ones = [strategy for strategy in open_ones if strategy.axes != ("cfg",)]
     if len(open_ones) > 1:
         names = " and ".join(type(strategy).__name__ for strategy in open_ones)
         raise ArgumentError(f"{names} leave their degree open; give a degree to all but one of them")
@@ -329,7 +327,7 @@ def own_loop(
     """Returns the strategy whose own loop samples on this mesh; None where the pipeline's own call does.
 
     Raises:
-        UnsupportedError: such a strategy on a bare model, or on a pipeline with two denoisers.
+        UnsupportedError: such a strategy is on a bare model, or on a pipeline with two denoisers.
     """
     for strategy in strategies:
         is_alone = all(mesh.degrees[axis] == 1 for axis in strategy.axes)

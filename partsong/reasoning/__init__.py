@@ -1,6 +1,6 @@
-"""Thinking with many calls of a language model: engines, calls as a graph, strategies.
+"""Lets a language model think with many calls: engines, a graph of the calls, strategies.
 
-Loads no torch and no client of a server: the names of `_LAZY` are looked up on first use.
+It loads neither torch nor a client of a server: the names of `_LAZY` are looked up when they are first used.
 """
 
 from importlib import import_module

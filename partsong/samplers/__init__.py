@@ -1,4 +1,4 @@
-"""Loops: what turns a model and a schedule into a sample."""
+"""Runs the loops that turn a model and a schedule into a sample."""
 
 from partsong.samplers.denoising.consistency import consistency, flow_estimate, flow_sigmas, trigflow_times
 from partsong.samplers.denoising.rolling_noise import flow_blend, rolling_noise

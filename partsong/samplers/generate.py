@@ -1,18 +1,17 @@
-"""Runs a plan: the one call that works for every strategy."""
+"""Runs a plan by the one call that works for every strategy."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from partsong.samplers.long_video.frame_progress import watched
+from partsong.samplers.long_video.frame_progress import with_progress
 from partsong.samplers.long_video.host_memory import trimmed
 from partsong.samplers.long_video.video_blocks import joined
-from partsong.samplers.registry import LOOPS, STREAMS
+from partsong.samplers.registry import ROWS, row_of
 
 if TYPE_CHECKING:
     from partsong.parallel import Plan, Strategy
@@ -37,6 +36,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
         ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
+        UnsupportedError: a journal is asked of a strategy that keeps none.
 
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
@@ -46,11 +46,13 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         raise UnsupportedError(f"only {_streaming()} keep a journal; leave it out")
     if plan.loop is None:
         return pipe(**arguments)
-    if type(plan.loop) in LOOPS:
-        return LOOPS[type(plan.loop)](plan, plan.loop, **arguments)
+    row = row_of(plan.loop)
+    if row.stream is None:
+        assert row.loop is not None, "the registry names a loop for every strategy that has one"
+        return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
-    parts = STREAMS[type(plan.loop)](plan, plan.loop, everywhere=True, journal=_path(journal), **arguments)
-    return joined(list(watched(parts, pipe, arguments.get("num_frames"), dim)), dim)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
+    return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
 def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
@@ -80,29 +82,26 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         >>> #     frames = part.frames[0]
     """
     pipe = _checked(plan, arguments, "stream")
-    if plan.loop is None or not can_stream(plan.loop):
+    row = None if plan.loop is None else row_of(plan.loop)
+    if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
-    parts = STREAMS[type(plan.loop)](plan, plan.loop, everywhere=False, journal=_path(journal), **arguments)
-    return watched(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
+    return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
 
 
 def can_stream(strategy: Strategy | None) -> bool:
     """Says whether a strategy makes a video block after block, so that `stream` can yield it and a journal keep it."""
-    return type(strategy) in STREAMS
+    return strategy is not None and row_of(strategy).stream is not None
 
 
 def _streaming() -> str:
-    return " and ".join(kind.__name__ for kind in STREAMS)
+    return " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None)
 
 
 def _frames_dim(arguments: Mapping[str, Any]) -> int:
-    """Latents keep the model's order of dims; pictures come frame by frame."""
+    """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
     return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
-
-
-def _path(journal: str | os.PathLike[str] | None) -> Path | None:
-    return None if journal is None else Path(journal)
 
 
 def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
@@ -126,8 +125,8 @@ def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         default = known[name].default
         if isinstance(default, int | float) and isinstance(value, str):
-            wanted = "true or false" if isinstance(default, bool) else f"a number such as {default}"
-            raise ArgumentError(f"{pipeline.__name__} takes {wanted} for {name}, not {value!r}")
+            legal = "true or false" if isinstance(default, bool) else f"a number such as {default}"
+            raise ArgumentError(f"{pipeline.__name__} takes {legal} for {name}, not {value!r}")
 
 
 def check_prompt(prompt: Any) -> None:

@@ -1,13 +1,12 @@
-"""The strategies by name: one row each, from which command lines, exports, tables and documents are derived."""
+"""Lists the strategies by name: one row each, from which command lines, exports, tables and pages are derived."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from partsong.knobs import by_name, parse_knobs
+from partsong.knobs import kebab, parse_knobs
 from partsong.parallel.cfg_parallel import CfgParallel as CfgParallel
 from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
 from partsong.parallel.data_parallel import DataParallel as DataParallel
@@ -22,7 +21,7 @@ from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.step_cache import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
-from partsong.plugins import plugins
+from partsong.plugins import Registry
 from partsong.samplers.dual_parallel.loop import dual_parallel
 from partsong.samplers.dual_parallel.strategy import DualParallel as DualParallel
 from partsong.samplers.patch_pipeline.loop import patch_pipeline
@@ -35,13 +34,16 @@ from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline as Tim
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy, with its sampling loop where it needs one of its own.
+    """Describes one strategy, with its sampling loop where it needs one of its own.
 
     Attributes:
         strategy: its class.
-        loop: samples with it: ``loop(plan, strategy, **arguments)`` returns what the pipeline returns.
-        stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=..., journal=...,
-            **arguments)`` yields what the pipeline returns for each block.
+        loop: samples with it: ``loop(plan, strategy, **arguments)`` returns what the pipeline returns, on every rank.
+            The arguments are the pipeline's own, checked already and the same on every rank.
+        stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=True, journal=None,
+            **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
+            only the first rank decodes, and the others yield None. Progress goes to the folder `journal`, and a run
+            goes on from what it holds; see `VideoJournal`.
     """
 
     strategy: type[Strategy]
@@ -71,7 +73,7 @@ BUILT_IN = (
 )
 
 
-def _row(thing: Any) -> StrategyRow:
+def _read(thing: Any) -> StrategyRow:
     """Reads what a plug-in offers: a strategy class, or a `StrategyRow` where it needs a loop of its own.
 
     Raises:
@@ -85,18 +87,20 @@ def _row(thing: Any) -> StrategyRow:
     return row
 
 
-_TAKEN = [row.strategy.__name__ for row in BUILT_IN]
-ROWS = (*BUILT_IN, *plugins("partsong.strategies", _row, name=lambda row: row.strategy.__name__, taken=_TAKEN))
-#: Strategy classes by their kebab-case name.
-STRATEGIES: Mapping[str, type[Strategy]] = by_name(row.strategy for row in ROWS)
-#: Sampling loops by the strategy that needs them.
-LOOPS: Mapping[type[Strategy], Callable[..., Any]] = MappingProxyType(
-    {row.strategy: row.loop for row in ROWS if row.loop is not None}
+#: The rows by the kebab-case name of their strategy, those of plug-ins last.
+ROWS: Mapping[str, StrategyRow] = Registry(
+    "partsong.strategies", BUILT_IN, name=lambda row: kebab(row.strategy.__name__), read=_read
 )
-#: Loops that make a video block after block, likewise.
-STREAMS: Mapping[type[Strategy], Callable[..., Generator[Any, None, None]]] = MappingProxyType(
-    {row.strategy: row.stream for row in ROWS if row.stream is not None}
-)
+
+
+def strategies() -> dict[str, type[Strategy]]:
+    """Returns the strategy classes by their kebab-case name."""
+    return {name: row.strategy for name, row in ROWS.items()}
+
+
+def row_of(strategy: Strategy) -> StrategyRow:
+    """Returns the row of a strategy; one that is not registered has no loop."""
+    return ROWS.get(kebab(type(strategy).__name__), StrategyRow(type(strategy)))
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -109,4 +113,4 @@ def parse_strategy(text: str) -> Strategy:
         >>> parse_strategy("displaced-patch:warmup_steps=4").warmup_steps
         4
     """
-    return parse_knobs(text, STRATEGIES, "strategy", "strategies")
+    return parse_knobs(text, strategies(), "strategy", "strategies")

@@ -1,16 +1,16 @@
-"""Which strategy works on which architecture: asked of the code that runs, so that table and behaviour agree."""
+"""Says which strategy works on which architecture; the strategies are asked, so table and behaviour agree."""
 
 from __future__ import annotations
 
 from partsong.parallel.adapters import ADAPTERS
 from partsong.parallel.strategy import Strategy
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
 
 __all__ = ["support_rows", "support_table"]
 
 _HEAD = """# Support
 
-Written from the code by `python -m tests.parallel.test_support`; `partsong list support` prints the same. A plan
+Written from the code by `python -m tests.tables`; `partsong list support` prints the same. A plan
 asks the same question before any work and raises the reason.
 
 *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes
@@ -25,7 +25,7 @@ every rank, its residuals are cut like the tokens they are added to.
 
 
 def support_rows() -> list[dict[str, str]]:
-    """A row per architecture: its family, its class, and for each strategy its class or ``refused``."""
+    """Lists a row per architecture: its family, its class, and for each strategy its class or ``refused``."""
     return [
         {"architecture": adapter.family, "model": adapter.model}
         | {kind.__name__: "refused" if kind().refuses(adapter) else kind().kind for kind in _denoising()}
@@ -34,7 +34,7 @@ def support_rows() -> list[dict[str, str]]:
 
 
 def support_table() -> str:
-    """The support page, as Markdown."""
+    """Writes the support page, as Markdown."""
     rows, reasons = support_rows(), _reasons()
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons.values()), 1)}
     lines = ["| " + " | ".join(["architecture", *(f"`{name}`" for name in list(rows[0])[2:])]) + " |"]
@@ -46,30 +46,22 @@ def support_table() -> str:
         ]
         lines.append(f"| {row['architecture']} (`{row['model']}`) | " + " | ".join(cells) + " |")
     notes = [f"[{number}] {reason}." for reason, number in numbers.items()]
-    return "\n".join([_HEAD, *lines, "", *_spaced(notes), *_arguments(), _TAIL])
+    return "\n".join([_HEAD, *lines, "", *(f"{note}\n" for note in notes), *_arguments(), _TAIL])
 
 
 def _denoising() -> list[type[Strategy]]:
-    """What works on the denoiser; the autoencoder of a family is another matter, told on `ParallelVae`'s page."""
-    return [kind for kind in STRATEGIES.values() if kind.denoises]
+    """Lists what works on the denoiser; the autoencoders of a family are the subject of `ParallelVae`'s page."""
+    return [kind for kind in strategies().values() if kind.denoises]
 
 
 def _reasons() -> dict[tuple[str, str], str]:
-    found = {}
-    for adapter in ADAPTERS.values():
-        for kind in _denoising():
-            reason = kind().refuses(adapter)
-            if reason is not None:
-                found[adapter.model, kind.__name__] = reason
-    return found
-
-
-def _spaced(lines: list[str]) -> list[str]:
-    return [part for line in lines for part in (line, "")]
+    pairs = ((adapter, kind) for adapter in ADAPTERS.values() for kind in _denoising())
+    reasons = {(adapter.model, kind.__name__): kind().refuses(adapter) for adapter, kind in pairs}
+    return {pair: reason for pair, reason in reasons.items() if reason is not None}
 
 
 def _arguments() -> list[str]:
-    """The arguments of a model's forward that are refused where its tokens are cut."""
+    """Lists the arguments of a model's forward that are refused where its tokens are cut."""
     lines = ["Arguments of the model that are refused where its tokens or rows are cut:", ""]
     lines += ["| model | argument | why |", "|---|---|---|"]
     for adapter in ADAPTERS.values():

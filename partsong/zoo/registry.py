@@ -36,109 +36,85 @@ class ZooModel:
     Attributes:
         name: The name `load` and the command line know it by.
         kind: What it makes.
-        folder: A stock diffusers pipeline folder, for text a stock transformers folder.
         description: One sentence for listings.
-        license: Licence of weights and training data.
         defaults: Keyword arguments for calls of the pipeline; measured results use these. For text only `canvas`, the
             number of tokens that an answer and its end may take.
         task: The module that draws prompts for the model and reads its answers (`captions`, `parse`, `render`,
             `read`, `facts`, `facts_read`; for videos also `identity_kept`, `border_jumps`, `trend`; for text
             `examples`, `parse`, `check`, `support`).
         recipe: The script that makes it.
+        license: Licence of weights and training data.
     """
 
     name: str
     kind: Literal["image", "video", "text"]
-    folder: Path
     description: str
-    license: str
     defaults: Mapping[str, Any]
     task: ModuleType
     recipe: str
+    license: str = "Apache-2.0"
 
+    @property
+    def folder(self) -> Path:
+        """Returns a stock diffusers pipeline folder, for text a stock transformers folder."""
+        return ZOO / self.name
+
+
+_SCENES = {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}
+_VIDEOS = {"height": 32, "width": 32, "num_frames": 31, "max_sequence_length": 24}
 
 _ROWS = (
     ZooModel(
         name="shapes",
         kind="image",
-        folder=ZOO / "shapes",
         description=(
             "Text to image, 64 x 64: one to three coloured shapes, their sizes, places and relations "
             '("a red circle left of a blue square"); a Stable-Diffusion-3 pipeline of 9 M parameters.'
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64, "max_sequence_length": 1}
-        ),
+        defaults=MappingProxyType(_SCENES | {"max_sequence_length": 1}),
         task=shapes,
         recipe="recipes/train_shapes.py",
     ),
     ZooModel(
         name="shapes-unet",
         kind="image",
-        folder=ZOO / "shapes-unet",
         description=(
             "The same scenes through a Stable Diffusion pipeline with a UNet of 5.8 M parameters; it draws what a "
             "caption names but rarely where the caption wants it."
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType({"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}),
+        defaults=MappingProxyType(_SCENES),
         task=shapes,
         recipe="recipes/train_shapes_unet.py",
     ),
     ZooModel(
         name="motion",
         kind="video",
-        folder=ZOO / "motion",
         description=(
             "Text to video, 32 x 32, 31 frames and more: one or two coloured shapes that move or bounce, slowly or "
             'quickly ("a red circle moves right"); a Wan pipeline of 5 M parameters.'
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {
-                "num_inference_steps": 20,
-                "guidance_scale": 2.0,
-                "height": 32,
-                "width": 32,
-                "num_frames": 31,
-                "max_sequence_length": 24,
-            }
-        ),
+        defaults=MappingProxyType(_VIDEOS | {"num_inference_steps": 20, "guidance_scale": 2.0}),
         task=motion,
         recipe="recipes/train_motion.py",
     ),
     ZooModel(
         name="motion-causal",
         kind="video",
-        folder=ZOO / "motion-causal",
         description=(
             "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
             "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
         ),
-        license="Apache-2.0",
-        defaults=MappingProxyType(
-            {
-                "num_inference_steps": 4,
-                "guidance_scale": 1.0,
-                "height": 32,
-                "width": 32,
-                "num_frames": 31,
-                "max_sequence_length": 24,
-            }
-        ),
+        defaults=MappingProxyType(_VIDEOS | {"num_inference_steps": 4, "guidance_scale": 1.0}),
         task=motion,
         recipe="recipes/train_motion.py",
     ),
     ZooModel(
         name="lists-mdlm",
         kind="text",
-        folder=ZOO / "lists-mdlm",
         description=(
             "Masked diffusion language model of list operations, Latin squares and additions in words "
             '("sort : dog ant cat ="); a Llama of 1.3 M parameters whose tokens all see each other.'
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 24}),
         task=lists,
         recipe="recipes/train_lists.py",
@@ -146,9 +122,7 @@ _ROWS = (
     ZooModel(
         name="lists-ar",
         kind="text",
-        folder=ZOO / "lists-ar",
         description="The causal twin of lists-mdlm: the same tasks, size and words, one token after the other.",
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 24}),
         task=lists,
         recipe="recipes/train_lists.py",
@@ -156,12 +130,10 @@ _ROWS = (
     ZooModel(
         name="sums",
         kind="text",
-        folder=ZOO / "sums",
         description=(
             "Sums and countdowns worked out in steps, from scratch or from earlier attempts "
             '("make 64 from 3 7 25 6"); a chat model, a causal Llama of 2 M parameters.'
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 96}),
         task=sums,
         recipe="recipes/train_sums.py",
@@ -169,12 +141,10 @@ _ROWS = (
     ZooModel(
         name="products",
         kind="text",
-        folder=ZOO / "products",
         description=(
             'Multiplications worked out in threads that fork and join ("4729*386=?"); a chat model that writes the '
             "tags of Multiverse, a causal Llama of 0.9 M parameters."
         ),
-        license="Apache-2.0",
         defaults=MappingProxyType({"canvas": 256}),
         task=products,
         recipe="recipes/train_threads.py",

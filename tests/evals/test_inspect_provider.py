@@ -250,6 +250,7 @@ def test_the_package_declares_the_provider() -> None:
     assert project["entry-points"]["inspect_ai"] == {"partsong": ENTRY_POINT}
 
 
+@pytest.mark.full  # the entry point is declared, and what it names is used by the tests above
 def test_inspects_command_line_finds_the_provider(tmp_path: Path) -> None:
     """By the same entry point, here that of a package of its own, so that it does not matter how ours is installed."""
     made = tmp_path / "path" / "declares_partsong-1.dist-info"

@@ -56,10 +56,10 @@ def inputs(
     return q, k, v
 
 
-def difference(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> float:
+def difference(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> float:
     """Largest difference of out and lse, relative to the largest magnitude; infinities must coincide."""
     worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(result, expected, strict=True):
         a, b = a.double().cpu(), b.double().cpu()
         assert a.shape == b.shape
         assert not a.isnan().any()

@@ -93,10 +93,10 @@ def cases(draw):
 @given(case=cases(), cuts=st.lists(st.integers(0, 12), max_size=5))
 def test_any_shape_and_mask(name, case, cuts) -> None:
     (q, k, v), mask, bias, scale = case
-    wanted = oracle(q, k, v, mask=mask, bias=bias, scale=scale)
+    expected = oracle(q, k, v, mask=mask, bias=bias, scale=scale)
     with force_backend(name if q.shape[3] else "naive"):
         whole = attention(q, k, v, mask=mask, bias=bias, scale=scale)
-        assert difference(whole, wanted) <= 1e-12
+        assert difference(whole, expected) <= 1e-12
         # The same keys in up to six pieces, some of them empty.
         edges = [0, *sorted(min(cut, k.shape[2]) for cut in cuts), k.shape[2]]
         parts = []
@@ -106,8 +106,8 @@ def test_any_shape_and_mask(name, case, cuts) -> None:
                 key: x if x is None or x.shape[-1] == 1 != k.shape[2] else x[..., low:high] for key, x in local.items()
             }
             parts.append(attention(q, k[:, :, low:high], v[:, :, low:high], scale=scale, **local))
-        assert difference(merge(parts), wanted) <= 1e-12
-    assert (whole[0][wanted[1].isinf()] == 0).all()
+        assert difference(merge(parts), expected) <= 1e-12
+    assert (whole[0][expected[1].isinf()] == 0).all()
 
 
 @pytest.mark.parametrize("form", ["bool", "float", "float row", "column"])
@@ -125,12 +125,12 @@ def test_empty_rows(backend, form) -> None:
         options["bias"][1] = 0.5
     elif form == "column":
         options = {"mask": keep[:, 650:651]}
-    found = run(backend, q, k, v, **options)
-    wanted = oracle(q, k, v, **options)
-    assert difference(found, wanted) <= TOLERANCE[dtype]
-    empty = wanted[1].isinf()
+    result = run(backend, q, k, v, **options)
+    expected = oracle(q, k, v, **options)
+    assert difference(result, expected) <= TOLERANCE[dtype]
+    empty = expected[1].isinf()
     assert empty.any()
-    assert not found[0].cpu()[empty].any()
+    assert not result[0].cpu()[empty].any()
 
 
 @pytest.mark.parametrize("name", ["naive", "cpu_flash"])
@@ -171,18 +171,18 @@ def test_bfloat16(name, form) -> None:
     }[form]
     with force_backend(name):
         if form == "segments":
-            found = attention(q, **given)
+            result = attention(q, **given)
         elif form == "init":
             start = attention(q, k[:, :, :90], v[:, :, :90])
-            found = attention(q, k[:, :, 90:], v[:, :, 90:], init=(start[0].float(), start[1]))
+            result = attention(q, k[:, :, 90:], v[:, :, 90:], init=(start[0].float(), start[1]))
         else:
             if form == "layout":
                 k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
-            found = attention(q, k, v, **given)
-    wanted = oracle(q, k, v, **truth)
-    assert found[0].dtype is (torch.float32 if form == "init" else torch.bfloat16)
-    assert difference(found, wanted) <= TOLERANCE[torch.bfloat16]
-    assert (found[1] - wanted[1]).abs().max() <= (1e-5 if name == "naive" else 1e-4)
+            result = attention(q, k, v, **given)
+    expected = oracle(q, k, v, **truth)
+    assert result[0].dtype is (torch.float32 if form == "init" else torch.bfloat16)
+    assert difference(result, expected) <= TOLERANCE[torch.bfloat16]
+    assert (result[1] - expected[1]).abs().max() <= (1e-5 if name == "naive" else 1e-4)
 
 
 def test_bias_of_half_precision_inputs_is_not_rounded() -> None:
@@ -231,25 +231,25 @@ def test_segments_add_their_bias_to_every_key(path, masked) -> None:
     segments = parts_of(k, v, [5, 5, 9], [0.0, 3.0, math.log(8), -math.inf])
     row = torch.tensor([0.0] * 5 + [math.log(8)] * 4 + [-math.inf] * 3, dtype=torch.float64)
     mask = torch.rand(7, 12, generator=torch.Generator().manual_seed(5)) < 0.4 if masked else None
-    wanted = oracle(q, k, v, mask=mask, bias=row)
+    expected = oracle(q, k, v, mask=mask, bias=row)
     if path == "together":
-        found = attention(q, mask=mask, segments=segments)
+        result = attention(q, mask=mask, segments=segments)
     else:
         additive = None if mask is None else torch.zeros(1, 1, 7, 12).masked_fill(~mask, -math.inf).double()
         placed = tuple(Segment(s.k, s.v, s.bias, position=0) for s in segments)
         used = Call(q, placed, None, additive, 8**-0.5).used()
         assert used is not None and len(used.segments) == 2
-        found = dispatch._in_parts(used)
-    assert difference(found, wanted) <= 1e-12
+        result = dispatch._compute_by_segment(used)
+    assert difference(result, expected) <= 1e-12
 
 
 @pytest.mark.parametrize("cuts", [[4], []])
 def test_segments_that_are_all_left_out(cuts) -> None:
     q, k, v = inputs(1, 2, 2, 3, 4, 8)
     segments = parts_of(k, v, cuts, [-math.inf] * (1 + len(cuts)))
-    for found in (attention(q, segments=segments), attention(q, segments=[])):
-        assert not found[0].any()
-        assert (found[1] == -math.inf).all()
+    for result in (attention(q, segments=segments), attention(q, segments=[])):
+        assert not result[0].any()
+        assert (result[1] == -math.inf).all()
     start = attention(q, k, v)
     assert difference(attention(q, segments=segments, init=start), start) == 0.0
 
@@ -257,8 +257,8 @@ def test_segments_that_are_all_left_out(cuts) -> None:
 def test_a_pooled_key_with_log_r_stands_for_r_keys() -> None:
     q, k, v = inputs(1, 2, 2, 5, 6, 8)
     repeated = [torch.cat([x[:, :, :3], x[:, :, 3:].repeat_interleave(4, dim=2)], dim=2) for x in (k, v)]
-    found = attention(q, segments=parts_of(k, v, [3], [0.0, math.log(4)]))
-    assert difference(found, oracle(q, *repeated)) <= 1e-12
+    result = attention(q, segments=parts_of(k, v, [3], [0.0, math.log(4)]))
+    assert difference(result, oracle(q, *repeated)) <= 1e-12
 
 
 def test_init_is_a_ring_step() -> None:
@@ -313,8 +313,8 @@ def test_naive_ignores_autocast_and_slices_long_queries(monkeypatch) -> None:
     mask = torch.rand(23, 11, generator=torch.Generator().manual_seed(2)) < 0.3
     monkeypatch.setattr(naive, "MAX_LOGITS", 100)
     with force_backend("naive"), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attention(q, k, v, mask=mask)
-    assert difference(found, oracle(q, k, v, mask=mask)) <= 2e-6
+        result = attention(q, k, v, mask=mask)
+    assert difference(result, oracle(q, k, v, mask=mask)) <= 2e-6
 
 
 def test_meta_tensors_give_shapes() -> None:

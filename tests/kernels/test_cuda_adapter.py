@@ -44,12 +44,17 @@ def stand_in(shape: str):
     return call
 
 
+def with_stand_in(monkeypatch: pytest.MonkeyPatch, kernel: cuda.CudaKernel, shape: str) -> cuda.CudaKernel:
+    monkeypatch.setattr(cuda.CudaKernel, "call", staticmethod(stand_in(shape)))
+    return kernel
+
+
 def call_of(q, k, v, bias, scale, mask=None):
     return Call(q, (Segment(k, v, position=0),), mask, bias, scale)
 
 
-def test_square_causal_is_the_operators_own() -> None:
-    kernel = dataclasses.replace(cuda.FLASH, call=stand_in("plain"))
+def test_square_causal_is_the_operators_own(monkeypatch) -> None:
+    kernel = with_stand_in(monkeypatch, cuda.FLASH, "plain")
     q, k, v = inputs(1, 4, 2, 21, 21, 16, dtype=torch.float16)
     call = call_of(q, k, v, None, 0.25, Causal()).plain()
     assert call.bias is None
@@ -61,23 +66,23 @@ def test_square_causal_is_the_operators_own() -> None:
 @pytest.mark.parametrize("shape", ["plain", "trailing", "padded"])
 @pytest.mark.parametrize("width", [8, 13, 64])
 @pytest.mark.parametrize("masked", [False, True])
-def test_adapter(shape, width, masked) -> None:
-    kernel = dataclasses.replace(cuda.EFFICIENT, call=stand_in(shape), grouped=shape != "padded")
+def test_adapter(shape, width, masked, monkeypatch) -> None:
+    kernel = with_stand_in(monkeypatch, dataclasses.replace(cuda.EFFICIENT, grouped=shape != "padded"), shape)
     q, k, v = inputs(2, 4, 2, 9, 21, width, dtype=torch.float32)
     bias = None
     if masked:
         bias = torch.zeros(2, 1, 9, 21).masked_fill(torch.rand(2, 1, 9, 21) < 0.5, -math.inf)
         bias[0, 0, 3] = -math.inf
-    found = kernel.run(call_of(q, k, v, bias, width**-0.5))
-    assert difference(found, oracle(q, k, v, bias=bias)) <= TOLERANCE[torch.float32]
-    assert found[1].is_contiguous()
+    result = kernel.run(call_of(q, k, v, bias, width**-0.5))
+    assert difference(result, oracle(q, k, v, bias=bias)) <= TOLERANCE[torch.float32]
+    assert result[1].is_contiguous()
 
 
-def test_strided_and_unaligned_inputs_are_copied() -> None:
-    kernel = dataclasses.replace(cuda.FLASH, call=stand_in("plain"))
+def test_strided_and_unaligned_inputs_are_copied(monkeypatch) -> None:
+    kernel = with_stand_in(monkeypatch, cuda.FLASH, "plain")
     q, k, v = inputs(1, 2, 2, 9, 21, 16, dtype=torch.float16)
-    found = kernel.run(call_of(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25))
-    assert difference(found, oracle(q, k, v, scale=0.25)) <= TOLERANCE[torch.float16]
+    result = kernel.run(call_of(q.mT.contiguous().mT, torch.cat([k, k[..., :1]], -1)[..., :16], v, None, 0.25))
+    assert difference(result, oracle(q, k, v, scale=0.25)) <= TOLERANCE[torch.float16]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

@@ -63,13 +63,13 @@ def test_diffusers_models(make) -> None:
 
     model, call = make()
     model, call = model.eval().double(), {k: x.double() if x.is_floating_point() else x for k, x in call.items()}
-    wanted = model(**call).sample
+    expected = model(**call).sample
     with install(diffusers=True):
         model.set_attention_backend("partsong")
-        assert float((model(**call).sample - wanted).abs().max()) <= 1e-10
+        assert float((model(**call).sample - expected).abs().max()) <= 1e-10
         model.reset_attention_backend()
         with attention_backend("partsong"):
-            assert float((model(**call).sample - wanted).abs().max()) <= 1e-10
+            assert float((model(**call).sample - expected).abs().max()) <= 1e-10
 
 
 def test_diffusers_forgets() -> None:
@@ -107,8 +107,8 @@ def test_diffusers_masks() -> None:
         ({"is_causal": True}, {"mask": causal}),
     ]:
         out, lse = diffusers_attention(*rows, **options, scale=0.3, return_lse=True)
-        wanted = oracle(q, k, v, **truth, scale=0.3)
-        assert difference((out.transpose(1, 2), lse.transpose(1, 2)), wanted) <= 1e-12
+        expected = oracle(q, k, v, **truth, scale=0.3)
+        assert difference((out.transpose(1, 2), lse.transpose(1, 2)), expected) <= 1e-12
     for options, reason in [
         ({"dropout_p": 0.1}, "dropout"),
         ({"_parallel_config": object()}, "context parallelism"),
@@ -122,7 +122,7 @@ def test_diffusers_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -
     from diffusers.models import attention_dispatch
 
     monkeypatch.setattr(attention_dispatch._AttentionBackendRegistry, "_constraints", ["another form"])
-    with pytest.raises(UnsupportedError, match="has not the form of"):
+    with pytest.raises(UnsupportedError, match="does not have the form of"):
         install(diffusers=True)
     assert "partsong" not in attention_dispatch.AttentionBackendName._value2member_map_
 
@@ -172,15 +172,15 @@ def test_torch_sdpa_keeps_the_operators_form(replaced, causal, backend) -> None:
     assert torch.nn.attention.current_flash_attention_impl() == "partsong"
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(2, 4, 2, 6, 6, 8))
     with force_backend(backend):
-        found = OPERATOR(q, k, v, is_causal=causal, scale=0.3)
+        result = OPERATOR(q, k, v, is_causal=causal, scale=0.3)
     mask = torch.ones(6, 6, dtype=torch.bool).tril() if causal else None
-    assert difference(found[:2], oracle(q, k, v, mask=mask, scale=0.3)) <= 1e-12
+    assert difference(result[:2], oracle(q, k, v, mask=mask, scale=0.3)) <= 1e-12
     promised = OPERATOR(*(x.to("meta", torch.float16) for x in (q, k, v)), is_causal=causal)
-    assert len(found) == len(promised) == 9
-    assert found[0].stride() == promised[0].stride()
-    assert found[1].stride() == promised[1].stride()
-    assert found[2:6] == promised[2:6] == (None, None, 6, 6)
-    assert [(x.dtype, x.shape) for x in found[6:8]] == [(x.dtype, x.shape) for x in promised[6:8]]
+    assert len(result) == len(promised) == 9
+    assert result[0].stride() == promised[0].stride()
+    assert result[1].stride() == promised[1].stride()
+    assert result[2:6] == promised[2:6] == (None, None, 6, 6)
+    assert [(x.dtype, x.shape) for x in result[6:8]] == [(x.dtype, x.shape) for x in promised[6:8]]
     assert replaced.calls == 0
 
 
@@ -198,10 +198,10 @@ def test_torch_sdpa_hands_on_what_it_does_not_compute(replaced, monkeypatch: pyt
 
     monkeypatch.setattr(install_torch, "attention", chosen)
     with torch.enable_grad():
-        found = OPERATOR(q, k, v)
+        result = OPERATOR(q, k, v)
     assert seen == [False]
     assert replaced.calls == 4
-    assert difference(found[:2], oracle(q, k, v)) <= 1e-12
+    assert difference(result[:2], oracle(q, k, v)) <= 1e-12
 
 
 def test_torch_sdpa_forgets_and_brings_back_what_was_active(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_torch_without_the_registry_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_importing_the_kernels_loads_none_of_them() -> None:
     code = """import sys, partsong.kernels, partsong.kernels.install
 print(sorted({'triton', 'transformers', 'diffusers', 'xformers', 'kernels'} & set(sys.modules)))"""
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert process.stdout.strip() == "[]"
 
 
 def test_the_example_runs() -> None:

@@ -52,9 +52,9 @@ def logits(model, implementation: str, ids, mask=None, **options):
     return model(ids, attention_mask=mask, **options)[0]
 
 
-def worst(found, wanted, mask=None) -> float:
+def worst(result, expected, mask=None) -> float:
     keep = slice(None) if mask is None else mask.bool()
-    return float((found[keep] - wanted[keep]).abs().max())
+    return float((result[keep] - expected[keep]).abs().max())
 
 
 @pytest.mark.parametrize(("peer", "dtype", "error"), [("sdpa", torch.float64, 1e-10), ("eager", torch.float32, 2e-6)])
@@ -64,8 +64,8 @@ def test_transformers_grouped_heads_and_left_padding(peer, dtype, error) -> None
     ids, mask = left_padded()
     with install(transformers=True):
         for padding in (None, mask):
-            found = logits(model, "partsong", ids, padding)
-            assert worst(found, logits(model, peer, ids, padding), padding) <= error
+            result = logits(model, "partsong", ids, padding)
+            assert worst(result, logits(model, peer, ids, padding), padding) <= error
 
 
 def test_transformers_generates_with_a_cache() -> None:
@@ -77,10 +77,10 @@ def test_transformers_generates_with_a_cache() -> None:
         return model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, **options)
 
     with install(transformers=True):
-        wanted = sample("eager")
-        assert wanted.shape == (3, 20)
-        assert torch.equal(sample("partsong"), wanted)
-        assert torch.equal(sample("partsong", use_cache=False), wanted)
+        expected = sample("eager")
+        assert expected.shape == (3, 20)
+        assert torch.equal(sample("partsong"), expected)
+        assert torch.equal(sample("partsong", use_cache=False), expected)
 
 
 @pytest.mark.parametrize("steps", [(6, 1, 4), (1, 10), (11,)])
@@ -91,7 +91,7 @@ def test_transformers_caches_of_both_kinds(steps) -> None:
     model = tiny("Llama").double()
     ids, _ = left_padded()
     with install(transformers=True):
-        wanted = logits(model, "sdpa", ids)
+        expected = logits(model, "sdpa", ids)
         model.set_attn_implementation("partsong")
         for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=16)):
             parts, start = [], 0
@@ -100,17 +100,17 @@ def test_transformers_caches_of_both_kinds(steps) -> None:
                 part = ids[:, start : start + step]
                 parts.append(model(part, past_key_values=cache, position_ids=where[None]).logits)
                 start += step
-            assert worst(torch.cat(parts, 1), wanted) <= 1e-10, type(cache).__name__
+            assert worst(torch.cat(parts, 1), expected) <= 1e-10, type(cache).__name__
 
 
 def test_transformers_sliding_window() -> None:
     model = tiny("Mistral", sliding_window=4).double()
     ids, mask = left_padded()
     with install(transformers=True):
-        found = logits(model, "partsong", ids, mask)
-        assert worst(found, logits(model, "sdpa", ids, mask), mask) <= 1e-10
+        result = logits(model, "partsong", ids, mask)
+        assert worst(result, logits(model, "sdpa", ids, mask), mask) <= 1e-10
         model.config.sliding_window = 16
-        assert worst(logits(model, "partsong", ids, mask), found, mask) > 1e-4
+        assert worst(logits(model, "partsong", ids, mask), result, mask) > 1e-4
 
 
 def test_transformers_attention_sinks() -> None:
@@ -121,8 +121,8 @@ def test_transformers_attention_sinks() -> None:
             nn.init.normal_(parameter)
     ids, mask = left_padded()
     with install(transformers=True):
-        found = logits(model, "partsong", ids, mask)
-        assert worst(found, logits(model, "eager", ids, mask), mask) <= 2e-6
+        result = logits(model, "partsong", ids, mask)
+        assert worst(result, logits(model, "eager", ids, mask), mask) <= 2e-6
 
 
 def test_transformers_encoders_see_both_ways() -> None:
@@ -130,9 +130,9 @@ def test_transformers_encoders_see_both_ways() -> None:
     ids, mask = left_padded()
     with install(transformers=True):
         for padding in (None, mask):
-            found = logits(model, "partsong", ids, padding)
-            assert worst(found, logits(model, "sdpa", ids, padding), padding) <= 1e-10
-            assert worst(found, logits(model, "eager", ids, padding), padding) <= 1e-6
+            result = logits(model, "partsong", ids, padding)
+            assert worst(result, logits(model, "sdpa", ids, padding), padding) <= 1e-10
+            assert worst(result, logits(model, "eager", ids, padding), padding) <= 1e-6
 
 
 def test_transformers_position_biases_and_cross_attention() -> None:
@@ -142,8 +142,8 @@ def test_transformers_position_biases_and_cross_attention() -> None:
     ids, mask = left_padded()
     with install(transformers=True):
         target = ids[:, :5]
-        found = logits(model, "partsong", ids, mask, decoder_input_ids=target)
-        assert worst(found, logits(model, "eager", ids, mask, decoder_input_ids=target)) <= 1e-6
+        result = logits(model, "partsong", ids, mask, decoder_input_ids=target)
+        assert worst(result, logits(model, "eager", ids, mask, decoder_input_ids=target)) <= 1e-6
         one = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
         model.set_attn_implementation("partsong")
         assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), one)
@@ -152,13 +152,13 @@ def test_transformers_position_biases_and_cross_attention() -> None:
 def test_transformers_values_of_another_head_size() -> None:
     q, k, v = inputs(2, 4, 2, 5, 5, 8)
     for values in (v[..., :3], torch.cat([v, v], -1)):
-        found, weights = transformers_attention(nn.Identity(), q, k, values, None, is_causal=True)
+        result, weights = transformers_attention(nn.Identity(), q, k, values, None, is_causal=True)
         causal = torch.ones(5, 5, dtype=torch.bool).tril()
         columns = [oracle(q, k, part, mask=causal)[0] for part in torch.tensor_split(pad_to(values, 16), 2, -1)]
-        wanted = torch.cat(columns, -1)[..., : values.shape[-1]].transpose(1, 2)
+        expected = torch.cat(columns, -1)[..., : values.shape[-1]].transpose(1, 2)
         assert weights is None
-        assert found.is_contiguous()
-        assert float((found - wanted).abs().max()) <= 1e-12
+        assert result.is_contiguous()
+        assert float((result - expected).abs().max()) <= 1e-12
 
 
 def pad_to(x: torch.Tensor, width: int) -> torch.Tensor:

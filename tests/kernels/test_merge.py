@@ -20,10 +20,10 @@ def test_parts_equal_the_whole(num_parts, dtype) -> None:
     cuts = [round(23 * (i / num_parts) ** 2) for i in range(num_parts + 1)]
     parts = [oracle(q, k[:, :, a:b], v[:, :, a:b]) for a, b in itertools.pairwise(cuts)]
     parts = [(out.to(dtype), lse.to(dtype)) for out, lse in parts]
-    found = merge(parts)
-    assert difference(found, oracle(q, k, v)) <= (1e-12 if dtype is torch.float64 else 2e-6)
-    assert found[0].dtype is found[1].dtype is dtype
-    assert difference(merge(reversed(parts)), found) <= (1e-14 if dtype is torch.float64 else 1e-6)
+    merged = merge(parts)
+    assert difference(merged, oracle(q, k, v)) <= (1e-12 if dtype is torch.float64 else 2e-6)
+    assert merged[0].dtype is merged[1].dtype is dtype
+    assert difference(merge(reversed(parts)), merged) <= (1e-14 if dtype is torch.float64 else 1e-6)
 
 
 def test_empty_parts_count_nothing() -> None:
@@ -64,16 +64,16 @@ def test_dtypes() -> None:
 def test_bfloat16_parts_are_rounded_once() -> None:
     q, k, v = inputs(1, 2, 2, 64, 512, 16)
     parts = [oracle(q, a, b) for a, b in zip(k.chunk(16, 2), v.chunk(16, 2), strict=True)]
-    found, _ = merge([(parts[0][0].float(), parts[0][1].float()), *((o.bfloat16(), x.float()) for o, x in parts[1:])])
-    assert (found - oracle(q, k, v)[0]).abs().max() < 2e-3
+    merged, _ = merge([(parts[0][0].float(), parts[0][1].float()), *((o.bfloat16(), x.float()) for o, x in parts[1:])])
+    assert (merged - oracle(q, k, v)[0]).abs().max() < 2e-3
 
 
 def test_layout_and_inputs_are_kept() -> None:
     out = torch.randn(2, 5, 3, 4).transpose(1, 2)
     lse = torch.randn(2, 3, 5)
     before = out.clone(), lse.clone()
-    found, _ = merge([(out, lse), (out, lse)])
-    assert found.stride() == out.stride()
+    merged, _ = merge([(out, lse), (out, lse)])
+    assert merged.stride() == out.stride()
     assert torch.equal(out, before[0])
     assert torch.equal(lse, before[1])
 

@@ -63,9 +63,9 @@ def load(name):
     return import_module(f"partsong.kernels.{name}")
 
 
-def close(found, wanted, tolerance) -> None:
+def close(result, expected, tolerance) -> None:
     """No element of a tensor, or of each of two, differs by more than `tolerance` times the largest, or 1."""
-    for a, b in [(found, wanted)] if isinstance(found, Tensor) else zip(found, wanted, strict=True):
+    for a, b in [(result, expected)] if isinstance(result, Tensor) else zip(result, expected, strict=True):
         assert a.shape == b.shape
         error = (a.detach().double() - b.detach().double()).abs().max() / b.detach().abs().max().clamp(min=1.0)
         assert error <= tolerance, f"{error:.1e}"  # NaN fails, too
@@ -97,12 +97,12 @@ def test_group_norm_equals_torch(backend, dtype, layout, shape, groups) -> None:
     assert mean.dtype is var.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
     close((mean, var), (flat.mean(dim=2), flat.var(dim=2, correction=0)), min(TOLERANCE[dtype], 2e-6))
     for affine in ((weight, bias), (weight, None), (None, bias)):
-        found = run(backend, norms.group_norm_apply, x, mean, var, *affine, 1e-5)
-        assert found.dtype is dtype
+        result = run(backend, norms.group_norm_apply, x, mean, var, *affine, 1e-5)
+        assert result.dtype is dtype
         if layout in ("contiguous", "channels last"):
-            assert all(a == b for a, b, n in zip(found.stride(), x.stride(), shape, strict=True) if n > 1)
+            assert all(a == b for a, b, n in zip(result.stride(), x.stride(), shape, strict=True) if n > 1)
         wide = [None if v is None else v.double() for v in affine]
-        close(found, F.group_norm(x.double(), groups, *wide, 1e-5), TOLERANCE[dtype])
+        close(result, F.group_norm(x.double(), groups, *wide, 1e-5), TOLERANCE[dtype])
 
 
 @exact_backend
@@ -134,12 +134,12 @@ def test_merged_patches_are_the_whole(dtype, offset, cuts) -> None:
     counts = [patch.shape[2] for patch in patches]
     # What a rank without rows says about them must not matter.
     means = [mean if n else mean * torch.nan for n, (mean, _) in zip(counts, stats, strict=True)]
-    found = norms.merge_group_norm_stats(counts, torch.stack(means), [var for _, var in stats])
-    wanted = norms.group_norm_stats(x.double(), 3)
-    assert found[0].dtype is dtype
-    close(found[0] / max(offset, 1.0), wanted[0] / max(offset, 1.0), max(TOLERANCE[dtype] / 4, 1e-12))
+    result = norms.merge_group_norm_stats(counts, torch.stack(means), [var for _, var in stats])
+    expected = norms.group_norm_stats(x.double(), 3)
+    assert result[0].dtype is dtype
+    close(result[0] / max(offset, 1.0), expected[0] / max(offset, 1.0), max(TOLERANCE[dtype] / 4, 1e-12))
     # A mean of 1e4 in float32 is known to 5e-4 only.
-    close(found[1], wanted[1], 1e-3 if offset and dtype is torch.float32 else TOLERANCE[dtype])
+    close(result[1], expected[1], 1e-3 if offset and dtype is torch.float32 else TOLERANCE[dtype])
 
 
 def test_statistics_in_half_precision_are_rounded_once() -> None:
@@ -147,11 +147,11 @@ def test_statistics_in_half_precision_are_rounded_once() -> None:
     wide = [tuple(v.float() for v in pair) for pair in half]
     means, variances = zip(*half, strict=True)
     wide_means, wide_variances = zip(*wide, strict=True)
-    found = norms.merge_group_norm_stats([2, 0, 5], means, variances)
-    wanted = norms.merge_group_norm_stats([2, 0, 5], wide_means, wide_variances)
-    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(found, wanted, strict=True))
-    found, wanted = norms.corrected_group_norm_stats(*half), norms.corrected_group_norm_stats(*wide)
-    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(found, wanted, strict=True))
+    result = norms.merge_group_norm_stats([2, 0, 5], means, variances)
+    expected = norms.merge_group_norm_stats([2, 0, 5], wide_means, wide_variances)
+    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(result, expected, strict=True))
+    result, expected = norms.corrected_group_norm_stats(*half), norms.corrected_group_norm_stats(*wide)
+    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(result, expected, strict=True))
 
 
 def test_shares_made_in_inference_mode_serve_outside() -> None:
@@ -187,8 +187,8 @@ def test_layer_norm_equals_that_of_dit_sd3_and_flux(backend, dtype) -> None:
     x, condition = noise(3, 5, 24), noise(3, 24, seed=1)
     zero = normalization.AdaLayerNormZero(24).double().requires_grad_(False)
     shift, scale = (v.to(dtype) for v in zero.linear(F.silu(condition)).chunk(6, dim=1)[:2])
-    found = run(backend, norms.adaptive_layer_norm, x.to(dtype), shift, scale)
-    close(found, zero(x, emb=condition)[0], TOLERANCE[dtype])
+    result = run(backend, norms.adaptive_layer_norm, x.to(dtype), shift, scale)
+    close(result, zero(x, emb=condition)[0], TOLERANCE[dtype])
 
 
 @every_backend
@@ -202,18 +202,18 @@ def test_layer_norm_takes_every_form_of_modulation(backend, dtype, form) -> None
     weight, bias = noise(33, seed=3, dtype=dtype), noise(33, seed=4, dtype=dtype)
     full = [(v[:, None] if v.dim() == 2 else v).double() for v in (shift, scale, gate)]
 
-    def wanted(stream):
+    def expected(stream):
         normed = F.layer_norm(stream, (33,), weight.double(), bias.double(), 1e-6)
         return normed * (1 + full[1]) + full[0]
 
     affine = {"weight": weight, "bias": bias}
-    found = run(backend, norms.adaptive_layer_norm, x, shift, scale, **affine)
-    assert found.dtype is dtype
-    close(found, wanted(x.double()), TOLERANCE[dtype])
+    result = run(backend, norms.adaptive_layer_norm, x, shift, scale, **affine)
+    assert result.dtype is dtype
+    close(result, expected(x.double()), TOLERANCE[dtype])
     stream, normed = run(backend, norms.residual_adaptive_layer_norm, x, residual, gate, shift, scale, **affine)
     assert stream.dtype is normed.dtype is dtype
     close(stream, residual.double() + full[2] * x.double(), TOLERANCE[dtype])
-    close(normed, wanted(stream.double()), TOLERANCE[dtype])
+    close(normed, expected(stream.double()), TOLERANCE[dtype])
 
 
 @both_backends
@@ -274,11 +274,11 @@ def test_equals_a_block_of_wan(backend, per_token) -> None:
     stream, normed = run(backend, seam, out["attn2"], stream, None, shift2, scale2)
     close(normed, into["ffn"], 2e-6)
     close(run(backend, seam, out["ffn"], stream, gate2, None, None)[0], result, 2e-6)
-    for name, tables, wanted in (("attn1", (cos, sin), 0), ("attn2", (None, None), 1)):
+    for name, tables, number in (("attn1", (cos, sin), 0), ("attn2", (None, None), 1)):
         q, k = (out[f"{name}.to_{letter}"].unflatten(2, (2, 12)) for letter in "qk")
         weights = [getattr(block, name).get_parameter(f"norm_{letter}.weight").detach() for letter in "qk"]
-        found = run(backend, norms.rms_norm_rotary, q, k, *weights, *tables, interleaved=True, norm="token")
-        close(found, recorder.attention[wanted], 2e-6)
+        turned = run(backend, norms.rms_norm_rotary, q, k, *weights, *tables, interleaved=True, norm="token")
+        close(turned, recorder.attention[number], 2e-6)
 
 
 @both_backends
@@ -303,16 +303,16 @@ def test_rotary_equals_diffusers(backend, dtype, interleaved, norm) -> None:
         weights = [noise(6 * (x.shape[2] if norm == "token" else 1), seed=2, dtype=dtype) for x in (q, k)]
     angle = noise(5, 6, seed=3)  # all columns differ, which tables of models do not, but their code allows
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    found = run(backend, norms.rms_norm_rotary, q, k, *weights, cos, sin, interleaved=interleaved, norm=norm, eps=1e-3)
-    for x, weight, result in zip((q, k), weights, found, strict=True):
+    turned = run(backend, norms.rms_norm_rotary, q, k, *weights, cos, sin, interleaved=interleaved, norm=norm, eps=1e-3)
+    for x, weight, result in zip((q, k), weights, turned, strict=True):
         wide = x.double()
         if norm is not None:
             shape = x.shape[2 if norm == "token" else 3 :]
             wide = F.rms_norm(wide, shape, weight.double().view(shape), 1e-3)
         pairs = {"use_real_unbind_dim": -1 if interleaved else -2, "sequence_dim": 1}
-        wanted = embeddings.apply_rotary_emb(wide, (cos, sin), **pairs)  # which computes in float32
+        expected = embeddings.apply_rotary_emb(wide, (cos, sin), **pairs)  # which computes in float32
         assert result.dtype is dtype
-        close(result, wanted, max(TOLERANCE[dtype], 1e-6))
+        close(result, expected, max(TOLERANCE[dtype], 1e-6))
 
 
 @TRITON
@@ -326,9 +326,9 @@ def test_group_norm_in_triton_equals_plain(sizes, spatial, random, affine) -> No
     vectors = [noise(shape[1], seed=seed, dtype=dtype) if affine else None for seed in (1, 2)]
     with mock.patch.multiple(load("norms_triton"), TILE=64, PART=128, PARTS=16):  # many tiles and parts to merge
         stats = run("triton", norms.group_norm_stats, x, groups)
-        found = run("triton", norms.group_norm_apply, x, *stats, *vectors, 1e-3)
+        result = run("triton", norms.group_norm_apply, x, *stats, *vectors, 1e-3)
     close(stats, norms.group_norm_stats(x, groups), 2e-6)
-    close(found, norms.group_norm_apply(x, *stats, *vectors, 1e-3), TOLERANCE[dtype])
+    close(result, norms.group_norm_apply(x, *stats, *vectors, 1e-3), TOLERANCE[dtype])
 
 
 @TRITON

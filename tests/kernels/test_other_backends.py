@@ -83,9 +83,9 @@ def test_flex_masks(uncompiled, kind, shape) -> None:
     q, k, v = inputs(*shape)
     mask, dense = kinds(shape[3], shape[4], shape[0])[kind]
     with force_backend("flex"):
-        found = attention(q, k, v, mask=mask)
-    assert difference(found, oracle(q, k, v, mask=dense[:, None])) <= TOLERANCE[torch.float64]
-    assert (found[0][found[1].isinf()] == 0).all()
+        result = attention(q, k, v, mask=mask)
+    assert difference(result, oracle(q, k, v, mask=dense[:, None])) <= TOLERANCE[torch.float64]
+    assert (result[0][result[1].isinf()] == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["flex", "naive", "cpu_flash"])
@@ -93,9 +93,9 @@ def test_a_query_in_no_stream_sees_the_shared_keys(uncompiled, backend) -> None:
     q, k, v = inputs(1, 2, 2, 3, 6, 8)
     query, key = torch.tensor([0, -2, -1]), torch.tensor([SHARED, 0, 1, SHARED, 0, 2])
     with force_backend(backend):
-        found = attention(q, k, v, mask=Streams(query, key))
+        result = attention(q, k, v, mask=Streams(query, key))
     dense = (key == SHARED)[None] | (key[None] == query[:, None])
-    assert difference(found, oracle(q, k, v, mask=dense)) <= 1e-12
+    assert difference(result, oracle(q, k, v, mask=dense)) <= 1e-12
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -143,11 +143,11 @@ def test_flex_reads_segments_where_they_lie(uncompiled) -> None:
 def test_flex_traced_as_it_is_called() -> None:
     """The real entrance on the CPU, strided inputs, a gradient that nobody asks for, autocast left out."""
     q, k, v = inputs(1, 2, 2, 9, 14, 16, dtype=torch.float32)
-    wanted = oracle(q, k, v, mask=torch.ones(9, 14, dtype=torch.bool).tril())
+    expected = oracle(q, k, v, mask=torch.ones(9, 14, dtype=torch.bool).tril())
     parameter = torch.nn.Parameter(q.mT.contiguous().mT)
     with torch.no_grad(), force_backend("flex"), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attention(parameter, k, v, mask=Causal())
-    assert difference(found, wanted) <= TOLERANCE[torch.float32]
+        result = attention(parameter, k, v, mask=Causal())
+    assert difference(result, expected) <= TOLERANCE[torch.float32]
     with pytest.raises(UnsupportedError, match="gradient"), force_backend("flex"):
         attention(parameter, k, v)
 
@@ -356,7 +356,7 @@ def test_xformers_says_why_it_does_not_load(monkeypatch: pytest.MonkeyPatch) -> 
         xformers._load.cache_clear()
         monkeypatch.setitem(sys.modules, "xformers", SimpleNamespace(__spec__=object()))
         monkeypatch.setitem(sys.modules, "xformers.ops", ops)
-        found = xformers.supports(call)
-        assert found[0] is ok
-        assert reason in found[1]
+        result = xformers.supports(call)
+        assert result[0] is ok
+        assert reason in result[1]
     xformers._load.cache_clear()

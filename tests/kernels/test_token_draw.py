@@ -38,16 +38,16 @@ def reference_noise(key: int, position: int, token: int) -> float:
 def test_noise_is_the_documented_function() -> None:
     for key, position, first in ((0, 0, 0), (2**64 - 3, 2**40 + 5, 126_431), (7, 12, 31)):
         signed = key - (1 << 64) if key >> 63 else key
-        found = gumbel(torch.tensor([signed]), torch.tensor([position]), first, 70)[0]
-        wanted = [reference_noise(key, position, token) for token in range(first, first + 70)]
-        assert found.tolist() == pytest.approx(wanted, abs=1e-5, rel=1e-6)
+        drawn = gumbel(torch.tensor([signed]), torch.tensor([position]), first, 70)[0]
+        expected = [reference_noise(key, position, token) for token in range(first, first + 70)]
+        assert drawn.tolist() == pytest.approx(expected, abs=1e-5, rel=1e-6)
 
 
 def test_noise_is_gumbel() -> None:
-    found = gumbel(torch.arange(50), torch.arange(50), 5, 4001).double()
-    assert found.mean().item() == pytest.approx(0.5772, abs=0.01)
-    assert found.std().item() == pytest.approx(math.pi / math.sqrt(6), abs=0.01)
-    assert (found < 2.0).double().mean().item() == pytest.approx(math.exp(-math.exp(-2.0)), abs=0.003)
+    drawn = gumbel(torch.arange(50), torch.arange(50), 5, 4001).double()
+    assert drawn.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert drawn.std().item() == pytest.approx(math.pi / math.sqrt(6), abs=0.01)
+    assert (drawn < 2.0).double().mean().item() == pytest.approx(math.exp(-math.exp(-2.0)), abs=0.003)
 
 
 @on_triton
@@ -70,24 +70,24 @@ def test_draws_do_not_know_their_neighbours(twin) -> None:
     seed = [11, 12, 13, 14]
     whole = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=seed))
     order = [2, 0, 3, 1]
-    found = token_stats(hidden[order], weight, temperature=1.3, noise=TokenNoise(seed=[seed[i] for i in order]))
-    assert torch.equal(found.token, whole.token[order])
+    drawn = token_stats(hidden[order], weight, temperature=1.3, noise=TokenNoise(seed=[seed[i] for i in order]))
+    assert torch.equal(drawn.token, whole.token[order])
     window = TokenNoise(seed=13, positions=torch.arange(2, 5).view(1, 3))
-    found = token_stats(hidden[2:3, 2:5], weight, temperature=1.3, noise=window)
-    assert torch.equal(found.token, whole.token[2:3, 2:5])
+    drawn = token_stats(hidden[2:3, 2:5], weight, temperature=1.3, noise=window)
+    assert torch.equal(drawn.token, whole.token[2:3, 2:5])
     flat = TokenNoise(seed=[seed[i // 6] for i in range(24)], positions=torch.arange(24) % 6)
-    found = token_stats(hidden.flatten(0, 1), weight, temperature=1.3, noise=flat)
-    assert torch.equal(found.token, whole.token.flatten())
+    drawn = token_stats(hidden.flatten(0, 1), weight, temperature=1.3, noise=flat)
+    assert torch.equal(drawn.token, whole.token.flatten())
 
 
 @on_each_twin
 def test_positions_may_have_strides(twin) -> None:
     hidden, weight = inputs(6, 200, 20)
     places = torch.arange(12)[::2]
-    found = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places))
-    wanted = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places.clone()))
-    assert not torch.equal(token_stats(hidden, weight, temperature=1.3, noise=3).token, wanted.token)
-    assert torch.equal(found.token, wanted.token)
+    drawn = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places))
+    expected = token_stats(hidden, weight, temperature=1.3, noise=TokenNoise(seed=3, positions=places.clone()))
+    assert not torch.equal(token_stats(hidden, weight, temperature=1.3, noise=3).token, expected.token)
+    assert torch.equal(drawn.token, expected.token)
 
 
 def test_draws_do_not_know_the_tiles(monkeypatch) -> None:
@@ -122,9 +122,9 @@ def test_both_twins_draw_the_same_tokens(twin) -> None:
         whole = token_head_naive.scan(hidden, weight, Logits(), draw, first_token=first_token)
         for rows, tokens, noise, programs in ((16, 64, 64, 1), (32, 128, 32, 8)):
             tiles = Tiles(rows=rows, tokens=tokens, width=32, noise=noise, num_warps=4, num_stages=2)
-            found = scan(hidden, weight, Logits(), draw, first_token=first_token, tiles=tiles, programs=programs)
-            assert torch.equal(found.token, whole.token)
-            assert torch.allclose(found.score, whole.score, rtol=1e-5)
+            drawn = scan(hidden, weight, Logits(), draw, first_token=first_token, tiles=tiles, programs=programs)
+            assert torch.equal(drawn.token, whole.token)
+            assert torch.allclose(drawn.score, whole.score, rtol=1e-5)
 
 
 @on_triton
@@ -137,18 +137,18 @@ def test_ties_within_a_split_take_the_lowest_token(twin, first_token) -> None:
     hidden, weight, bias = torch.zeros(12, 8), torch.zeros(300, 8), torch.full((300,), 64.0)
     draw = Draw(keys=torch.full((12,), 8), positions=torch.arange(12), inverse_temperature=1e6)
     scores = gumbel(draw.keys, draw.positions, first_token, 300) + 64e6
-    wanted = scores.max(dim=1).indices + first_token
+    expected = scores.max(dim=1).indices + first_token
     assert ((scores == scores.amax(dim=1, keepdim=True)).sum(dim=1) > 1).any()
     for tokens, noise, programs in ((32, 32, 1), (128, 32, 1), (128, 128, 2)):
         tiles = Tiles(rows=16, tokens=tokens, width=16, noise=noise, num_warps=4, num_stages=2)
         options = {"first_token": first_token, "tiles": tiles, "programs": programs}
-        found = scan(hidden, weight, Logits(bias=bias), draw, **options)
-        assert torch.equal(found.token, wanted)
-        assert (found.argmax == first_token).all()
-        assert (found.second == found.top).all()
-        found = scan(hidden, weight, Logits(bias=bias - math.inf), draw, **options)
-        assert (found.token == first_token).all()
-        assert (found.argmax == first_token).all()
+        drawn = scan(hidden, weight, Logits(bias=bias), draw, **options)
+        assert torch.equal(drawn.token, expected)
+        assert (drawn.argmax == first_token).all()
+        assert (drawn.second == drawn.top).all()
+        drawn = scan(hidden, weight, Logits(bias=bias - math.inf), draw, **options)
+        assert (drawn.token == first_token).all()
+        assert (drawn.argmax == first_token).all()
 
 
 @on_each_twin
@@ -179,8 +179,8 @@ def test_draws_follow_the_softmax(temperature) -> None:
     # 40 000 positions of one row: the total variation of a sample that large is about 0.005.
     x = torch.tensor([1.0, 0.2, -1.0, 2.0, -math.inf, 0.0, 1.9])
     hidden = torch.zeros(1, 40_000, 3)
-    found = token_stats(hidden, torch.zeros(7, 3), bias=x, temperature=temperature, noise=9).token
-    counts = torch.bincount(found.flatten(), minlength=7).double() / found.numel()
+    drawn = token_stats(hidden, torch.zeros(7, 3), bias=x, temperature=temperature, noise=9).token
+    counts = torch.bincount(drawn.flatten(), minlength=7).double() / drawn.numel()
     distance = (counts - torch.softmax(x.double() / temperature, 0)).abs().sum() / 2
     assert distance < 0.012
     assert counts[4] == 0
@@ -189,8 +189,8 @@ def test_draws_follow_the_softmax(temperature) -> None:
 def test_neighbouring_tokens_and_positions_are_independent() -> None:
     # Pairs of draws over the four words of a counter: a shared or shifted word would show here.
     # With 1024 kinds of pairs a fair sample of 40 000 lies about 0.064 from uniform.
-    found = token_stats(torch.zeros(1, 40_000, 1), torch.zeros(GROUP, 1), temperature=1.0, noise=2).token.flatten()
-    pairs = torch.bincount(found[:-1] * GROUP + found[1:], minlength=GROUP**2).double() / (found.numel() - 1)
+    drawn = token_stats(torch.zeros(1, 40_000, 1), torch.zeros(GROUP, 1), temperature=1.0, noise=2).token.flatten()
+    pairs = torch.bincount(drawn[:-1] * GROUP + drawn[1:], minlength=GROUP**2).double() / (drawn.numel() - 1)
     assert (pairs - 1 / GROUP**2).abs().sum() / 2 < 0.07
 
 

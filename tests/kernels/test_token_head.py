@@ -45,12 +45,12 @@ def twin(request) -> Iterator[str]:
 )
 def test_statistics(twin, dtype, rows, vocabulary, width) -> None:
     hidden, weight = inputs(rows, vocabulary, width, dtype)
-    found = token_stats(hidden, weight)
-    check(found, logits_of(hidden, weight), TOLERANCE[dtype])
-    assert torch.equal(found.token, found.argmax)
-    assert found.token.dtype is torch.int64
-    assert found.entropy.dtype is torch.float32
-    assert found.token.shape == hidden.shape[:-1]
+    stats = token_stats(hidden, weight)
+    check(stats, logits_of(hidden, weight), TOLERANCE[dtype])
+    assert torch.equal(stats.token, stats.argmax)
+    assert stats.token.dtype is torch.int64
+    assert stats.entropy.dtype is torch.float32
+    assert stats.token.shape == hidden.shape[:-1]
 
 
 @on_each_twin
@@ -65,9 +65,9 @@ def test_logit_options(twin, options, with_bias) -> None:
 
 def test_float64_stays_float64() -> None:
     hidden, weight = inputs(5, 90, 12, torch.float64)
-    found = token_stats(hidden, weight, temperature=1.0, noise=3)
-    check(found, logits_of(hidden, weight), TOLERANCE[torch.float64])
-    assert found.lse.dtype is torch.float64
+    stats = token_stats(hidden, weight, temperature=1.0, noise=3)
+    check(stats, logits_of(hidden, weight), TOLERANCE[torch.float64])
+    assert stats.lse.dtype is torch.float64
 
 
 @on_each_twin
@@ -80,19 +80,19 @@ def test_bfloat16_is_computed_in_float32(twin) -> None:
 def test_large_logits_keep_their_entropy(twin) -> None:
     # ln s + m - (sum x e^(x - m)) / s would subtract 3e4 from 3e4 here.
     x = torch.tensor([[3e4, 3e4 - 1, 3e4 - 3], [-3e4, -3e4, -3e4]])
-    found = token_stats(torch.eye(3)[:2], torch.cat([x, torch.zeros(1, 3)]).T.contiguous())
-    wanted = specification(x.double(), found.token)
-    assert torch.allclose(found.entropy.double(), wanted["entropy"], rtol=0, atol=1e-6)
-    assert torch.allclose(found.margin.double(), wanted["margin"], rtol=0, atol=1e-6)
+    stats = token_stats(torch.eye(3)[:2], torch.cat([x, torch.zeros(1, 3)]).T.contiguous())
+    expected = specification(x.double(), stats.token)
+    assert torch.allclose(stats.entropy.double(), expected["entropy"], rtol=0, atol=1e-6)
+    assert torch.allclose(stats.margin.double(), expected["margin"], rtol=0, atol=1e-6)
 
 
 @on_each_twin
 def test_ties_take_the_lowest_token(twin) -> None:
     hidden, weight = torch.zeros(2, 8), torch.zeros(300, 8)
-    found = token_stats(hidden, weight)
-    assert found.argmax.tolist() == found.token.tolist() == [0, 0]
-    assert found.margin.tolist() == [0, 0]
-    assert found.entropy.tolist() == pytest.approx([math.log(300)] * 2, rel=1e-6)
+    stats = token_stats(hidden, weight)
+    assert stats.argmax.tolist() == stats.token.tolist() == [0, 0]
+    assert stats.margin.tolist() == [0, 0]
+    assert stats.entropy.tolist() == pytest.approx([math.log(300)] * 2, rel=1e-6)
     bias = torch.zeros(300)
     bias[[41, 170, 171, 299]] = 2.0
     assert token_stats(hidden, weight, bias=bias).argmax.tolist() == [41, 41]
@@ -103,23 +103,23 @@ def test_forbidden_tokens(twin) -> None:
     hidden, weight = inputs(6, 200, 16)
     bias = torch.zeros(200)
     bias[:150] = bias[160:] = MASK
-    found = token_stats(hidden, weight, bias=bias, temperature=2.0, noise=1)
-    check(found, logits_of(hidden, weight, bias), TOLERANCE[torch.float32])
-    assert ((found.token >= 150) & (found.token < 160)).all()
+    stats = token_stats(hidden, weight, bias=bias, temperature=2.0, noise=1)
+    check(stats, logits_of(hidden, weight, bias), TOLERANCE[torch.float32])
+    assert ((stats.token >= 150) & (stats.token < 160)).all()
     bias[150:159] = MASK
-    found = token_stats(hidden, weight, bias=bias, temperature=2.0, noise=1)
-    assert found.token.tolist() == found.argmax.tolist() == [159] * 6
-    assert found.max_prob.tolist() == found.margin.tolist() == found.token_prob.tolist() == [1.0] * 6
+    stats = token_stats(hidden, weight, bias=bias, temperature=2.0, noise=1)
+    assert stats.token.tolist() == stats.argmax.tolist() == [159] * 6
+    assert stats.max_prob.tolist() == stats.margin.tolist() == stats.token_prob.tolist() == [1.0] * 6
 
 
 @on_each_twin
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_allowed(twin, temperature) -> None:
     hidden, weight = inputs(2, 100, 8)
-    found = token_stats(hidden, weight, bias=torch.full((100,), MASK), temperature=temperature, noise=1)
-    assert found.lse.tolist() == [MASK, MASK]
+    stats = token_stats(hidden, weight, bias=torch.full((100,), MASK), temperature=temperature, noise=1)
+    assert stats.lse.tolist() == [MASK, MASK]
     for name in ("token", "argmax", "token_prob", "max_prob", "margin", "entropy"):
-        assert getattr(found, name).tolist() == [0, 0], name
+        assert getattr(stats, name).tolist() == [0, 0], name
 
 
 @on_each_twin
@@ -129,15 +129,15 @@ def test_infinite_logits(twin, value) -> None:
     # One token that takes all: nobody's probability. One that cannot be, by overflow instead of by bias: it is 0.
     hidden, weight = torch.ones(1, 1), torch.zeros(40, 1)
     weight[7] = value
-    found = token_stats(hidden, weight)
+    stats = token_stats(hidden, weight)
     if value > 0:
-        assert found.argmax.item() == 7
-        assert found.max_prob.isnan().all()
-        assert found.entropy.isnan().all()
+        assert stats.argmax.item() == 7
+        assert stats.max_prob.isnan().all()
+        assert stats.entropy.isnan().all()
     else:
-        assert found.max_prob.item() == pytest.approx(1 / 39)
-        assert found.entropy.item() == pytest.approx(math.log(39), rel=1e-6)
-        assert found.margin.item() == 0.0
+        assert stats.max_prob.item() == pytest.approx(1 / 39)
+        assert stats.entropy.item() == pytest.approx(math.log(39), rel=1e-6)
+        assert stats.margin.item() == 0.0
 
 
 def test_nan_shows_but_the_token_exists() -> None:
@@ -149,10 +149,10 @@ def test_nan_shows_but_the_token_exists() -> None:
             for i, part in enumerate(weight.chunk(2))
         ]
     )
-    found = state.stats()
-    assert ((found.token >= 0) & (found.token < 50) & (found.argmax >= 0) & (found.argmax < 50)).all()
+    stats = state.stats()
+    assert ((stats.token >= 0) & (stats.token < 50) & (stats.argmax >= 0) & (stats.argmax < 50)).all()
     for name in ("token_prob", "max_prob", "entropy", "lse"):
-        assert getattr(found, name).isnan().tolist() == [False, True, False]
+        assert getattr(stats, name).isnan().tolist() == [False, True, False]
 
 
 @on_each_twin
@@ -161,15 +161,15 @@ def test_positions(twin) -> None:
     noise = TokenNoise(seed=[4, 2**64 - 1, 6])
     whole = token_stats(hidden, weight, temperature=0.8, noise=noise)
     mask = torch.tensor([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 1]], dtype=torch.bool)
-    found = token_stats(hidden, weight, mask, temperature=0.8, noise=noise)
-    assert torch.equal(found.token, whole.token[mask])
-    assert torch.allclose(found.lse, whole.lse[mask], rtol=1e-6)
+    stats = token_stats(hidden, weight, mask, temperature=0.8, noise=noise)
+    assert torch.equal(stats.token, whole.token[mask])
+    assert torch.allclose(stats.lse, whole.lse[mask], rtol=1e-6)
     index = torch.tensor([14, 0, 7, 7, 3])
-    found = token_stats(hidden, weight, index.int(), temperature=0.8, noise=noise)
-    assert torch.equal(found.token, whole.token.flatten()[index])
+    stats = token_stats(hidden, weight, index.int(), temperature=0.8, noise=noise)
+    assert torch.equal(stats.token, whole.token.flatten()[index])
     for none in (torch.zeros(3, 5, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)):
-        found = token_stats(hidden, weight, none, temperature=0.8, noise=noise)
-        assert all(getattr(found, field.name).shape == (0,) for field in dataclasses.fields(found))
+        stats = token_stats(hidden, weight, none, temperature=0.8, noise=noise)
+        assert all(getattr(stats, field.name).shape == (0,) for field in dataclasses.fields(stats))
 
 
 @on_each_twin
@@ -185,10 +185,10 @@ def test_shards_merge_into_the_whole(twin, temperature) -> None:
         token_state(hidden, weight[a:b], bias=bias[a:b], first_token=a, **options) for a, b in itertools.pairwise(cuts)
     ]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        found = merge_token_states([parts[i] for i in order]).stats()
-        assert torch.equal(found.token, whole.token)
-        assert torch.equal(found.argmax, whole.argmax)
-        check(found, logits_of(hidden, weight, bias, 8.0), TOLERANCE[torch.float32])
+        stats = merge_token_states([parts[i] for i in order]).stats()
+        assert torch.equal(stats.token, whole.token)
+        assert torch.equal(stats.argmax, whole.argmax)
+        check(stats, logits_of(hidden, weight, bias, 8.0), TOLERANCE[torch.float32])
     nested = merge_token_states([merge_token_states(parts[:2]), merge_token_states(parts[2:])]).stats()
     assert torch.equal(nested.token, whole.token)
 
@@ -196,10 +196,10 @@ def test_shards_merge_into_the_whole(twin, temperature) -> None:
 def test_ties_between_shards_take_the_lowest_token() -> None:
     hidden, weight = torch.zeros(2, 4), torch.zeros(10, 4)
     parts = [token_state(hidden, weight, first_token=first) for first in (20, 0, 10)]
-    found = merge_token_states(parts).stats()
-    assert found.argmax.tolist() == found.token.tolist() == [0, 0]
-    assert found.margin.tolist() == [0, 0]
-    assert found.entropy.tolist() == pytest.approx([math.log(30)] * 2, rel=1e-6)
+    stats = merge_token_states(parts).stats()
+    assert stats.argmax.tolist() == stats.token.tolist() == [0, 0]
+    assert stats.margin.tolist() == [0, 0]
+    assert stats.entropy.tolist() == pytest.approx([math.log(30)] * 2, rel=1e-6)
 
 
 @on_each_twin
@@ -253,8 +253,8 @@ def test_memory_is_bounded(vocabulary, temperature) -> None:
     weight = torch.empty(vocabulary, 4096, dtype=torch.bfloat16, device="meta")
     index = (torch.arange(32).view(-1, 1) * 1024 + torch.arange(32)).flatten()
     with LiveBytes(hidden, weight) as memory:
-        found = token_stats(hidden, weight, index, temperature=temperature, noise=TokenNoise(seed=list(range(32))))
-    assert found.token.shape == (1024,)
+        stats = token_stats(hidden, weight, index, temperature=temperature, noise=TokenNoise(seed=list(range(32))))
+    assert stats.token.shape == (1024,)
     assert memory.peak < 500e6
     assert memory.largest < 50e6
 

@@ -33,8 +33,8 @@ def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.empty
 
     def filled(*args: Any, **options: Any) -> torch.Tensor:
-        made = real(*args, **options)
-        return made.fill_(math.nan) if made.is_floating_point() else made
+        tensor = real(*args, **options)
+        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
 
     def like(x: torch.Tensor, **options: Any) -> torch.Tensor:
         return torch.full_like(x, math.nan, **options)
@@ -129,21 +129,21 @@ def test_bfloat16(name: str) -> None:
     mask = masks(length, keys)[name]
     keep = None if mask is None else visible(mask, length, keys)
     bias = torch.randn(1, 1, 1, keys, generator=torch.Generator().manual_seed(1))
-    found = run(q, k, v, mask=mask, bias=bias)
-    assert found[0].dtype is torch.bfloat16
-    assert difference(found, oracle(q, k, v, mask=keep, bias=bias)) <= TOLERANCE[torch.bfloat16]
+    result = run(q, k, v, mask=mask, bias=bias)
+    assert result[0].dtype is torch.bfloat16
+    assert difference(result, oracle(q, k, v, mask=keep, bias=bias)) <= TOLERANCE[torch.bfloat16]
 
 
 def test_bfloat16_goes_on_from_a_start_and_in_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_attention, "num_splits", lambda call, config: 3)
     q, k, v = inputs(1, 4, 2, 3, 200, 16, dtype=torch.bfloat16)
-    wanted = oracle(q, k, v)
+    expected = oracle(q, k, v)
     out, lse = run(q, k[:, :, :90], v[:, :, :90])
-    found = run(q, segments=table(k[:, :, 90:], v[:, :, 90:], [31]), init=(out.float(), lse))
-    assert found[0].dtype is torch.float32
-    assert difference(found, wanted) <= TOLERANCE[torch.bfloat16]
+    result = run(q, segments=table(k[:, :, 90:], v[:, :, 90:], [31]), init=(out.float(), lse))
+    assert result[0].dtype is torch.float32
+    assert difference(result, expected) <= TOLERANCE[torch.bfloat16]
     # The log-sum-exp never was in half precision.
-    assert (found[1] - wanted[1]).abs().max() <= 1e-5
+    assert (result[1] - expected[1]).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize(("dtype", "upcast"), [(torch.bfloat16, True), (torch.float16, False), (torch.float32, False)])
@@ -196,13 +196,13 @@ def test_bias(form: str) -> None:
 def table(k: torch.Tensor, v: torch.Tensor, cuts: list[int], **columns: list[Any]) -> list[Segment]:
     """Segments in memory of their own, of different layouts."""
     edges = [0, *cuts, k.shape[2]]
-    made = []
+    tensor = []
     for index, (low, high) in enumerate(itertools.pairwise(edges)):
         own = [x[:, :, low:high].clone() for x in (k, v)]
         if index % 2:
             own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in own]
-        made.append(Segment(*own, **{name: column[index] for name, column in columns.items()}))
-    return made
+        tensor.append(Segment(*own, **{name: column[index] for name, column in columns.items()}))
+    return tensor
 
 
 @pytest.mark.parametrize("backend", ["triton", "naive", "cpu_flash"])
@@ -216,8 +216,8 @@ def test_segments_are_their_concatenation(backend: str, name: str) -> None:
     mask = masks(length, keys)[name]
     keep = None if mask is None else visible(mask, length, keys)
     with force_backend(backend):
-        found = attention(q, mask=mask, segments=segments)
-    assert difference(found, oracle(q, k, v, mask=keep, bias=row)) <= 2e-6
+        result = attention(q, mask=mask, segments=segments)
+    assert difference(result, oracle(q, k, v, mask=keep, bias=row)) <= 2e-6
 
 
 @pytest.mark.parametrize("backend", ["triton", "naive", "cpu_flash"])
@@ -227,18 +227,18 @@ def test_segments_at_positions_and_in_streams(backend: str) -> None:
     segments = table(k, v, [33, 50], stream=[-1, 0, 1], position=[0, 33, 33])
     mask = Streams(torch.arange(length) % 2, offset=25)
     with force_backend(backend):
-        found = attention(q, mask=mask, segments=segments)
-    assert difference(found, oracle(q, k, v, mask=visible(mask, length, keys, segments))) <= 2e-6
+        result = attention(q, mask=mask, segments=segments)
+    assert difference(result, oracle(q, k, v, mask=visible(mask, length, keys, segments))) <= 2e-6
 
 
 def test_a_start_value_goes_on_in_float32() -> None:
     q, k, v = inputs(2, 4, 2, 20, 60, 16, dtype=torch.float16)
     out, lse = run(q, k[:, :, :25], v[:, :, :25], mask=Causal())
-    found = run(q, k[:, :, 25:], v[:, :, 25:], init=(out.float(), lse))
+    result = run(q, k[:, :, 25:], v[:, :, 25:], init=(out.float(), lse))
     keep = torch.ones(20, 60, dtype=torch.bool)
     keep[:, :25] = visible(Causal(), 20, 25)[0, 0]
-    assert found[0].dtype is torch.float32
-    assert difference(found, oracle(q, k, v, mask=keep[None, None])) <= 2e-3
+    assert result[0].dtype is torch.float32
+    assert difference(result, oracle(q, k, v, mask=keep[None, None])) <= 2e-3
     empty = (torch.zeros(2, 4, 20, 16), torch.full((2, 4, 20), -math.inf))
     assert difference(run(q.float(), k.float(), v.float(), init=empty), oracle(q.float(), k.float(), v.float())) <= 2e-6
 
@@ -252,10 +252,10 @@ def test_splits_over_the_keys(splits: int, segmented: bool, monkeypatch: pytest.
     mask = Causal(offset=keys - length - 40)
     start = attention(*inputs(2, 8, 2, length, 11, 16, dtype=torch.float32, seed=9))
     keys_given = {"segments": table(k, v, [7, 140, 141])} if segmented else {"k": k, "v": v}
-    found = run(q, **keys_given, mask=mask, init=start)
+    result = run(q, **keys_given, mask=mask, init=start)
     with force_backend("naive"):
-        wanted = attention(q.double(), k.double(), v.double(), mask=mask, init=[x.double() for x in start])
-    assert difference(found, wanted) <= 2e-6
+        expected = attention(q.double(), k.double(), v.double(), mask=mask, init=[x.double() for x in start])
+    assert difference(result, expected) <= 2e-6
 
 
 @pytest.fixture
@@ -285,8 +285,8 @@ def test_descriptors_read_the_same_numbers(name: str, dtype: torch.dtype, by_des
     mask = masks(length, keys)[name]
     start = (torch.randn(1, 2, length, 24), torch.randn(1, 2, length))
     for way in ({"k": k, "v": v, "init": start}, {"segments": table(k, v, [5, 38, 38], bias=[0.0, 0.3, 0.0, -0.5])}):
-        found, wanted = run(q, mask=mask, **way), without_descriptors(q, mask=mask, **way)
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        result, expected = run(q, mask=mask, **way), without_descriptors(q, mask=mask, **way)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
     assert len(by_descriptors) == 2
 
 
@@ -317,27 +317,27 @@ def test_descriptors_of_any_layout(layout: str, by_descriptors: list[bool]) -> N
 def test_descriptors_and_splits(monkeypatch: pytest.MonkeyPatch, by_descriptors: list[bool]) -> None:
     monkeypatch.setattr(triton_attention, "num_splits", lambda call, config: 3)
     q, k, v = inputs(2, 8, 2, 3, 200, 16, dtype=torch.float32)
-    found = run(q, segments=table(k, v, [70, 141]), mask=Causal(offset=160))
-    assert difference(found, oracle(q, k, v, mask=visible(Causal(offset=160), 3, 200))) <= 2e-6
+    result = run(q, segments=table(k, v, [70, 141]), mask=Causal(offset=160))
+    assert difference(result, oracle(q, k, v, mask=visible(Causal(offset=160), 3, 200))) <= 2e-6
     assert by_descriptors
 
 
 def test_room_for_descriptors_is_asked_for_by_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import _allocation
 
-    before, found = _allocation._allocator.get(), []
+    before, result = _allocation._allocator.get(), []
     launch = triton_attention._launch
 
     def watched(*args: Any) -> None:
         launch(*args)
-        found.append(_allocation._allocator.get()(256, 128, None))
+        result.append(_allocation._allocator.get()(256, 128, None))
 
     monkeypatch.setattr(triton_attention, "_launch", watched)
     q, k, v = inputs(1, 1, 1, 4, 8, 16, dtype=torch.float16)
     call = Call(q, (Segment(k, v, position=0),), None, None, 0.25)
     config = dataclasses.replace(triton_attention.config_for(call), tma=True)
     triton_attention.run(call, config)
-    assert found[0].numel() * found[0].element_size() == 256
+    assert result[0].numel() * result[0].element_size() == 256
     assert _allocation._allocator.get() is before
 
 
@@ -382,7 +382,7 @@ def test_any_shape(case: Any, hidden: bool) -> None:
         padding = (torch.arange(shape[4]) % 3 != 0)[None, None, None]
         options["mask"] = padding if mask is None else (mask, padding)
         keep = keep & padding
-    wanted = oracle(q, k, v, mask=keep)
-    assert difference(run(q, k, v, **options), wanted) <= 2e-6
+    expected = oracle(q, k, v, mask=keep)
+    assert difference(run(q, k, v, **options), expected) <= 2e-6
     if not (isinstance(mask, Streams) and mask.key is None):
-        assert difference(run(q, segments=table(k, v, cuts), **options), wanted) <= 2e-6
+        assert difference(run(q, segments=table(k, v, cuts), **options), expected) <= 2e-6

@@ -69,12 +69,12 @@ def specification(x: Tensor, token: Tensor) -> dict[str, Tensor]:
     }
 
 
-def check(found, x: Tensor, tolerance: float) -> None:
+def check(stats, x: Tensor, tolerance: float) -> None:
     """All statistics against float64 logits; an argmax may differ from theirs where rounding cannot tell."""
-    for name, wanted in specification(x, found.token).items():
-        value = getattr(found, name).double()
-        assert value.shape == wanted.shape
-        error = (value - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)
+    for name, expected in specification(x, stats.token).items():
+        value = getattr(stats, name).double()
+        assert value.shape == expected.shape
+        error = (value - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         assert error <= tolerance, f"{name}: {error:.1e}"
     slack = 10 * tolerance * x[x.isfinite()].abs().max().clamp(min=1.0)
-    assert (x.gather(-1, found.argmax.unsqueeze(-1)).squeeze(-1) >= x.amax(dim=-1) - slack).all()
+    assert (x.gather(-1, stats.argmax.unsqueeze(-1)).squeeze(-1) >= x.amax(dim=-1) - slack).all()

@@ -35,7 +35,7 @@ def made(name: str, strategies: tuple[Strategy, ...], mesh: Mesh, batch: int = 1
     pipe = PIPES[name].make()
     with parallelize(pipe, *strategies, CACHES[name], mesh=mesh) as plan:
         output = PIPES[name].call(pipe, batch, num_inference_steps=STEPS)
-        cache = plan.denoisers[0].caches[0]
+        cache = plan.denoisers[0].attachments[0]
         return Made(output, cache.computed, cache.skipped)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,10 @@ from tests.parallel.clip_models import LONGEST, MAIN, VIDEOS, attention_by_defin
 from tests.parallel.clip_pipelines import PIPES
 from tests.parallel.ranks import error, gathered
 
+#: What a case is made of: number of ranks, strategies, model and type.
+Case = tuple[int, str, str, str]
+#: Of pipelines: number of ranks, pipeline and setting.
+PipeCase = tuple[int, str, str]
 FOLDED = ("AnimateDiff + ControlNet", "AnimateDiff", "UNet3D", "UNet3D + ControlNet")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT: dict[str, ClipParallel] = {
@@ -63,34 +68,18 @@ def serial(name: str, dtype: str) -> list[Tensor]:
         return [sample_of(model_of(name, dtype)(**call)) for call in calls_of(name, dtype)]
 
 
-def cases(nproc: int) -> list[tuple[str, str, str]]:
-    """Two settings on any number of ranks, all on 3, every model on 2 and 3; other axes where frames are folded."""
-    exact, window = "everything", "window 1, stride 3"
-    others = [name for name in VIDEOS if name not in MAIN]
-    found = [(label, name, "float64") for name in MAIN for label in (exact, window)]
-    if nproc == 1:
-        found += [(window, name, "float64") for name in others]
+def product(nproc: int) -> list[Case]:
+    """All settings on the main models, two on every model; other axes alone where frames are folded, and beside clips.
+
+    All of them are on this number of ranks.
+    """
+    some = {"everything": KNOBS["everything"], "window 1, stride 3": KNOBS["window 1, stride 3"]}
+    found = [(label, name) for name in VIDEOS for label in (KNOBS if name in MAIN else some)]
     if nproc == 2:
-        found += [(exact, name, "float64") for name in others]
-        found += [(window, name, "float32") for name in ("AnimateDiff", "Wan")]
-        found += [
-            (kind, name, "float64") for kind, name in zip(("CfgParallel", "DataParallel") * 2, FOLDED, strict=True)
-        ]
-    if nproc == 3:
-        found += [
-            (label, name, "float64")
-            for name in ("AnimateDiff", "Wan")
-            for label in KNOBS
-            if label not in (exact, window)
-        ]
-        found += [(window, name, "float64") for name in others]
+        found += itertools.product(("CfgParallel", "DataParallel"), FOLDED)
     if nproc == 4:
-        found += [(label, name, "float64") for name in ("CogVideoX", "Mochi") for label in (exact, window)]
-        found += [
-            ("CfgParallel x clips", "AnimateDiff + ControlNet", "float64"),
-            ("DataParallel x clips", "Mochi", "float64"),
-        ]
-    return found
+        found += itertools.product(("CfgParallel x clips", "DataParallel x clips"), (FOLDED[0], "Mochi"))
+    return [(nproc, label, name, dtype) for label, name in found for dtype in DTYPES]
 
 
 def knobs_of(label: str) -> ClipParallel:
@@ -107,16 +96,16 @@ def _strategies(label: str) -> tuple[Strategy, ...]:
     return (guided[kind], knobs_of(label)) if clips else (guided[kind],)
 
 
-def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """All cases on the ranks of this process."""
+def matrix(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
+    """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
-    axes: dict[str, list[tuple[str, str, str]]] = {}
-    for case in cases(nproc):
-        axes.setdefault("" if case[0] in KNOBS else case[0], []).append(case)
+    axes: dict[str, list[Case]] = {}
+    for case in cases:
+        axes.setdefault("" if case[1] in KNOBS else case[1], []).append(case)
     results = {}
     for some in axes.values():
-        with Mesh(**mesh_for(_strategies(some[0][0]), nproc)) as mesh, torch.no_grad():
-            results |= {case: _case(*case, mesh) for case in some}
+        with Mesh(**mesh_for(_strategies(some[0][1]), nproc)) as mesh, torch.no_grad():
+            results |= {case: _case(*case[1:], mesh) for case in some}
     return results
 
 
@@ -147,27 +136,27 @@ def is_clean(module: Any) -> bool:
     return not any({"forward", "_diffusers_hook"} & vars(child).keys() for child in module.modules())
 
 
-def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
+def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     """Real pipelines, exact and with windows: each rank's distance to one rank, and what is left.
 
     On 2 ranks the exact ones share the decoding too, on 4 all share the branches of guidance.
     """
     logging.set_verbosity_error()
     results = {}
-    for name, pipe_of in PIPES.items():
+    for case in cases:
+        _, name, label = case
+        pipe_of, knobs = PIPES[name], KNOBS[label]
         pipe = pipe_of.make()
         want = pipe_of.call(pipe)
-        for label in ("everything", "window 1, stride 3"):
-            knobs, others = KNOBS[label], (CfgParallel(degree=2),) if nproc == 4 else ()
-            with attention_by_definition(VIDEOS[name], pipe_of.frames, knobs, 0.0):
-                windowed = pipe_of.call(pipe)
-            if label == "everything" and nproc == 2:
-                others = (ParallelVae(),)
-            with parallelize(pipe, knobs, *others) as plan, Ledger(flops=False) as ledger:
-                got = pipe_of.call(pipe)
-                told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
-                rows = gathered((error(got, windowed), error(got, want), told))
-            results[name, label] = [(*row, is_clean(pipe_of.denoiser(pipe))) for row in rows]
+        with attention_by_definition(VIDEOS[name], pipe_of.frames, knobs, 0.0):
+            windowed = pipe_of.call(pipe)
+        alone: tuple[Strategy, ...] = (ParallelVae(),) if label in EXACT else ()
+        others = (CfgParallel(degree=2),) if nproc == 4 else alone
+        with parallelize(pipe, knobs, *others) as plan, Ledger(flops=False) as ledger:
+            got = pipe_of.call(pipe)
+            told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+            rows = gathered((error(got, windowed), error(got, want), told))
+        results[case] = [(*row, is_clean(pipe_of.denoiser(pipe))) for row in rows]
     return results
 
 

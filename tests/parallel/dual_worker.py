@@ -21,7 +21,7 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
-from partsong.samplers.dual_parallel import loop as queue
+from partsong.samplers.pipeline import stage_slots
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered
@@ -146,15 +146,15 @@ def counted(nproc: int, mesh: Mesh) -> tuple[list[int], list[int]]:
 
 def slots(mesh: Mesh) -> dict[str, int]:
     """Exchanges made for a video of six blocks: the slots the queue took, but for the last."""
-    exchanged, found = queue.exchange, {}
+    exchanged, counts = stage_slots.exchange, {}
     for name, guided in (("guided", True), ("plain", False)):
         with parallelize(pipeline(), DualParallel(block_frames=3, context=2), mesh=mesh) as plan:
             count = itertools.count()
-            with mock.patch.object(queue, "exchange", lambda *a, n=count, **k: (next(n), exchanged(*a, **k))[1]):
+            with mock.patch.object(stage_slots, "exchange", lambda *a, n=count, **k: (next(n), exchanged(*a, **k))[1]):
                 for _ in stream(plan, **call(69, guided)):
                     pass
-            found[name] = next(count)
-    return found
+            counts[name] = next(count)
+    return counts
 
 
 def growing(mesh: Mesh) -> str:

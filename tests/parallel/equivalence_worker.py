@@ -24,7 +24,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS, Adapter, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers import registry
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 
@@ -80,7 +80,7 @@ def product(nproc: int) -> list[Case]:
 
 def compared() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
-    names = {kind: name for name, kind in STRATEGIES.items()}
+    names = {kind: name for name, kind in registry.strategies().items()}
     single = [chosen for chosen in strategies(2).values() if len(chosen) == 1]
     return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen)}
 

@@ -16,6 +16,9 @@ from tests.parallel.image_pipelines import IMAGE_PIPES
 from tests.parallel.ranks import error, gathered
 
 STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "CfgParallel": CfgParallel()}
+RESIDUAL_STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "DataParallel": DataParallel()}
+#: What a case of residuals is made of: number of ranks, strategy and family.
+Case = tuple[int, str, str]
 #: Family -> what its ControlNet would add to the blocks: name of the argument, how many tensors.
 RESIDUALS = {
     "SD3": {"block_controlnet_hidden_states": 2},
@@ -51,14 +54,14 @@ def _pipeline(pipe_of: Any, strategy: Strategy, mesh: Mesh, size: tuple[int, int
     return {"error": error(got, want), "sent": int(ledger.summary()["bytes_sent"]), "predicted": predicted}
 
 
-def residuals(nproc: int) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def residuals(nproc: int, cases: list[Case]) -> dict[Case, list[tuple[float, float]]]:
     """Error with residuals, and what the residuals change, on each rank."""
     logging.set_verbosity_error()
     results = {}
-    for label, strategy in {"Ulysses": Ulysses(), "DataParallel": DataParallel()}.items():
+    for label, strategy in RESIDUAL_STRATEGIES.items():
         with Mesh(**mesh_for((strategy,), nproc)) as mesh, torch.no_grad():
-            for name in RESIDUALS:
-                results[label, name] = gathered(_with_residuals(name, strategy, mesh))
+            for case in (case for case in cases if case[1] == label):
+                results[case] = gathered(_with_residuals(case[2], strategy, mesh))
     return results
 
 

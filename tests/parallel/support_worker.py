@@ -6,7 +6,7 @@ from typing import Any
 
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
-from partsong.samplers.registry import STRATEGIES
+from partsong.samplers.registry import strategies
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
@@ -14,7 +14,7 @@ from tests.parallel.ranks import gathered
 #: Pairs with a matrix of their own: UNets, whose images are cut into rows, a strategy that cuts blocks, one that cuts
 #: frames, and UNets with frames.
 TESTED_ELSEWHERE = (
-    {(name, "UNet2DConditionModel") for name in STRATEGIES}
+    {(name, "UNet2DConditionModel") for name in strategies()}
     | {("clip-parallel", type(video.build()).__name__) for video in VIDEOS.values()}
     | {
         (name, model)
@@ -32,7 +32,7 @@ def refusals() -> dict[tuple[str, str], list[str]]:
     """What every rank is told for every refused pair of a strategy and a model that `FAMILIES` can build."""
     models: dict[str, Any] = {type(model).__name__: model for model in (f.build(8) for f in FAMILIES.values())}
     told = {}
-    for name, kind in STRATEGIES.items():
+    for name, kind in strategies().items():
         if not kind().axes:
             continue  # leaves nothing to ranks: its own tests ask it of every model
         refused = [model for model in models if kind().refuses(ADAPTERS[model])]

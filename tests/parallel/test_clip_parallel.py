@@ -16,7 +16,10 @@ from partsong.parallel import parallelize
 from partsong.parallel.clip.keys import ClipLayout, KeySet
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.shards import split_sizes
+from tests.covering import chosen
 from tests.parallel import clip_worker
+from tests.parallel.clip_pipelines import PIPES
+from tests.parallel.clip_worker import Case, PipeCase
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
 
@@ -66,23 +69,27 @@ def test_what_is_far_is_sampled() -> None:
     assert layout.sent(1, 0) == (6, 7, 9)
 
 
+PRODUCT = [case for nproc in (1, 2, 3, 4) for case in clip_worker.product(nproc)]
+#: What the settings send is compared on these.
+SENT = [(3, label, name, "float64") for name in ("AnimateDiff", "Wan") for label in clip_worker.KNOBS]
+CASES = sorted({*SENT, *chosen(PRODUCT, prefer=lambda case: (case[3] != "float64", case[0] == 4), beside=SENT)})
+
+
 @functools.cache
-def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
-    return launch(clip_worker.matrix, nproc, nproc)
+def matrix(nproc: int) -> dict[Case, dict[str, Any]]:
+    return launch(clip_worker.matrix, nproc, nproc, [case for case in CASES if case[0] == nproc])
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 3, 4])
-def test_equals_the_definition_on_any_number_of_ranks(nproc: int) -> None:
-    cases = matrix(nproc)
-    assert set(cases) == set(clip_worker.cases(nproc))
-    for (label, name, dtype), case in cases.items():
-        assert distance(case["got"], clip_worker.defined(label, name, dtype)) <= TOLERANCE[dtype], (label, name)
-        drift = distance(case["got"][:1], clip_worker.serial(name, dtype))
-        assert (drift > 1e-5) == (clip_worker.knobs_of(label) in clip_worker.WINDOWS.values()), (label, name)
-        assert case["same"], (label, name)
-        assert case["told"], (label, name)
-        assert case["clean"], (label, name)
-        assert all(case["sent"]) == (nproc > 1), (label, name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_equals_the_definition_on_any_number_of_ranks(case: Case) -> None:
+    (nproc, label, name, dtype), result = case, matrix(case[0])[case]
+    assert distance(result["got"], clip_worker.defined(label, name, dtype)) <= TOLERANCE[dtype]
+    drift = distance(result["got"][:1], clip_worker.serial(name, dtype))
+    assert (drift > 1e-5) == (clip_worker.knobs_of(label) in clip_worker.WINDOWS.values())
+    assert result["same"]
+    assert result["told"]
+    assert result["clean"]
+    assert all(result["sent"]) == (nproc > 1)
 
 
 def distance(got: list[Tensor], want: list[Tensor]) -> float:
@@ -90,23 +97,30 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 
 
 def test_windows_send_less() -> None:
-    cases = matrix(3)
     for name in ("AnimateDiff", "Wan"):
-        sent = {label: sum(cases[label, name, "float64"]["sent"]) for label in clip_worker.KNOBS}
+        sent = {label: sum(matrix(3)[3, label, name, "float64"]["sent"]) for label in clip_worker.KNOBS}
         assert sent["window 1, stride 3"] < sent["window 3, stride 2"] < sent["everything"]
         assert sent["window 2 alone"] < sent["everything"]
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
-def test_pipelines_give_the_video_of_one_rank(nproc: int) -> None:
-    rows = launch(clip_worker.pipelines, nproc, nproc)
-    assert len(rows) == 6
-    for (name, label), row in rows.items():
-        for apart, drift, told, clean in row:
-            assert apart <= 1e-10, (name, label)
-            assert (drift <= 1e-10) == (label in clip_worker.EXACT), (name, label)
-            assert told, (name, label)
-            assert clean, (name, label)
+PIPE_PRODUCT = list(itertools.product((2, 4), PIPES, ("everything", "window 1, stride 3")))
+PIPE_CASES = chosen(PIPE_PRODUCT)
+
+
+@functools.cache
+def pipelines(nproc: int) -> dict[PipeCase, list[Any]]:
+    return launch(clip_worker.pipelines, nproc, nproc, [case for case in PIPE_CASES if case[0] == nproc])
+
+
+@pytest.mark.parametrize("case", PIPE_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_pipelines_give_the_video_of_one_rank(case: PipeCase) -> None:
+    rows = pipelines(case[0])[case]
+    assert len(rows) == case[0]
+    for apart, drift, told, clean in rows:
+        assert apart <= 1e-10
+        assert (drift <= 1e-10) == (case[2] in clip_worker.EXACT)
+        assert told
+        assert clean
 
 
 REFUSED = {
@@ -156,9 +170,9 @@ def test_a_prediction_without_ranks_is_what_ranks_send() -> None:
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"window": -1}, "window=-1; use 0 or more, or None for all frames"),
+        ({"window": -1}, "window=-1; use an integer of 0 or more, or None"),
         ({"window": 2.5}, "window=2.5"),
-        ({"stride": 0}, "stride=0; use 1 or more, or None for no others"),
+        ({"stride": 0}, "stride=0; use a positive integer, or None"),
         ({"stride": True}, "stride=True"),
         ({"local_emphasis": -1}, "local_emphasis=-1"),
         ({"global_emphasis": math.inf}, "global_emphasis=inf"),

@@ -102,13 +102,13 @@ def test_refusals_before_any_work(alone: dict[str, Any], several: dict[str, Any]
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"block_frames": 0}, "block_frames=0; use 1 or more"),
-        ({"context": -1}, "context=-1; use 0 or more"),
+        ({"block_frames": 0}, "block_frames=0; use a positive integer"),
+        ({"context": -1}, "context=-1; use an integer of 0 or more"),
         ({"block_frames": 4, "context": 5}, "use at most a block"),
         ({"admit_every": 0}, "admit_every=0"),
-        ({"previous": "kept"}, "use 'cached' or 'recomputed'"),
-        ({"noise": "pink"}, "use 'pool' or 'independent'"),
-        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not 2"),
+        ({"previous": "kept"}, "use cached or recomputed"),
+        ({"noise": "pink"}, "use pool or independent"),
+        ({"degree": 2, "layers": (1, 2, 3)}, "names 3 stages, not degree=2"),
     ],
 )
 def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:

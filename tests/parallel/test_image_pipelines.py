@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
 
 from partsong.parallel.ranks.launch import launch
+from tests.covering import chosen
 from tests.parallel import image_pipeline_worker as worker
+from tests.parallel.image_pipeline_worker import Case
 from tests.parallel.image_pipelines import IMAGE_PIPES
 
 
@@ -17,9 +20,13 @@ def pipelines() -> dict[tuple[str, str], list[dict[str, Any]]]:
     return launch(worker.pipelines, 2)
 
 
+PRODUCT = list(itertools.product((2, 3), worker.RESIDUAL_STRATEGIES, worker.RESIDUALS))
+CASES = chosen(PRODUCT)
+
+
 @functools.cache
-def residuals(nproc: int) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    return launch(worker.residuals, nproc, nproc)
+def residuals(nproc: int) -> dict[Case, list[tuple[float, float]]]:
+    return launch(worker.residuals, nproc, nproc, [case for case in CASES if case[0] == nproc])
 
 
 @pytest.mark.parametrize("strategy", worker.STRATEGIES)
@@ -32,12 +39,10 @@ def test_every_rank_returns_the_serial_picture(pipelines: dict[Any, Any], strate
         assert row["sent"] == row["predicted"] > 0
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-@pytest.mark.parametrize("strategy", ["Ulysses", "DataParallel"])
-@pytest.mark.parametrize("name", worker.RESIDUALS)
-def test_control_residuals_are_cut_like_the_tokens_they_are_added_to(nproc: int, strategy: str, name: str) -> None:
-    rows = residuals(nproc)[strategy, name]
-    assert len(rows) == nproc
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_control_residuals_are_cut_like_the_tokens_they_are_added_to(case: Case) -> None:
+    rows = residuals(case[0])[case]
+    assert len(rows) == case[0]
     for error, effect in rows:
         assert effect > 1e-6, "the residuals must matter"
         assert error <= 1e-10

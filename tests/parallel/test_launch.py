@@ -87,8 +87,8 @@ def test_a_result_that_cannot_travel_is_an_error_and_no_hang() -> None:
 
 
 @pytest.mark.parametrize("nproc", [0, -1, True, 2.0, "2", None])
-def test_refuses_a_number_of_ranks_that_is_none(nproc: Any) -> None:
-    with pytest.raises(ArgumentError, match="number of ranks"):
+def test_refuses_a_number_of_ranks_that_is_no_positive_integer(nproc: Any) -> None:
+    with pytest.raises(ArgumentError, match="number of ranks: nproc=.*; use a positive integer"):
         launch(max, nproc)
 
 
@@ -149,7 +149,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
 def test_ranks_end_with_the_process_that_launched_them(number: int, tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)

@@ -102,7 +102,7 @@ def test_what_is_left_out_is_added_as_it_was(name: str) -> None:
     _without_blocks(twin, dict(known))
     with parallelize(model, StepCache(threshold=1e9, warmup_steps=1, max_skips=1)) as plan:
         got = [_answer(model, _inputs(family, step)) for step in range(3)]
-        cache = plan.denoisers[0].caches[0]
+        cache = plan.denoisers[0].attachments[0]
         assert (cache.computed, cache.skipped) == (2, 1)
     assert torch.equal(got[0], _answer(plain, _inputs(family, 0)))
     assert error(got[1], _answer(twin, _inputs(family, 1))) <= 1e-12
@@ -116,7 +116,7 @@ def test_nothing_is_left_out_at_threshold_zero(name: str) -> None:
     wanted = PIPES[name].call(pipe)
     with parallelize(pipe, StepCache(threshold=0.0)) as plan:
         assert torch.equal(PIPES[name].call(pipe), wanted)
-        assert plan.denoisers[0].caches[0].skipped == 0
+        assert plan.denoisers[0].attachments[0].skipped == 0
     assert torch.equal(PIPES[name].call(pipe), wanted)
 
 
@@ -140,10 +140,10 @@ def test_guidance_branches_decide_for_themselves_and_some_steps_are_left_out() -
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"threshold": -0.1}, "threshold=-0.1; use a number of at least 0"),
+        ({"threshold": -0.1}, "threshold=-0.1; use a number of 0 or more"),
         ({"threshold": "much"}, "threshold='much'"),
-        ({"warmup_steps": 0}, "warmup_steps=0; use 1 or more"),
-        ({"max_skips": 0}, "max_skips=0; use 1 or more"),
+        ({"warmup_steps": 0}, "warmup_steps=0; use a positive integer"),
+        ({"max_skips": 0}, "max_skips=0; use a positive integer"),
     ],
 )
 def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:

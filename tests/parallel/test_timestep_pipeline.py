@@ -16,7 +16,7 @@ from diffusers import (
 from partsong import TimestepPipeline
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.ranks.launch import launch
-from partsong.samplers.pipeline.memoryless import check_memoryless
+from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from tests.parallel import timestep_worker
 
 
@@ -78,10 +78,10 @@ def test_refusals(alone: dict[str, Any], several: dict[str, Any], name: str, wor
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"window": 0}, "window=0; use 1 or more"),
-        ({"sink": -1}, "sink=-1; use 0 or more"),
+        ({"window": 0}, "window=0; use a positive integer"),
+        ({"sink": -1}, "sink=-1; use an integer of 0 or more"),
         ({"pipe_degree": 2, "layers": (4,)}, "names 1 stages, not pipe_degree=2"),
-        ({"degree": 0}, "degree on axis stage is 0"),
+        ({"degree": 0}, "TimestepPipeline: degree=0; use a positive integer, or None"),
     ],
 )
 def test_refused_knobs(knobs: dict[str, Any], words: str) -> None:

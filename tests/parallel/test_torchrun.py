@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 90.0
 
@@ -18,6 +20,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.full  # a picture is drawn under torchrun in tests/test_cli.py
 def test_works_under_torchrun() -> None:
     done = torchrun()
     assert done.returncode == 0, done.stderr

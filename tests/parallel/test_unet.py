@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -14,43 +15,47 @@ from torch import Tensor
 from partsong import DisplacedPatch, PartialPatch
 from partsong.parallel import predict
 from partsong.parallel.ranks.launch import launch
+from tests.covering import chosen
 from tests.parallel import unet_worker
-from tests.parallel.unet_worker import LAYERS
+from tests.parallel.unet_worker import LAYERS, Case, PipeCase
 
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 
 
-@functools.cache
-def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
-    return launch(unet_worker.matrix, nproc, nproc)
+PRODUCT = [case for nproc in (1, 2, 3, 4) for case in unet_worker.product(nproc)]
+SEVERAL = chosen([case for case in PRODUCT if case[0] > 1], prefer=lambda case: (case[3] != "float64", case[0] == 4))
+CASES = [*SEVERAL, *chosen(unet_worker.product(1), beside=SEVERAL)]
+PIPE_PRODUCT = list(itertools.product((2, 3), unet_worker.PIPE_STRATEGIES, unet_worker.UNET_PIPES))
+PIPE_CASES = chosen(PIPE_PRODUCT)
 
 
 @functools.cache
-def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
-    return launch(unet_worker.pipelines, nproc, nproc)
+def matrix(nproc: int) -> dict[Case, dict[str, Any]]:
+    return launch(unet_worker.matrix, nproc, nproc, [case for case in CASES if case[0] == nproc])
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 3, 4])
-def test_equals_the_whole_unet(nproc: int) -> None:
-    cases = matrix(nproc)
-    assert set(cases) == set(unet_worker.cases(nproc))
-    for key, case in cases.items():
-        assert case["error"] <= TOLERANCE[key[2]], key
-        assert case["counted"] == case["predicted"], key
-        assert case["restored"], key
+@functools.cache
+def pipelines(nproc: int) -> dict[PipeCase, list[Any]]:
+    return launch(unet_worker.pipelines, nproc, nproc, [case for case in PIPE_CASES if case[0] == nproc])
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_pipelines_give_the_serial_picture(nproc: int) -> None:
-    rows = pipelines(nproc)
-    assert {name for name, _ in rows} == set(unet_worker.UNET_PIPES)
-    for key, row in rows.items():
-        assert len(row) == nproc
-        for error, told, hooked_outside, clean in row:
-            assert error <= 1e-10, key
-            assert told, key
-            assert not hooked_outside, key
-            assert clean, key
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_equals_the_whole_unet(case: Case) -> None:
+    result = matrix(case[0])[case]
+    assert result["error"] <= TOLERANCE[case[3]]
+    assert result["counted"] == result["predicted"]
+    assert result["restored"]
+
+
+@pytest.mark.parametrize("case", PIPE_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_pipelines_give_the_serial_picture(case: PipeCase) -> None:
+    rows = pipelines(case[0])[case]
+    assert len(rows) == case[0]
+    for error, told, hooked_outside, clean in rows:
+        assert error <= 1e-10
+        assert told
+        assert not hooked_outside
+        assert clean
 
 
 @functools.cache
@@ -181,7 +186,7 @@ def test_a_prediction_without_ranks_is_what_ranks_send() -> None:
 
 @functools.cache
 def scaled_down() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-    return launch(unet_worker.scaled_down, 4, 4)
+    return launch(unet_worker.scaled_down, 3, 3)
 
 
 def sdxl() -> UNet2DConditionModel:

@@ -24,8 +24,16 @@ from tests.parallel.unets import UNET_PIPES, UNETS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 TIMES = (900.0, 100.0)
-#: Heights that halve evenly twice, and one that never does.
-SIZES = {"float64": (21, 13), "float32": (16, 16)}
+#: A height that never halves evenly, and one that does so twice.
+SIZES = {"odd": (21, 13), "even": (16, 16)}
+#: What a case is made of: number of ranks, strategies, UNet, type and size; of pipelines: ranks, strategy, pipeline.
+Case = tuple[int, str, str, str, str]
+PipeCase = tuple[int, str, str]
+PIPE_STRATEGIES: dict[str, Strategy] = {
+    "SyncPatch": SyncPatch(),
+    "Ulysses": Ulysses(),
+    "DisplacedPatch": DisplacedPatch(warmup_steps=9),
+}
 
 
 @functools.cache
@@ -35,25 +43,27 @@ def _twin(name: str, dtype: torch.dtype, size: tuple[int, int]) -> tuple[Any, li
         return model, calls, [model(**call).sample for call in calls]
 
 
-def cases(nproc: int) -> list[tuple[str, str, str]]:
-    """Every strategy on the plain UNet; the variants with what differs for them."""
+def product(nproc: int) -> list[Case]:
+    """Every strategy on the plain UNet on this number of ranks; the variants with what differs for them."""
     few = ("SyncPatch", "CfgParallel", "DataParallel")
     return [
-        (label, name, dtype)
+        (nproc, label, name, dtype, size)
         for label, chosen in strategies(nproc).items()
         if not any(strategy.refuses(ADAPTERS["UNet2DConditionModel"]) for strategy in chosen)
         for name in UNETS
+        if name == "SD" or label in few
         for dtype in DTYPES
-        if (name == "SD" or label in few) and (dtype == "float64" or (nproc == 2 and " x " not in label))
+        for size in SIZES
     ]
 
 
-def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """All cases on the ranks of this process."""
+def matrix(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
+    """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
     results, meshes = {}, strategies(nproc)
-    for label, name, dtype in cases(nproc):
-        model, calls, want = _twin(name, DTYPES[dtype], SIZES[dtype])
+    for case in cases:
+        _, label, name, dtype, size = case
+        model, calls, want = _twin(name, DTYPES[dtype], SIZES[size])
         with Mesh(**mesh_for(meshes[label], nproc)) as mesh, torch.no_grad():
             with parallelize(model, *meshes[label], mesh=mesh) as plan, Ledger(flops=False) as ledger:
                 got = [model(**call).sample for call in calls]
@@ -61,7 +71,7 @@ def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
             again = model(**calls[0]).sample
             mine = [max(map(error, got, want)), ledger.summary()["bytes_sent"], float(torch.equal(again, want[0]))]
             table = agree(mesh.axis(*mesh.degrees), mine)
-        results[label, name, dtype] = {
+        results[case] = {
             "error": max(row[0] for row in table),
             "counted": [int(row[1]) for row in table],
             "predicted": predicted,
@@ -70,27 +80,20 @@ def matrix(nproc: int) -> dict[tuple[str, str, str], dict[str, Any]]:
     return results
 
 
-def pipelines(nproc: int) -> dict[tuple[str, str], list[Any]]:
+def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     """Real pipelines: every rank's error, whether bytes are as predicted, whether the pipeline is clean afterwards."""
     logging.set_verbosity_error()
-    chosen: dict[str, Strategy] = {
-        "SyncPatch": SyncPatch(),
-        "Ulysses": Ulysses(),
-        "DisplacedPatch": DisplacedPatch(warmup_steps=9),
-    }
     results = {}
-    for name, pipe_of in UNET_PIPES.items():
+    for case in cases:
+        pipe_of = UNET_PIPES[case[2]]
         pipe = pipe_of.make()
         want = pipe_of.call(pipe)
-        for label, strategy in chosen.items():
-            if label != "SyncPatch" and (nproc != 2 or name not in ("SD", "SDXL")):
-                continue
-            with parallelize(pipe, strategy) as plan, Ledger(flops=False) as ledger:
-                got = pipe_of.call(pipe)
-                told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
-                row = gathered((error(got, want), told, not hasattr(pipe.unet.conv_out, "_diffusers_hook")))
-            clean = not any(hasattr(module, "_diffusers_hook") for module in pipe.unet.modules())
-            results[name, label] = [(*values, clean) for values in row]
+        with parallelize(pipe, PIPE_STRATEGIES[case[1]]) as plan, Ledger(flops=False) as ledger:
+            got = pipe_of.call(pipe)
+            told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+            row = gathered((error(got, want), told, not hasattr(pipe.unet.conv_out, "_diffusers_hook")))
+        clean = not any(hasattr(module, "_diffusers_hook") for module in pipe.unet.modules())
+        results[case] = [(*values, clean) for values in row]
     return results
 
 

@@ -1,4 +1,4 @@
-"""A scripted engine that counts the calls under way."""
+"""A scripted engine that counts the calls that run at the same time."""
 
 from __future__ import annotations
 

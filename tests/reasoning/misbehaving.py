@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that speaks the OpenAI API, and misbehaves when told to."""
+"""An HTTP server on loopback that speaks the OpenAI API, and misbehaves as a test asks it to."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Exchange:
 
     async def status(self, code: int, body: Any, **headers: str) -> None:
         """A whole answer; `body` is sent as it is if it is text."""
-        said = (body if isinstance(body, str) else json.dumps(body)).encode()
-        lines = [f"HTTP/1.1 {code} X", "content-type: application/json", f"content-length: {len(said)}"]
+        payload = (body if isinstance(body, str) else json.dumps(body)).encode()
+        lines = [f"HTTP/1.1 {code} X", "content-type: application/json", f"content-length: {len(payload)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        self.writer.write("\r\n".join([*lines, "", ""]).encode() + said)
+        self.writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
         await self.writer.drain()
 
     async def begin(self) -> None:
@@ -44,8 +44,8 @@ class Exchange:
         await self.writer.drain()
 
     async def send(self, text: str) -> None:
-        said = text.encode()
-        self.writer.write(f"{len(said):x}\r\n".encode() + said + b"\r\n")
+        data = text.encode()
+        self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         await self.writer.drain()
 
     async def event(self, body: Any) -> None:
@@ -59,8 +59,8 @@ class Exchange:
         await self.event({"choices": [choice | more]})
 
     async def usage(self, prompt: int = 7, completion: int = 3, **more: Any) -> None:
-        said = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **more}
-        await self.event({"choices": [], "usage": said})
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **more}
+        await self.event({"choices": [], "usage": usage})
 
     async def end(self) -> None:
         await self.send("data: [DONE]\n\n")
@@ -68,7 +68,7 @@ class Exchange:
         await self.writer.drain()
 
     async def drop(self) -> None:
-        """Hangs up in the middle of whatever was said."""
+        """Hangs up in the middle of an answer."""
         self.writer.transport.abort()
 
     async def refuse(self, name: str, words: str = "Unsupported parameter: '{}' is not supported") -> None:
@@ -156,7 +156,7 @@ class Misbehaving:
             await exchange.status(200, {"data": [{"id": "served-one"}, {"id": "served-two"}]})
             return True
         number = len(self.bodies) - 1
-        # Nothing more is said before the answer, so what can be read is that the client hung up.
+        # The client sends nothing more before the answer, so all that can be read is that it hung up.
         hung_up = asyncio.ensure_future(reader.read(1))
         hung_up.add_done_callback(lambda _: exchange.gone.set())
         try:

@@ -25,10 +25,10 @@ def by_python(text: str) -> tuple[Fraction | None, int]:
             return -value(node.operand) if isinstance(node.op, ast.USub) else value(node.operand)
         assert isinstance(node, ast.BinOp)
         left, right = value(node.left), value(node.right)
-        made = {ast.Add: lambda: left + right, ast.Sub: lambda: left - right, ast.Mult: lambda: left * right}
-        found = {**made, ast.Div: lambda: left / right, ast.Pow: lambda: left ** int(right)}[type(node.op)]()
-        most.append(max(found.numerator.bit_length(), found.denominator.bit_length()))
-        return found
+        plain = {ast.Add: lambda: left + right, ast.Sub: lambda: left - right, ast.Mult: lambda: left * right}
+        result = {**plain, ast.Div: lambda: left / right, ast.Pow: lambda: left ** int(right)}[type(node.op)]()
+        most.append(max(result.numerator.bit_length(), result.denominator.bit_length()))
+        return result
 
     try:
         return value(ast.parse(text, mode="eval").body), max(most)
@@ -52,15 +52,15 @@ texts = some.recursive(
 @settings(max_examples=300, deadline=None)
 @given(texts)
 def test_values_are_those_of_pythons_grammar(text: str) -> None:
-    wanted, bits = by_python(text)
+    expected, bits = by_python(text)
     read = read_arithmetic(text)
-    if wanted is None or bits > MAX_BITS:
+    if expected is None or bits > MAX_BITS:
         with pytest.raises(ExpressionError):
             read.value()
         return
-    assert read.value() == wanted
+    assert read.value() == expected
     again = read_arithmetic(read.canonical())
-    assert again.value() == wanted
+    assert again.value() == expected
     assert sorted(again.numbers()) == sorted(read.numbers())
     assert read.canonical() == again.canonical()
 

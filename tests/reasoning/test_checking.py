@@ -22,8 +22,8 @@ pytest.importorskip("math_verify")
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[MathChecker]:
-    with MathChecker(seconds=3.0, memory_mb=700) as made:
-        yield made
+    with MathChecker(seconds=3.0, memory_mb=700) as new:
+        yield new
 
 
 def gone(pid: int) -> bool:
@@ -116,13 +116,13 @@ def test_many_at_once_and_threads() -> None:
     with MathChecker(workers=2, seconds=5.0) as fresh:
         assert [verdict.right for verdict in fresh.check_many(pairs)] == [True, False, True, False]
         assert len(pids(fresh)) <= 2
-        found: list[bool] = []
-        threads = [threading.Thread(target=lambda: found.append(fresh.check("a+b", "b+a").right)) for _ in range(4)]
+        rights: list[bool] = []
+        threads = [threading.Thread(target=lambda: rights.append(fresh.check("a+b", "b+a").right)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [True] * 4
+        assert rights == [True] * 4
         left = pids(fresh)
     assert all(map(gone, left))
     with pytest.raises(ArgumentError, match="closed"):
@@ -130,15 +130,15 @@ def test_many_at_once_and_threads() -> None:
 
 
 def test_closing_ends_a_check_under_way() -> None:
-    fresh, found = MathChecker(seconds=60.0), []
+    fresh, verdicts = MathChecker(seconds=60.0), []
     assert fresh.check("p - q", "-q + p").right
-    thread = threading.Thread(target=lambda: found.append(fresh.check("3", "9^{9^{9^9}}")))
+    thread = threading.Thread(target=lambda: verdicts.append(fresh.check("3", "9^{9^{9^9}}")))
     thread.start()
     while not fresh._busy:
         thread.join(0.01)
     fresh.close()
     thread.join(20)
-    assert found and not found[0].decided
+    assert verdicts and not verdicts[0].decided
 
 
 def test_nothing_is_left_behind() -> None:
@@ -147,9 +147,9 @@ def test_nothing_is_left_behind() -> None:
         "from partsong.reasoning.answers.checking import shared_checker as s\n"
         "assert s() is s() and s().check('p - q', '-q + p')\nprint(s()._idle[0].pid)"
     )
-    made = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert (made.returncode, made.stderr) == (0, "")
-    assert gone(int(made.stdout))
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert gone(int(ended.stdout))
 
 
 def test_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

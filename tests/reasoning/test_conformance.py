@@ -128,7 +128,7 @@ def think(name: str, engine: Engine, seed: int = 1, more: dict[str, Any] | None 
     return answer, run, seconds
 
 
-def said(answer: Answer) -> str:
+def record_of(answer: Answer) -> str:
     """All there is to an answer, as text."""
     kept = {name: getattr(answer, name) for name in ("answer", "text", "calls", "stopped", "summary", "details")}
     return json.dumps(kept, default=str)
@@ -168,7 +168,7 @@ def test_it_keeps_to_a_budget(name: str, make: Callable[[], Engine], limit: dict
     whole, _, _ = think(name, make())
     answer, run, seconds = think(name, make(), budget=Budget(**limit))
     used = sum(node.completion is not None and node.tokens > 0 for node in run.graph.nodes.values())
-    # The last report of each call under way may go beyond the limit by its two tokens.
+    # The last report of each running call may go beyond the limit by its two tokens.
     assert answer.summary["tokens_total"] <= limit.get("tokens", 1e9) + 2 * len(run.graph.nodes)
     assert used <= limit.get("calls", 1e9)
     assert seconds <= limit.get("seconds", 1e9) + 1e-9
@@ -201,7 +201,7 @@ def test_a_replay_is_the_run(name: str, make: Callable[[], Engine], tmp_path: Pa
     engine = make()
     with Journal(tmp_path / "j.db", replay=True) as journal:
         again, _, _ = think(name, engine, journal=journal, budget=budget)
-    assert said(again) == said(first)
+    assert record_of(again) == record_of(first)
     assert getattr(engine, "asked", []) == []
 
 

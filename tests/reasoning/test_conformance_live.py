@@ -73,17 +73,17 @@ def think(name: str, engine: Callable[[], Engine], **options: Any) -> tuple[Answ
     arguments: dict[str, Any] = {"extract": final_number, "parameters": Parameters(max_tokens=6)}
 
     async def main() -> tuple[Answer, Run]:
-        made = engine()
+        live = engine()
         try:
-            run = Run(made, seed=1, **options)
+            run = Run(live, seed=1, **options)
             return await STRATEGIES[name](run, QUESTION, **{**arguments, **KNOBS[name]}), run
         finally:
-            await made.close()
+            await live.close()
 
     return asyncio.run(main())
 
 
-def said(answer: Answer) -> str:
+def record_of(answer: Answer) -> str:
     kept = {name: getattr(answer, name) for name in ("answer", "text", "calls", "stopped", "summary", "details")}
     return json.dumps(kept, default=str)
 
@@ -104,16 +104,16 @@ def test_on_a_model_of_this_process(name: str, tmp_path: Path) -> None:
     assert answer.stopped in ("done", "decided", "confident") and len(run.graph.nodes) > 0
     words = local_models.tokenizer()
     for node in run.graph.nodes.values():
-        made = node.completion
-        assert made is not None
-        if made.finish in ("stop", "length"):
-            assert made.usage.reported
-            assert made.usage.prompt == len(words(read_by(node.request)).input_ids)
-            spelled = len(words(made.text).input_ids)
-            assert spelled <= made.usage.completion <= node.request.parameters.max_tokens
+        completion = node.completion
+        assert completion is not None
+        if completion.finish in ("stop", "length"):
+            assert completion.usage.reported
+            assert completion.usage.prompt == len(words(read_by(node.request)).input_ids)
+            spelled = len(words(completion.text).input_ids)
+            assert spelled <= completion.usage.completion <= node.request.parameters.max_tokens
     with Journal(tmp_path / "j.db", replay=True) as journal:
         again, _ = think(name, engine, journal=journal)
-    assert said(again) == said(answer)
+    assert record_of(again) == record_of(answer)
     with Journal(tmp_path / "j.db") as journal:
         _, second = think(name, engine, journal=journal)
     ended = [
@@ -168,11 +168,11 @@ def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> Non
     assert ours == counts and all(usage.reported for usage in whole)
     with Journal(tmp_path / "j.db", replay=True) as journal:
         again, _ = think(name, lambda: Silent(run.engine.name), journal=journal)
-    assert said(again) == said(answer)
+    assert record_of(again) == record_of(answer)
 
 
 def test_an_answer_is_gone_on_with_or_the_server_is_not_asked_to(server: LocalServer) -> None:
-    """This server would begin another answer; it refuses the fields that ask it not to, and that is said."""
+    """This server would begin another answer; it refuses the fields that ask it not to, and the error says so."""
 
     async def main() -> None:
         engine = server.engine(patience=Patience(retries=2, backoff=0.01))

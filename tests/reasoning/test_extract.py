@@ -18,7 +18,7 @@ from partsong.reasoning.answers.extract import (
     final_number,
     last_boxed,
     normal_math,
-    spoken,
+    visible_text,
 )
 from partsong.reasoning.answers.extract_rows import final_grid, final_list, items_of
 
@@ -120,8 +120,8 @@ def test_lists_of_numbers_come_back(items: list[int]) -> None:
 @given(some.text(max_size=300) | some.text("\\boxed{}[]()$ \n0123456789+-*/=.,answerABC`", max_size=300))
 def test_any_text_is_read(text: str) -> None:
     for extract in EXTRACTORS:
-        found = extract(text)
-        assert found is None or isinstance(found, str)
+        answer = extract(text)
+        assert answer is None or isinstance(answer, str)
 
 
 HOSTILE = [
@@ -143,5 +143,5 @@ def test_megabytes_take_no_time(text: str) -> None:
 
 
 def test_the_end_is_what_is_read() -> None:
-    assert spoken("7" + " " * TAIL) == " " * TAIL
+    assert visible_text("7" + " " * TAIL) == " " * TAIL
     assert final_number("x" * TAIL + " 8") == "8"

@@ -37,8 +37,8 @@ def test_longest_chains_of_ten_thousand_graphs() -> None:
         graph = graph_of(draw, draw.randint(1, 7))
         ends = draw.sample(sorted(graph.nodes), draw.randint(1, len(graph.nodes)))
         for waits in (False, True):
-            wanted = max(tokens for end in ends for tokens in chains(graph, end, waits))
-            assert graph.longest(ends, waits=waits) == wanted
+            expected = max(tokens for end in ends for tokens in chains(graph, end, waits))
+            assert graph.longest(ends, waits=waits) == expected
 
 
 def test_a_summary_by_hand() -> None:

@@ -21,7 +21,7 @@ def ask(**parameters: Any) -> Request:
     return Request(messages=ASK, parameters=Parameters(**parameters), seed=2**40 + 5)
 
 
-async def told(
+async def ask_server(
     behaviour: Behaviour, request: Request | None = None, heard: list[Any] | None = None, **options: Any
 ) -> tuple[Completion, Misbehaving]:
     def progress(*report: Any, restart: bool = False) -> None:
@@ -70,7 +70,7 @@ def test_a_chat() -> None:
 
 
 def test_plain_completions() -> None:
-    completion, server = asyncio.run(told(well, endpoint="completions"))
+    completion, server = asyncio.run(ask_server(well, endpoint="completions"))
     assert (completion.text, completion.usage.completion) == ("the sum is 4", 3)
     assert (server.asked[0].path, server.bodies[0]["prompt"]) == ("/v1/completions", "Add.\n\n2+2=")
     assert "messages" not in server.bodies[0]
@@ -82,7 +82,7 @@ def test_in_one_piece_and_from_a_server_that_does_not_stream() -> None:
         await well(exchange)
 
     for behaviour, options in ((well, {"stream": False}), (whole, {})):
-        completion, server = asyncio.run(told(behaviour, **options))
+        completion, server = asyncio.run(ask_server(behaviour, **options))
         assert (completion.text, completion.usage.completion, completion.usage.reported) == ("the sum is 4", 3, True)
         assert server.asked[0].method == "POST" and len(server.asked) == 1
 
@@ -94,7 +94,7 @@ def test_cached_prompts_are_counted() -> None:
         await exchange.usage(30, 1, prompt_tokens_details={"cached_tokens": 28})
         await exchange.end()
 
-    usage = asyncio.run(told(cached))[0].usage
+    usage = asyncio.run(ask_server(cached))[0].usage
     assert (usage.prompt, usage.cached, usage.completion) == (30, 28, 1)
 
 
@@ -106,7 +106,7 @@ def test_a_missing_count_is_an_estimate_and_says_so() -> None:
         await exchange.piece(finish="stop")
         await exchange.end()
 
-    usage = asyncio.run(told(uncounted))[0].usage
+    usage = asyncio.run(ask_server(uncounted))[0].usage
     assert not usage.reported
     assert (usage.completion, usage.prompt, usage.cached) == (4, 1 + 4 + 1 + 4, 0)
 
@@ -116,7 +116,7 @@ def test_a_missing_count_is_an_estimate_and_says_so() -> None:
         await exchange.usage(9, 0)
         await exchange.end()
 
-    usage = asyncio.run(told(nought))[0].usage
+    usage = asyncio.run(ask_server(nought))[0].usage
     assert (usage.completion, usage.reported) == (math.ceil(23 / 4), False)
 
 
@@ -148,18 +148,18 @@ def thinker(parts: list[dict[str, Any]], finish: str, completion: int = 5, reaso
     ],
 )
 def test_reasoning_is_kept_apart(parts: list[dict[str, Any]]) -> None:
-    completion, _ = asyncio.run(told(thinker(parts, "stop")))
+    completion, _ = asyncio.run(ask_server(thinker(parts, "stop")))
     assert (completion.text, completion.reasoning, completion.finish) == ("4", "2 and 2", "stop")
     assert completion.usage.completion == 5
 
 
 def test_tags_are_left_alone_where_they_are_spoken_of_or_not_wanted() -> None:
     spoken = thinker([{"content": "say <think> and </think>"}], "stop")
-    assert asyncio.run(told(spoken))[0].text == "say <think> and </think>"
+    assert asyncio.run(ask_server(spoken))[0].text == "say <think> and </think>"
     tagged = thinker([{"content": "<think>2</think>4"}], "stop")
-    assert asyncio.run(told(tagged, think_tags=None))[0].text == "<think>2</think>4"
+    assert asyncio.run(ask_server(tagged, think_tags=None))[0].text == "<think>2</think>4"
     braces = thinker([{"content": "[[2]]4"}], "stop")
-    assert asyncio.run(told(braces, think_tags=("[[", "]]")))[0].text == "4"
+    assert asyncio.run(ask_server(braces, think_tags=("[[", "]]")))[0].text == "4"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_tags_are_left_alone_where_they_are_spoken_of_or_not_wanted() -> None:
     ],
 )
 def test_an_answer_that_ran_out_of_tokens(behaviour: Behaviour) -> None:
-    completion, _ = asyncio.run(told(behaviour))
+    completion, _ = asyncio.run(ask_server(behaviour))
     assert completion.finish == "length"
 
 
@@ -198,7 +198,7 @@ def test_log_probabilities_of_chats() -> None:
         await exchange.end()
 
     heard: list[Any] = []
-    completion, _ = asyncio.run(told(sure, ask(logprobs=2), heard))
+    completion, _ = asyncio.run(ask_server(sure, ask(logprobs=2), heard))
     assert heard == [("4", 1, (1.0,)), (".", 2, (pytest.approx(1.1),))]
     assert completion.logprobs == (-0.5, -3.0)
     assert completion.confidence == pytest.approx((1.0, 1.1))  # of the two asked for, not of the drawn one
@@ -208,18 +208,18 @@ def test_log_probabilities_of_plain_completions() -> None:
     async def sure(exchange: Exchange) -> None:
         assert exchange.body["logprobs"] == 2
         await exchange.begin()
-        said = {"tokens": ["4"], "token_logprobs": [-2.0], "top_logprobs": [{"4": -2.0, "5": -1.0}]}
-        await exchange.piece("4", "stop", logprobs=said)
+        logprobs = {"tokens": ["4"], "token_logprobs": [-2.0], "top_logprobs": [{"4": -2.0, "5": -1.0}]}
+        await exchange.piece("4", "stop", logprobs=logprobs)
         await exchange.usage(7, 1)
         await exchange.end()
 
-    completion, _ = asyncio.run(told(sure, ask(logprobs=2), endpoint="completions"))
+    completion, _ = asyncio.run(ask_server(sure, ask(logprobs=2), endpoint="completions"))
     assert (completion.logprobs, completion.confidence) == ((-2.0,), (1.5,))
 
 
 def test_log_probabilities_that_do_not_come_are_an_error() -> None:
     with pytest.raises(RequestRefusedError, match=r"logprobs=4 were asked for and the server sent none"):
-        asyncio.run(told(well, ask(logprobs=4)))
+        asyncio.run(ask_server(well, ask(logprobs=4)))
 
 
 # --- what is refused before any work ----------------------------------------------------------------------------------
@@ -231,15 +231,15 @@ def test_log_probabilities_that_do_not_come_are_an_error() -> None:
         ({"base_url": "localhost:8000"}, "use an address such as"),
         ({"base_url": "ftp://localhost/v1"}, "use an address such as"),
         ({"base_url": "https://name:word@example.org/v1"}, "give it as api_key= instead"),
-        ({"base_url": "https://example.org/v1?key=1"}, "goes on behind its path"),
+        ({"base_url": "https://example.org/v1?key=1"}, "has a query or fragment; leave out"),
         ({"base_url": "http://10.0.0.7/v1"}, "would carry the key unencrypted"),
         ({"endpoint": "chats"}, "use chat or completions"),
         ({"extra": {"seed": 1, "top_k": 5}}, r"extra=\['seed'\] is written from each request"),
         ({"extra": {"n": 4}}, r"extra=\['n'\]"),
         ({"think_tags": ("a", "a")}, "two different texts"),
         ({"connections": 0}, "connections=0"),
-        ({"patience": Patience(stall=0.0)}, "patience stall=0.0"),
-        ({"patience": Patience(retries=-1)}, "patience retries=-1"),
+        ({"patience": Patience(stall=0.0)}, "Patience: stall=0.0; use a number above 0"),
+        ({"patience": Patience(retries=-1)}, "Patience: retries=-1; use an integer of 0 or more"),
     ],
 )
 def test_refused(options: dict[str, Any], words: str) -> None:
@@ -248,7 +248,7 @@ def test_refused(options: dict[str, Any], words: str) -> None:
     assert "sk-secret" not in str(caught.value) and "word" not in str(caught.value).replace("password", "")
 
 
-def test_a_key_goes_over_https_to_this_machine_or_where_it_is_told_to() -> None:
+def test_a_key_goes_over_https_to_this_machine_or_where_it_may() -> None:
     for url, options in [
         ("https://example.org/v1", {}),
         ("http://localhost:1/v1", {}),
@@ -299,8 +299,8 @@ def test_an_engine_outlives_its_event_loop() -> None:
             engine = server.engine()
             for _ in range(2):
                 # Another loop, in a thread of its own, while the server stays in this one.
-                found = await asyncio.to_thread(asyncio.run, engine.generate(ask()))
-                assert found.text == "the sum is 4"
+                completion = await asyncio.to_thread(asyncio.run, engine.generate(ask()))
+                assert completion.text == "the sum is 4"
             assert engine.traffic.requests == 2
 
     asyncio.run(address(Misbehaving()))

@@ -31,7 +31,7 @@ from tests.reasoning.misbehaving import HASTY, Behaviour, Exchange, Misbehaving,
 from tests.reasoning.test_openai_engine import ASK, ask
 
 
-async def told(*behaviours: Behaviour, **options: Any) -> tuple[Completion, OpenAIEngine, Misbehaving]:
+async def ask_server(*behaviours: Behaviour, **options: Any) -> tuple[Completion, OpenAIEngine, Misbehaving]:
     async with Misbehaving(*behaviours) as server:
         engine = server.engine(**options)
         try:
@@ -42,7 +42,7 @@ async def told(*behaviours: Behaviour, **options: Any) -> tuple[Completion, Open
 
 def failed(kind: type[RemoteError], words: str, *behaviours: Behaviour, **options: Any) -> RemoteError:
     with pytest.raises(kind, match=words) as caught:
-        asyncio.run(told(*behaviours, **options))
+        asyncio.run(ask_server(*behaviours, **options))
     assert type(caught.value) is kind and isinstance(caught.value, EngineError)
     return caught.value
 
@@ -111,7 +111,7 @@ async def silent(exchange: Exchange) -> None:
     ],
 )
 def test_a_passing_fault_is_tried_again_and_counts_once(fault: Behaviour, lost: int) -> None:
-    completion, engine, server = asyncio.run(told(fault, well))
+    completion, engine, server = asyncio.run(ask_server(fault, well))
     assert (completion.text, completion.finish) == ("the sum is 4", "stop")
     assert (completion.usage.completion, completion.usage.reported) == (3, True)
     assert (engine.traffic.requests, engine.traffic.retries, engine.traffic.wasted) == (2, 1, lost)
@@ -121,7 +121,7 @@ def test_a_passing_fault_is_tried_again_and_counts_once(fault: Behaviour, lost: 
 @pytest.mark.parametrize(("fault", "seconds"), [(stalling, {"stall": 0.1}), (silent, {"first": 0.1})])
 def test_a_stalled_stream_is_hung_up_on_and_tried_again(fault: Behaviour, seconds: dict[str, float]) -> None:
     patience = Patience(**{"stall": 5.0, "first": 5.0, "backoff": 0.001, **seconds})
-    completion, engine, server = asyncio.run(told(fault, well, patience=patience))
+    completion, engine, server = asyncio.run(ask_server(fault, well, patience=patience))
     assert completion.text == "the sum is 4"
     assert engine.traffic.wasted == (2 if fault is stalling else 0)
     assert server.asked[0].gone.is_set()
@@ -146,7 +146,7 @@ def test_slow_is_not_stalled() -> None:
             return
         raise AssertionError("the engine hung up on a slow server")
 
-    completion, engine, _ = asyncio.run(told(slowly, patience=Patience(stall=0.4, first=0.4, retries=0)))
+    completion, engine, _ = asyncio.run(ask_server(slowly, patience=Patience(stall=0.4, first=0.4, retries=0)))
     assert (completion.text, engine.traffic.requests) == ("4444", 1)
 
 
@@ -160,8 +160,8 @@ def test_slow_is_not_stalled() -> None:
         (unfinished, DroppedError, "broke off after 2 tokens"),
         (answering(500, {"error": {"message": "out of memory"}}), ServerFailedError, "500.*out of memory.*of 4 att"),
         (answering(429, {"error": {"message": "slow down"}}), RateLimitError, "429.*slow down.*last of 4 attempts"),
-        (sending("data: {no json\n\n"), GarbledError, "sent what is no JSON"),
-        (answering(200, "{not json"), GarbledError, "sent what is no JSON"),
+        (sending("data: {no json\n\n"), GarbledError, "did not send JSON"),
+        (answering(200, "{not json"), GarbledError, "did not send JSON"),
     ],
 )
 def test_a_fault_that_stays_has_a_name(fault: Behaviour, kind: type[RemoteError], words: str) -> None:
@@ -178,7 +178,7 @@ def test_a_fault_that_stays_has_a_name(fault: Behaviour, kind: type[RemoteError]
         (answering(501, {"error": "no"}), RequestRefusedError, "501"),
         (answering(429, {"error": {"code": "insufficient_quota"}}), RateLimitError, "insufficient_quota"),
         (sending('data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}\n\n'), GarbledError,
-         "finish_reason='tool_calls', which is none of text"),
+         "finish_reason='tool_calls', which does not end a text"),
         (sending('data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}\n\n'),
          WithheldError, "ask in other words"),
         (sending('data: {"choices": [{"index": 1, "delta": {"content": "5"}}]}\n\n'), GarbledError,
@@ -187,7 +187,7 @@ def test_a_fault_that_stays_has_a_name(fault: Behaviour, kind: type[RemoteError]
                                      for i in range(2)]}), GarbledError, "one answer was asked for"),
     ],
 )  # fmt: skip
-def test_a_fault_that_trying_again_cannot_mend_is_told_at_once(
+def test_a_fault_that_trying_again_cannot_mend_is_raised_at_once(
     fault: Behaviour, kind: type[RemoteError], words: str
 ) -> None:
     assert failed(kind, words, fault, well).attempts == 1
@@ -238,10 +238,10 @@ def test_the_key_is_in_no_error() -> None:
 
 def test_the_pause_a_server_asks_for_is_kept() -> None:
     started = time.monotonic()
-    completion, engine, _ = asyncio.run(told(answering(429, {}, retry_after_ms="300"), well))
+    completion, engine, _ = asyncio.run(ask_server(answering(429, {}, retry_after_ms="300"), well))
     assert (completion.text, engine.traffic.retries) == ("the sum is 4", 1)
     assert time.monotonic() - started >= 0.3
-    failed(RateLimitError, "the next attempt would be 60 s later, past patience total=20",
+    failed(RateLimitError, r"the next attempt would be 60 s later, past Patience\(total=20\)",
            answering(429, {}, retry_after="60"), well)  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def test_how_servers_write_pauses() -> None:
     assert asked_pause({"retry-after": "1.5"}) == 1.5
     assert asked_pause({"retry-after-ms": "20", "retry-after": "9"}) == 0.02
     assert asked_pause({"retry-after": "-3"}) == 0.0
-    assert [asked_pause({"retry-after": said}) for said in ("soon", "nan", "inf", "")] == [None] * 4
+    assert [asked_pause({"retry-after": text}) for text in ("soon", "nan", "inf", "")] == [None] * 4
 
 
 def test_a_call_ends_when_its_time_is_over() -> None:
@@ -260,7 +260,7 @@ def test_a_call_ends_when_its_time_is_over() -> None:
     patience = Patience(total=0.2, retries=100, backoff=0.01)
     error = failed(
         StalledError,
-        r"did not end its answer within patience total=0.2 s.*2 tokens of failed",
+        r"did not end its answer within 0.2 s; raise Patience\(total=...\).*2 tokens of failed",
         stalling,
         patience=patience,
     )
@@ -307,8 +307,8 @@ def test_connections_are_limited_and_waiting_for_one_is_no_stall() -> None:
         async with Misbehaving(slow) as server:
             # Twelve calls, three at a time, take four times as long as one may wait to begin.
             engine = server.engine(connections=3, patience=Patience(first=0.3, retries=0))
-            found = await asyncio.gather(*(engine.generate(ask()) for _ in range(12)))
-            assert len(found) == 12 and most == 3
+            completions = await asyncio.gather(*(engine.generate(ask()) for _ in range(12)))
+            assert len(completions) == 12 and most == 3
             await engine.close()
 
     asyncio.run(main())
@@ -351,7 +351,7 @@ def test_a_run_counts_a_retried_call_once_and_repeats_nothing(tmp_path: Path) ->
     assert "sk-" not in (tmp_path / "j.db").read_bytes().decode("latin-1")
 
 
-def test_what_was_told_of_a_failed_attempt_is_taken_back() -> None:
+def test_what_was_reported_of_a_failed_attempt_is_taken_back() -> None:
     """Whoever judges by what has come so far must not see two halves of different answers as one."""
 
     class Reader:

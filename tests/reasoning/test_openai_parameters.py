@@ -1,4 +1,4 @@
-"""What a server does not take is found out once, and left out only where that changes no answer."""
+"""What a server refuses is learned once, and left out only where that changes no answer."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_what_a_server_does_not_take_is_found_out_once(words: str) -> None:
     async def main() -> None:
         async with Misbehaving(taking_no("stream_options", "seed", "max_tokens", "temperature", words=words)) as server:
             engine = server.engine()
-            found = [await engine.generate(ask(max_tokens=9)) for _ in range(3)]
+            completions = [await engine.generate(ask(max_tokens=9)) for _ in range(3)]
             # All at once, on an engine that has yet to find out.
             other = server.engine()
-            found += await asyncio.gather(*(other.generate(ask(max_tokens=9)) for _ in range(8)))
-            assert {completion.text for completion in found} == {"the sum is 4"}
-            assert not any(completion.usage.reported for completion in found)  # counts came with stream_options
+            completions += await asyncio.gather(*(other.generate(ask(max_tokens=9)) for _ in range(8)))
+            assert {completion.text for completion in completions} == {"the sum is 4"}
+            assert not any(completion.usage.reported for completion in completions)  # counts came with stream_options
             assert (engine.traffic.reworded, engine.traffic.requests, engine.traffic.retries) == (4, 3 + 4, 0)
             assert server.bodies[-1]["max_completion_tokens"] == 9
             assert not {"seed", "stream_options", "max_tokens", "temperature"} & set(server.bodies[-1])

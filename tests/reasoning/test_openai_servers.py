@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from partsong.model_folders import ZOO
 from partsong.reasoning import Completion, Journal, Message, Parameters, Request, Run, final_number, pdr
 from partsong.reasoning.remote import Patience, RemoteError, RequestRefusedError, UnreachableError
 from partsong.reasoning.remote.servers import LocalServer, llama_server, transformers_server
-from partsong.zoo.registry import WEIGHTS
 from tests.reasoning.wire_tap import WireTap
 
 SUM = (Message("user", ("What is 17 + 25? Think step by step.",)),)
@@ -45,7 +45,7 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServ
     if lacking := missing("fastapi", "uvicorn"):
         pytest.skip(f"needs {', '.join(lacking)}: pip install 'partsong[serve]'")
     folder = tmp_path_factory.mktemp("served") / "lists-ar"
-    shutil.copytree(WEIGHTS / "lists-ar", folder)
+    shutil.copytree(ZOO / "lists-ar", folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -89,9 +89,9 @@ def test_every_call_counts_what_the_server_counts(server: LocalServer) -> None:
             options: dict[str, Any] = {"schedule": (4, 1), "parameters": drawn, "distillation": "shared-top-k"}
             answer = await pdr(run, SUM[0].text, extract=final_number, **options)
             await engine.close()
-            made = [node.completion.usage for node in run.graph.nodes.values() if node.completion is not None]
-            assert len(made) == answer.summary["calls"] == 5 and all(usage.reported for usage in made)
-            ours = sorted((usage.prompt, usage.completion) for usage in made)
+            usages = [node.completion.usage for node in run.graph.nodes.values() if node.completion is not None]
+            assert len(usages) == answer.summary["calls"] == 5 and all(usage.reported for usage in usages)
+            ours = sorted((usage.prompt, usage.completion) for usage in usages)
             theirs = sorted((usage["prompt_tokens"], usage["completion_tokens"]) for usage in tap.usages())
             assert ours == theirs
             assert answer.summary["tokens_total"] == sum(usage["completion_tokens"] for usage in tap.usages())
@@ -105,24 +105,24 @@ def test_samples_have_their_seeds(server: LocalServer) -> None:
 
     async def main() -> list[str]:
         options = {"connections": 1}
-        found = await answers(
+        completions = await answers(
             server, *(asked(number, temperature=1.5, max_tokens=8) for number in (1, 2, 3, 1, 2, 3)), **options
         )
-        return [completion.text for completion in found]
+        return [completion.text for completion in completions]
 
     texts = asyncio.run(main())
     assert texts[:3] == texts[3:] and len(set(texts)) > 1
 
 
 def test_temperature_nought_draws_nothing(server: LocalServer) -> None:
-    found = asyncio.run(answers(server, *(asked(number, temperature=0.0) for number in range(3)), connections=1))
-    assert len({completion.text for completion in found}) == 1
+    completions = asyncio.run(answers(server, *(asked(number, temperature=0.0) for number in range(3)), connections=1))
+    assert len({completion.text for completion in completions}) == 1
 
 
-def test_a_limit_is_kept_and_told(server: LocalServer) -> None:
+def test_a_limit_is_kept_and_reported(server: LocalServer) -> None:
     extra = {"ignore_eos": True} if is_llama(server) else {"logit_bias": {"3": -100.0}}
-    (found,) = asyncio.run(answers(server, asked(max_tokens=7), extra=extra))
-    assert (found.finish, found.usage.completion) == ("length", 7)
+    (completion,) = asyncio.run(answers(server, asked(max_tokens=7), extra=extra))
+    assert (completion.finish, completion.usage.completion) == ("length", 7)
 
 
 def test_a_run_goes_on_with_another_server(server: LocalServer, tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_a_run_goes_on_with_another_server(server: LocalServer, tmp_path: Path) 
         with Journal(tmp_path / "j.db", replay=replay) as journal:
             run = Run(engine, seed=7, journal=journal)
             try:
-                found = [await run.call(SUM, path=(name,), parameters=Parameters(max_tokens=8)) for name in names]
+                completions = [await run.call(SUM, path=(name,), parameters=Parameters(max_tokens=8)) for name in names]
             finally:
                 await engine.close()
-            return [repr(completion) for completion in found], engine.traffic.requests - engine.traffic.retries
+            return [repr(completion) for completion in completions], engine.traffic.requests - engine.traffic.retries
 
     nobody = "http://127.0.0.1:9/v1"
     first, requests = asyncio.run(calls(server.base_url, "abc"))
@@ -213,12 +213,13 @@ def test_llama_keeps_prompts_and_reports_log_probabilities(llama: LocalServer) -
         return [(await answers(llama, asked(number, logprobs=3, max_tokens=12)))[0] for number in range(2)]
 
     first, second = asyncio.run(main())
-    for found in (first, second):
-        assert found.logprobs is not None and found.confidence is not None
-        assert found.usage.completion - 1 <= len(found.logprobs) == len(found.confidence) <= found.usage.completion
-        assert all(value <= 0 for value in found.logprobs)
+    for completion in (first, second):
+        assert completion.logprobs is not None and completion.confidence is not None
+        tokens = completion.usage.completion
+        assert tokens - 1 <= len(completion.logprobs) == len(completion.confidence) <= tokens
+        assert all(value <= 0 for value in completion.logprobs)
         # The mean of the three likeliest is no likelier than a third each.
-        assert all(value >= math.log(3) - 1e-3 for value in found.confidence)
+        assert all(value >= math.log(3) - 1e-3 for value in completion.confidence)
     assert second.usage.cached > 0.8 * second.usage.prompt
 
 
@@ -226,9 +227,9 @@ def test_llama_draws_from_the_whole_distribution(llama: LocalServer) -> None:
     """At a high temperature nearly all tokens are outside the 20 likeliest; its own cut at 40 would show."""
 
     async def outside(**extra: Any) -> int:
-        wanted = [asked(number, temperature=20.0, logprobs=20, max_tokens=1) for number in range(16)]
-        found = await answers(llama, *wanted, extra=extra)
-        return sum(reply.logprobs[0] < -5.0 for reply in found if reply.logprobs)
+        requests = [asked(number, temperature=20.0, logprobs=20, max_tokens=1) for number in range(16)]
+        completions = await answers(llama, *requests, extra=extra)
+        return sum(reply.logprobs[0] < -5.0 for reply in completions if reply.logprobs)
 
     whole, cut = asyncio.run(outside()), asyncio.run(outside(top_k=5))
     assert whole >= 13 and cut <= 8
@@ -236,10 +237,10 @@ def test_llama_draws_from_the_whole_distribution(llama: LocalServer) -> None:
 
 def test_llama_goes_on_with_a_text(llama: LocalServer) -> None:
     text = (Message("user", ("one two three four five six seven",)),)
-    found = asyncio.run(
+    completions = asyncio.run(
         answers(llama, asked(0, text, temperature=0.0, max_tokens=4, logprobs=2), endpoint="completions")
     )
-    assert "eight" in found[0].text and found[0].usage.reported and found[0].logprobs is not None
+    assert "eight" in completions[0].text and completions[0].usage.reported and completions[0].logprobs is not None
 
 
 def test_llama_refuses_what_is_too_long(llama: LocalServer) -> None:
@@ -261,5 +262,5 @@ def test_transformers_refuses_another_model(transformers: LocalServer) -> None:
 
 
 def test_transformers_goes_on_with_a_text(transformers: LocalServer) -> None:
-    found = asyncio.run(answers(transformers, asked(temperature=0.0, max_tokens=4), endpoint="completions"))
-    assert found[0].usage.reported and found[0].usage.completion <= 4
+    completions = asyncio.run(answers(transformers, asked(temperature=0.0, max_tokens=4), endpoint="completions"))
+    assert completions[0].usage.reported and completions[0].usage.completion <= 4

@@ -1,4 +1,4 @@
-"""What a run adds to the engine's own work, with a thousand calls under way at once."""
+"""What a run adds to the engine's own work, with a thousand calls at the same time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ async def through_a_run() -> float:
     run = Run(engine(), concurrency=CALLS, budget=Budget(tokens=10**9))
     start = time.process_time()
     async with run.samples(ASK, CALLS, path=("s",)) as samples:
-        found = [completion.usage.completion async for _, completion in samples]
+        lengths = [completion.usage.completion async for _, completion in samples]
     spent = time.process_time() - start
-    assert found == [TOKENS] * CALLS and run.spending.tokens == TOKENS * CALLS
+    assert lengths == [TOKENS] * CALLS and run.spending.tokens == TOKENS * CALLS
     return spent
 
 

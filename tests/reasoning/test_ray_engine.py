@@ -27,7 +27,7 @@ from partsong.reasoning import Completion, EngineError, Line, Message, Parameter
 from partsong.reasoning.calls.running_call import Partial
 from partsong.reasoning.cluster import RayEngine
 from partsong.reasoning.cluster.engine import _check_room
-from partsong.reasoning.cluster.placement import LEAN, Placement, gpu_share
+from partsong.reasoning.cluster.placement import MAX_LEAD, Placement, gpu_share
 from partsong.reasoning.strategies import parse_thinking
 
 #: Words of an answer that takes a second.
@@ -35,7 +35,7 @@ LONG = 500
 
 
 def environment() -> dict[str, str]:
-    """Ray's token lies in the environment and not in the user's home; nothing is told to anybody."""
+    """Puts Ray's token into the environment and not into the user's home; Ray sends no usage report."""
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     return {**os.environ, **own}
 
@@ -84,8 +84,8 @@ class Own(ScriptedEngine):
             raise
 
 
-def processes(found: Sequence[Completion]) -> list[int]:
-    return [int(each.text.split()[0]) for each in found]
+def processes(completions: Sequence[Completion]) -> list[int]:
+    return [int(each.text.split()[0]) for each in completions]
 
 
 def kill(engine: RayEngine, number: int) -> None:
@@ -106,9 +106,9 @@ def busy(engine: RayEngine) -> int:
 def test_calls_go_to_the_least_busy_and_equal_prompts_together() -> None:
     placement = Placement()
     assert [placement.choose({0: 2, 1: 1, 2: 1}, request(str(k))) for k in range(2)] == [1, 1]
-    assert placement.choose({0: 1 + LEAN, 1: 1, 2: 1}, request("a")) == 1
-    assert placement.choose({0: 0, 1: LEAN, 2: 1}, request("a", seed=9)) == 1  # at home, though not the least busy
-    assert placement.choose({0: 0, 1: LEAN + 1, 2: 1}, request("a")) == 0  # too much is waiting there
+    assert placement.choose({0: 1 + MAX_LEAD, 1: 1, 2: 1}, request("a")) == 1
+    assert placement.choose({0: 0, 1: MAX_LEAD, 2: 1}, request("a", seed=9)) == 1  # at home, though not the least busy
+    assert placement.choose({0: 0, 1: MAX_LEAD + 1, 2: 1}, request("a")) == 0  # too much is waiting there
     assert placement.choose({0: 0, 1: 1}, request("a")) == 1  # and it is still at home
     assert placement.choose({0: 0, 2: 0}, request("a")) == 0 == placement.choose({0: 1, 1: 0}, request("a"))
 
@@ -196,7 +196,7 @@ def test_calls_are_spread_and_answered_as_by_one_engine(ray: Any) -> None:
         assert engine.name == "own"
         try:
             await engine.generate(asked[0], lambda text, tokens, confidence=(), **more: reports.append((text, tokens)))
-            found = list(await asyncio.gather(*map(engine.generate, asked)))
+            completions = list(await asyncio.gather(*map(engine.generate, asked)))
             with pytest.raises(ArgumentError, match="no room"):
                 await engine.generate(request("fail"))
             with pytest.raises(EngineError, match=r"the engine failed: KeyError\('odd'\)"):
@@ -206,15 +206,15 @@ def test_calls_are_spread_and_answered_as_by_one_engine(ray: Any) -> None:
             await engine.close()
         with pytest.raises(EngineError, match="closed"):
             await engine.generate(asked[0])
-        return found, list(await asyncio.gather(*map(alone.generate, asked)))
+        return completions, list(await asyncio.gather(*map(alone.generate, asked)))
 
-    found, wanted = asyncio.run(main())
-    assert [each.text.split()[1:] for each in found] == [each.text.split()[1:] for each in wanted]
-    assert [each.usage for each in found] == [each.usage for each in wanted]
-    assert all(8 <= count <= 16 for count in Counter(processes(found)).values())
-    assert len(set(processes(found))) == 2 and os.getpid() not in processes(found)
+    completions, expected = asyncio.run(main())
+    assert [each.text.split()[1:] for each in completions] == [each.text.split()[1:] for each in expected]
+    assert [each.usage for each in completions] == [each.usage for each in expected]
+    assert all(8 <= count <= 16 for count in Counter(processes(completions)).values())
+    assert len(set(processes(completions))) == 2 and os.getpid() not in processes(completions)
     text = "".join(new for new, _ in reports)
-    assert [tokens for _, tokens in reports] == [1, 2, 3, 4] and text.split()[1:] == wanted[0].text.split()[1:]
+    assert [tokens for _, tokens in reports] == [1, 2, 3, 4] and text.split()[1:] == expected[0].text.split()[1:]
 
 
 def test_a_halt_falls_on_the_same_token_and_a_cancelled_call_ends_in_its_actor(ray: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_halt_falls_on_the_same_token_and_a_cancelled_call_ends_in_its_actor(r
 
 
 class Notes(list[tuple[int, bool]]):
-    """What was told of a call: tokens, and whether it began anew."""
+    """Keeps the reports of a call: tokens, and whether it began again."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -266,25 +266,26 @@ def test_a_dead_actors_calls_are_asked_again_elsewhere(ray: Any) -> None:
             await notes.begun.wait()
             first = busy(engine)
             kill(engine, first)
-            made = await task
+            completion = await task
             task = asyncio.ensure_future(engine.generate(request("long"), last))
             await last.begun.wait()
             assert busy(engine) == 1 - first
             kill(engine, 1 - first)
             with pytest.raises(EngineError, match=r"no engine is left: engine 0 \(process \d+ on .*killed.*; engine 1"):
                 await task
-            return made, notes
+            return completion, notes
         finally:
             await engine.close()
 
-    made, notes = asyncio.run(main())
-    wanted = asyncio.run(Own().generate(request("long", seed=7)))
-    assert made.text.split()[1:] == wanted.text.split()[1:] and made.usage.completion == wanted.usage.completion
+    completion, notes = asyncio.run(main())
+    expected = asyncio.run(Own().generate(request("long", seed=7)))
+    assert completion.text.split()[1:] == expected.text.split()[1:]
+    assert completion.usage.completion == expected.usage.completion
     (place,) = [place for place, (_, restart) in enumerate(notes) if restart]
     lost = notes[place][0]
-    assert made.usage.wasted == lost > 0
+    assert completion.usage.wasted == lost > 0
     assert notes == [(k + 1, False) for k in range(lost)] + [(lost, True)] + [
-        (lost + k + 1, False) for k in range(wanted.usage.completion)
+        (lost + k + 1, False) for k in range(expected.usage.completion)
     ]
 
 
@@ -331,8 +332,8 @@ def test_closing_ends_calls_and_actors(ray: Any) -> None:
 async def one_of_each(num: int) -> int:
     engine = RayEngine(factory=Own, num_engines=num, start_seconds=60)
     try:
-        found = await asyncio.gather(*(engine.generate(request(f"{k}")) for k in range(num)))
-        return len(set(processes(found)))
+        completions = await asyncio.gather(*(engine.generate(request(f"{k}")) for k in range(num)))
+        return len(set(processes(completions)))
     finally:
         await engine.close()
 
@@ -376,23 +377,22 @@ def test_fifty_problems_survive_the_death_of_an_engine(ray: Any) -> None:
             await engine.close()
 
     async def spread() -> tuple[list[Any], list[Any]]:
-        engine, told = RayEngine("sums", dtype="float64", restarts=0), list[Any]()
+        engine, reported = RayEngine("sums", dtype="float64", restarts=0), list[Any]()
 
         def note(outcome: Any) -> None:
-            told.append(outcome)
-            if len(told) == 15:
+            reported.append(outcome)
+            if len(reported) == 15:
                 kill(engine, 0)
 
         try:
-            return await evaluate(problems, strategies, engine, told=note, **given), told
+            return await evaluate(problems, strategies, engine, on_outcome=note, **given), reported
         finally:
             await engine.close()
 
-    found, told = asyncio.run(spread())
-    wanted = asyncio.run(alone())
-    assert [one.key for one in found] == [one.key for one in wanted] and len({one.key for one in told}) == 50 == len(
-        told
-    )
-    assert [(one.answer, one.right) for one in found] == [(one.answer, one.right) for one in wanted]
-    assert [one.counts["tokens_total"] for one in found] == [one.counts["tokens_total"] for one in wanted]
-    assert 0 < sum(one.right for one in found) < 50
+    outcomes, reported = asyncio.run(spread())
+    expected = asyncio.run(alone())
+    assert [one.key for one in outcomes] == [one.key for one in expected]
+    assert len({one.key for one in reported}) == 50 == len(reported)
+    assert [(one.answer, one.right) for one in outcomes] == [(one.answer, one.right) for one in expected]
+    assert [one.counts["tokens_total"] for one in outcomes] == [one.counts["tokens_total"] for one in expected]
+    assert 0 < sum(one.right for one in outcomes) < 50

@@ -43,11 +43,11 @@ def engine(right: float = 0.6, **more: Any) -> ScriptedEngine:
 
 
 async def gathered(run: Run, num: int) -> list[str]:
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     async with run.samples(ASK, num, path=("s",)) as samples:
         async for number, completion in samples:
-            found[number] = completion.text
-    return [found[number] for number in sorted(found)]
+            texts[number] = completion.text
+    return [texts[number] for number in sorted(texts)]
 
 
 def test_samples_do_not_depend_on_how_many_there_are_or_how_many_run_at_once() -> None:
@@ -131,34 +131,35 @@ def test_a_call_can_be_halted_when_enough_was_read(tmp_path: Path) -> None:
     async def halted(journal: Journal) -> tuple[Any, Any]:
         run = Run(scripted, journal=journal)
         parameters = Parameters(logprobs=5)
-        made = await run.call(
+        completion = await run.call(
             ASK, path=("a",), parameters=parameters, halt=lambda so_far: sum(so_far.confidence[-2:]) < 2.0
         )
-        return made, run.summary([])
+        return completion, run.summary([])
 
     with Journal(tmp_path / "j.db") as journal:
-        (made, summary), seconds = run_virtual(halted(journal))
-        assert (made.text, made.finish, made.confidence) == ("a b c d", "halted", (3.0, 3.0, 1.0, 0.5))
+        (completion, summary), seconds = run_virtual(halted(journal))
+        assert (completion.text, completion.finish) == ("a b c d", "halted")
+        assert completion.confidence == (3.0, 3.0, 1.0, 0.5)
         assert (summary["tokens_total"], summary["tokens_cancelled"], seconds) == (4, 4, 4.0)
-        # It is as complete as any other: not made again.
-        assert run_virtual(halted(journal))[0] == (made, summary)
+        # It is as complete as any other, so it is not made again.
+        assert run_virtual(halted(journal))[0] == (completion, summary)
     assert len(scripted.asked) == 1
 
 
 def test_a_call_nobody_asks_for_again_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """A run that goes on elsewhere than it went, as with servers that draw anew."""
+    """A run that asks for other calls than before, as with servers that draw again."""
 
     async def ask(journal: Journal, *paths: str) -> tuple[int, list[str]]:
         run = Run(engine(), journal=journal)
-        made = await asyncio.gather(*(run.call(ASK, path=(path,)) for path in paths))
-        return run.replayed, [one.source for one in made]
+        completions = await asyncio.gather(*(run.call(ASK, path=(path,)) for path in paths))
+        return run.replayed, [one.source for one in completions]
 
     with Journal(tmp_path / "j.db") as journal:
         for path in ("a", "b", "c"):
             run_virtual(ask(journal, path))
     with Journal(tmp_path / "j.db") as journal:
-        found, seconds = run_virtual(ask(journal, "c", "b"))
-    assert found == (2, ["c#0", "b#0"]) and seconds == 10.0
+        result, seconds = run_virtual(ask(journal, "c", "b"))
+    assert result == (2, ["c#0", "b#0"]) and seconds == 10.0
 
 
 def test_a_call_that_failed_has_ended() -> None:
@@ -224,20 +225,20 @@ async def drafted(right: float, journal: Journal | None, scripted: ScriptedEngin
 def test_a_replay_is_the_run(tmp_path: Path, strategy: str) -> None:
     """Without an engine, and with the same early stop: calls end in the order in which they did."""
 
-    def made(journal: Journal, scripted: ScriptedEngine) -> dict[str, Any]:
+    def record(journal: Journal, scripted: ScriptedEngine) -> dict[str, Any]:
         if strategy == "pdr":
             answer, _ = run_virtual(drafted(0.6, journal, scripted))
         else:
             run = Run(scripted, seed=4, journal=journal)
             answer, _ = run_virtual(self_consistency(run, "q", extract=final_number, num=16))
-        said = {"answer": answer.answer, "text": answer.text, "calls": answer.calls, "stopped": answer.stopped}
-        return {**said, **answer.summary}
+        facts = {"answer": answer.answer, "text": answer.text, "calls": answer.calls, "stopped": answer.stopped}
+        return {**facts, **answer.summary}
 
     with Journal(tmp_path / "j.db") as journal:
-        first = made(journal, engine())
+        first = record(journal, engine())
     silent = engine()
     with Journal(tmp_path / "j.db", replay=True) as journal:
-        assert json.dumps(made(journal, silent)) == json.dumps(first)
+        assert json.dumps(record(journal, silent)) == json.dumps(first)
     assert silent.asked == []
 
 
@@ -294,10 +295,10 @@ def test_killed_runs_go_on_and_repeat_nothing(tmp_path: Path) -> None:
                 with Journal(path) as journal:
                     kept = journal.completed
                 continue
-            again, replayed, found, spent = child.stdout.read().split()
+            again, replayed, last, spent = child.stdout.read().split()
             child.wait()
             break
-        assert (found, spent) == (answer, tokens)
+        assert (last, spent) == (answer, tokens)
         assert int(replayed) == kept and int(again) == int(asked) - kept
 
 

@@ -32,9 +32,9 @@ SERVE = """
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        said = str(os.getpid()).encode()
-        self.send_response(200); self.send_header("content-length", str(len(said))); self.end_headers()
-        self.wfile.write(said)
+        body = str(os.getpid()).encode()
+        self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
 print("listening", flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
@@ -184,8 +184,8 @@ def test_refused(tmp_path: Path, make: object, words: str) -> None:
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hidden: Sequence[str] = ("xllamacpp", "fastapi")
-    found = servers.importlib.util.find_spec
-    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None if name in hidden else found(name))
+    find_spec = servers.importlib.util.find_spec
+    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None if name in hidden else find_spec(name))
     with pytest.raises(UnsupportedError, match="xllamacpp is not installed; pip install xllamacpp"):
         llama_server(__file__)
     with pytest.raises(UnsupportedError, match=r"fastapi is not installed; pip install 'partsong\[serve\]'"):

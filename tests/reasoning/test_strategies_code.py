@@ -17,7 +17,7 @@ from partsong.reasoning.answers.extract import final_code
 from partsong.reasoning.answers.sandbox import Sandbox, SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, Thinking, edit_test_select, parse_thinking
-from partsong.reasoning.strategies.code_loop import tried
+from partsong.reasoning.strategies.code_loop import run_test
 
 
 class Doubling:
@@ -62,7 +62,7 @@ def test_programs_are_mended_until_their_tests_pass() -> None:
     mend = next(r for r in engine.asked if r.path == ("trajectory 1", "mend 1"))
     assert "plus 2" in mend.messages[0].text and "AssertionError" in mend.messages[0].text
     assert run.graph.nodes["trajectory 1/mend 1#0"].reads == ("trajectory 1/code#0", "trajectory 1/test#0")
-    # The second finalist is chosen: the one of the mended program, through the call that said so.
+    # The second finalist is chosen: the mended program, and the call that chose it.
     assert (answer.answer, answer.calls) == ("times 2 again\n", ("trajectory 1/mend 1#0", "choose#0"))
     assert answer.summary["tokens_critical"] == 20 + 10 + 3 + 3 == seconds
     assert len(runner.seen) == (1 + 2 + 2) + 3 * 2 + 3
@@ -132,26 +132,26 @@ def _read(path: Path) -> bytes:
 
 def test_a_program_that_leaves_early_has_not_passed() -> None:
     sandbox = Sandbox(isolate=False)
-    assert asyncio.run(tried(sandbox, "x = 1", "assert x == 1")).passed
-    early = asyncio.run(tried(sandbox, "raise SystemExit(0)", "assert False"))
+    assert asyncio.run(run_test(sandbox, "x = 1", "assert x == 1")).passed
+    early = asyncio.run(run_test(sandbox, "raise SystemExit(0)", "assert False"))
     assert not early.passed and "ended before the test" in early.output
 
 
 @pytest.mark.parametrize("knobs", [{"seconds": 0}, {"memory_mb": 1.5}, {"processes": True}])
-def test_limits_that_are_none(knobs: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"sandbox {next(iter(knobs))}="):
+def test_limits_that_are_not_positive(knobs: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"Sandbox: {next(iter(knobs))}=.*; use a"):
         Sandbox(**knobs)
 
 
 def test_a_strategy_as_text() -> None:
-    made = parse_thinking("pdr:schedule=4-2-1,distillation=random-k,keep=3")
-    assert made == Thinking(name="pdr", knobs={"schedule": (4, 2, 1), "distillation": "random-k", "keep": 3})
+    thinking = parse_thinking("pdr:schedule=4-2-1,distillation=random-k,keep=3")
+    assert thinking == Thinking(name="pdr", knobs={"schedule": (4, 2, 1), "distillation": "random-k", "keep": 3})
     engine = ScriptedEngine(lambda request, draw: Line(text="7"))
-    answer, _ = run_virtual(made(Run(engine), "q", extract=final_number))
+    answer, _ = run_virtual(thinking(Run(engine), "q", extract=final_number))
     assert answer.answer == "7" and len(engine.asked) == 7
     for name in STRATEGIES:
         assert parse_thinking(name).knobs == {}
-    # What is said counts as set, the default too: a model's own knobs must not take its place.
+    # A knob that the text names counts as set, also with its default value: a model's own knobs must not replace it.
     assert parse_thinking("self-consistency:risk=0.05,early_stop=true").knobs == {"risk": 0.05, "early_stop": True}
     assert parse_thinking("edit-test-select").needs == ("runner",)
 

@@ -26,9 +26,9 @@ def test_examples_say_what_they_claim(page: Path, capsys: pytest.CaptureFixture[
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
     for block in blocks:
-        wanted = block.rstrip().rsplit("  # ", 1)[1]
+        expected = block.rstrip().rsplit("  # ", 1)[1]
         exec(compile(block, str(page), "exec"), {"__name__": "page"})
-        assert capsys.readouterr().out.strip() == wanted
+        assert capsys.readouterr().out.strip() == expected
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -60,10 +60,10 @@ def test_sizes_with_a_judge_that_is_right_are_the_full_vote() -> None:
     for seed in range(20):
         draw = random.Random(seed)
         HEADING[:] = [draw.choice([7, 7, 8, 9]) for _ in range(10)]
-        wanted = max(dict.fromkeys(HEADING), key=HEADING.count)
+        expected = max(dict.fromkeys(HEADING), key=HEADING.count)
         for keep in (1, 2):
             answer, _, _, _ = run_of(deepprune, traces, judge=judge, vote="sizes", keep=keep, **OPTIONS)
-            assert answer.answer == str(wanted)
+            assert answer.answer == str(expected)
     HEADING[:] = [7, 8, 7, 7, 9, 8, 7, 8, 7, 7]
 
 
@@ -205,7 +205,7 @@ def test_fewer_plans_are_drawn_by_the_seed() -> None:
     assert len(set(drawn)) > 1
     answer, _, _, _ = run_of(plan_search, plans, num=3, critique=False)
     assert answer.summary["calls"] == 1 + 4 * 3
-    scored, _, _, _ = run_of(plan_search, plans, num=4, scorer=lambda made: -len(made.source))
+    scored, _, _, _ = run_of(plan_search, plans, num=4, scorer=lambda solution: -len(solution.source))
     assert scored.calls == ("solve#0",)
 
 

@@ -23,7 +23,7 @@ from partsong.reasoning.strategies import (
     single,
 )
 from partsong.reasoning.strategies.confidence import group_means, trace_score
-from partsong.reasoning.strategies.deepconf import keep_above
+from partsong.reasoning.strategies.deepconf import top_quantile
 from tests.reasoning.scripts import guesses
 
 
@@ -50,12 +50,12 @@ def pool_of(seed: int, num: int) -> list[Completion]:
 
     async def drawn() -> list[Completion]:
         run = Run(ScriptedEngine(sure), seed=seed)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         chat = [Message("user", ("q",))]
         async with run.samples(chat, num, path=("sample",), parameters=Parameters(logprobs=20)) as samples:
-            async for number, made in samples:
-                found[number] = made
-        return [found[i] for i in range(num)]
+            async for number, completion in samples:
+                completions[number] = completion
+        return [completions[i] for i in range(num)]
 
     return run_virtual(drawn())[0]
 
@@ -71,9 +71,9 @@ def test_a_majority_is_right_as_often_as_the_binomial_says() -> None:
     script = guesses(right, wrong=1)
     votes = [run_of(self_consistency, seed, script, num=num)[0].answer == "7" for seed in range(questions)]
     alone = [run_of(single, seed, script)[0].answer == "7" for seed in range(questions)]
-    for found, wanted in ((votes, theory), (alone, right)):
-        deviation = math.sqrt(wanted * (1 - wanted) / questions)
-        assert abs(sum(found) / questions - wanted) < 3 * deviation
+    for counts, expected in ((votes, theory), (alone, right)):
+        deviation = math.sqrt(expected * (1 - expected) / questions)
+        assert abs(sum(counts) / questions - expected) < 3 * deviation
 
 
 def test_one_call_is_the_first_sample_of_many() -> None:
@@ -85,7 +85,7 @@ def test_one_call_is_the_first_sample_of_many() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_best_of_n_against_the_pool(seed: int) -> None:
     pool = pool_of(seed, 8)
-    scores = [sum(made.confidence or ()) / len(made.confidence or ()) for made in pool]
+    scores = [sum(completion.confidence or ()) / len(completion.confidence or ()) for completion in pool]
     answer, _ = run_of(best_of_n, seed, num=8)
     assert answer.calls == (f"sample#{scores.index(max(scores))}",)
     assert answer.summary["calls"] == 8 and answer.summary["tokens_cancelled"] == 0
@@ -100,8 +100,8 @@ def test_best_of_n_against_the_pool(seed: int) -> None:
 
 
 def test_a_scorer_of_ones_own() -> None:
-    async def long(made: Completion) -> float:
-        return float(made.usage.completion)
+    async def long(completion: Completion) -> float:
+        return float(completion.usage.completion)
 
     answer, run = run_of(best_of_n, 2, num=6, scorer=long)
     longest = max(run.graph.nodes.values(), key=lambda node: node.tokens)
@@ -116,13 +116,13 @@ def test_short_m_against_the_pool(seed: int) -> None:
     pool = pool_of(seed, 10)
     order = sorted(range(10), key=lambda i: (pool[i].usage.completion, i))[:3]
     votes = [final_number(pool[i].text) for i in order]
-    wanted = max(dict.fromkeys(votes), key=votes.count)
+    expected = max(dict.fromkeys(votes), key=votes.count)
     early, _ = run_of(short_m, seed, num=10, shortest=3)
-    assert early.answer == wanted
+    assert early.answer == expected
     assert early.details["lengths"] == [pool[i].usage.completion for i in order]
     assert early.summary["tokens_critical"] <= early.details["lengths"][-1] + 1
     full, _ = run_of(short_m, seed, num=10, shortest=3, early_stop=False)
-    assert full.answer == wanted and full.summary["tokens_total"] > early.summary["tokens_total"]
+    assert full.answer == expected and full.summary["tokens_total"] > early.summary["tokens_total"]
 
 
 def test_adaptive_consistency_stops_at_four_to_none() -> None:
@@ -137,7 +137,7 @@ def test_adaptive_consistency_stops_at_four_to_none() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_adaptive_consistency_against_the_pool(seed: int) -> None:
-    pool = [str(final_number(made.text)) for made in pool_of(seed, 20)]
+    pool = [str(final_number(completion.text)) for completion in pool_of(seed, 20)]
     for end in range(1, 21):
         first, second = [*(n for _, n in Counter(pool[:end]).most_common()), 0][:2]
         mass = sum(math.comb(first + second + 1, i) for i in range(first + 1)) / 2 ** (first + second + 1)
@@ -155,8 +155,8 @@ def test_deepconf_offline_against_the_pool(score: Any) -> None:
     for seed in range(4):
         pool = pool_of(seed, 12)
         scores = []
-        for made in pool:
-            values = list(made.confidence or ())
+        for completion in pool:
+            values = list(completion.confidence or ())
             groups = [sum(values[i : i + 5]) / 5 for i in range(len(values) - 4)]
             low = sorted(groups)[: max(1, len(groups) // 10)]
             scores.append(
@@ -171,9 +171,9 @@ def test_deepconf_offline_against_the_pool(score: Any) -> None:
         ranked = sorted(scores)
         limit = ranked[6] + 0.6 * (ranked[7] - ranked[6])
         weights: dict[str, float] = {}
-        for made, worth in zip(pool, scores, strict=True):
+        for completion, worth in zip(pool, scores, strict=True):
             if worth >= limit:
-                vote = str(final_number(made.text))
+                vote = str(final_number(completion.text))
                 weights[vote] = weights.get(vote, 0.0) + worth
         answer, _ = run_of(deepconf, seed, num=12, top=0.4, online=False, score=score, group=5)
         assert answer.answer == best_named(weights)
@@ -185,12 +185,12 @@ def test_deepconf_offline_against_the_pool(score: Any) -> None:
 def test_deepconf_online_against_the_pool(seed: int) -> None:
     """Threshold of six, then one after the other until the leader has 0.8; halted samples would not have voted."""
     pool = pool_of(seed, 24)
-    scores = [min(group_means(made.confidence or (), 4)) for made in pool]
-    limit = keep_above(scores[:6], 0.5)
+    scores = [min(group_means(completion.confidence or (), 4)) for completion in pool]
+    limit = top_quantile(scores[:6], 0.5)
     weights: dict[str, float] = {}
-    for drawn, (made, worth) in enumerate(zip(pool, scores, strict=True), 1):
+    for drawn, (completion, worth) in enumerate(zip(pool, scores, strict=True), 1):
         if worth >= limit:
-            vote = str(final_number(made.text))
+            vote = str(final_number(completion.text))
             weights[vote] = weights.get(vote, 0.0) + worth
         if drawn >= 6 and weights and max(weights.values()) / sum(weights.values()) >= 0.8:
             break
@@ -222,11 +222,11 @@ def _falling(falls: bool) -> tuple[float, ...]:
 
 
 def test_scores_of_a_trace() -> None:
-    made = Completion(text="", confidence=(4.0, 2.0, 6.0, 8.0))
-    assert self_certainty(made) == 5.0
-    assert trace_score(made, "tail", 2) == 7.0
-    assert trace_score(made, "lowest", 2) == trace_score(made, "bottom", 2) == 3.0
-    assert trace_score(made, "lowest", 100) == 5.0
+    completion = Completion(text="", confidence=(4.0, 2.0, 6.0, 8.0))
+    assert self_certainty(completion) == 5.0
+    assert trace_score(completion, "tail", 2) == 7.0
+    assert trace_score(completion, "lowest", 2) == trace_score(completion, "bottom", 2) == 3.0
+    assert trace_score(completion, "lowest", 100) == 5.0
 
 
 @pytest.mark.parametrize(

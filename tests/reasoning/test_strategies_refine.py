@@ -115,8 +115,8 @@ def test_the_workspace_is_bounded() -> None:
 def test_texts_may_be_other_texts() -> None:
     german = RefinementPrompts(first="Frage: {question}", again="Frage: {question} Entwurf: {draft}")
     _, _, engine, _ = run_of(sequential_refinement, countdown, rounds=2, prompts=german)
-    said = [request.messages[0].text for request in engine.asked]
-    assert said == ["Frage: the question", "Frage: the question Entwurf: draft 0 says 9"]
+    texts = [request.messages[0].text for request in engine.asked]
+    assert texts == ["Frage: the question", "Frage: the question Entwurf: draft 0 says 9"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_scorer_estimates_the_difficulty() -> None:
         compute_optimal,
         lambda request, draw: Line(text="7"),
         choices=(sequential_refinement, pdr),
-        scorer=lambda made: 0.2,
+        scorer=lambda completion: 0.2,
         probes=2,
     )
     assert (answer.details["bin"], answer.details["ease"]) == (1, 0.2)

@@ -58,24 +58,24 @@ def test_systematic_draws_have_the_right_mean_and_are_never_off_by_one() -> None
             drawn = Counter(systematic(weights, num, (i + 0.5) / grid))
             counts += drawn
             assert drawn.total() == num
-            assert all(abs(drawn[place] - wanted) < 1 for place, wanted in enumerate(share))
-        assert all(abs(counts[place] / grid - wanted) <= 1 / grid for place, wanted in enumerate(share))
+            assert all(abs(drawn[place] - expected) < 1 for place, expected in enumerate(share))
+        assert all(abs(counts[place] / grid - expected) <= 1 / grid for place, expected in enumerate(share))
 
 
 def test_particles_have_the_distribution_the_scores_ask_for() -> None:
     """Against enumeration: the chance of a first letter times its odds, then of the second, over many runs."""
     odds = {text: score / (1 - score) for text, score in SCORES.items()}
     chance = {"a": 0.7, "b": 0.3}
-    wanted = {x + y: chance[x] * odds[x] * chance[y] for x, y in itertools.product("ab", "ab")}
-    found: Counter[str] = Counter()
+    expected = {x + y: chance[x] * odds[x] * chance[y] for x, y in itertools.product("ab", "ab")}
+    drawn: Counter[str] = Counter()
     for seed in range(24):
         _, run, _, _ = run_of(particle_filtering, seed=seed, particles=100)
         for i in range(100):
             node = run.graph.nodes[f"step 1#{i}"]
             assert node.completion is not None
-            found[node.request.messages[1].text.strip() + node.completion.text] += 1
-    for text, weight in wanted.items():
-        assert found[text] / found.total() == pytest.approx(weight / sum(wanted.values()), abs=0.02)
+            drawn[node.request.messages[1].text.strip() + node.completion.text] += 1
+    for text, weight in expected.items():
+        assert drawn[text] / drawn.total() == pytest.approx(weight / sum(expected.values()), abs=0.02)
 
 
 def test_the_best_particle_answers_and_costs_what_it_must() -> None:
@@ -184,7 +184,7 @@ def test_a_budget_leaves_the_texts_so_far() -> None:
     [
         ({"separator": ""}, "separator=''"),
         ({"particles": 0}, "particles=0"),
-        ({"scorer": lambda question, trace: 1.5}, r"step 0#\d was scored 1.5"),
+        ({"scorer": lambda question, trace: 1.5}, r"gave call step 0#\d a score of 1.5; return a number from 0 to 1"),
     ],
 )
 def test_refused(knobs: dict[str, Any], words: str) -> None:

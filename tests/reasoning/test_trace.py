@@ -44,13 +44,13 @@ def test_lanes_are_as_few_as_can_be() -> None:
         for number in range(draw.randint(1, 20)):
             start = draw.randint(0, 10)
             graph.add(CallNode(name=str(number), request=None, start=start, end=start + draw.randint(1, 5)))  # type: ignore[arg-type]
-        found, nodes = lanes(graph), list(graph.nodes.values())
+        lane_of, nodes = lanes(graph), list(graph.nodes.values())
         for a in nodes:
             for b in nodes:
                 overlap = a is not b and a.start < (b.end or 0) and b.start < (a.end or 0)
-                assert not (overlap and found[a.name] == found[b.name])
+                assert not (overlap and lane_of[a.name] == lane_of[b.name])
         most = max(sum(n.start <= moment < (n.end or 0) for n in nodes) for moment in range(16))
-        assert len(set(found.values())) == most == max(found.values()) + 1
+        assert len(set(lane_of.values())) == most == max(lane_of.values()) + 1
 
 
 def test_a_trace_for_perfetto(graph: CallGraph) -> None:

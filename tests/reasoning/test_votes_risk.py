@@ -53,10 +53,10 @@ def test_no_small_vote_errs_more_often_than_it_may(delta: float) -> None:
     """All orders of all votes of two answers up to 13, and of three up to 9; risks so large that it errs at all."""
     votes: list[tuple[int, ...]] = [(a, n - a) for n in (8, 11, 13) for a in range(n // 2, n)]
     votes += [(3, 3, 3), (4, 3, 2), (5, 3, 1)]
-    found = [errors(counts, delta) for counts in votes]
-    assert all(wrong <= delta for _, wrong in found)
-    assert max(stops for stops, _ in found) > 0.5
-    assert max(wrong for _, wrong in found) > 0  # so that the bound is tested at all
+    results = [errors(counts, delta) for counts in votes]
+    assert all(wrong <= delta for _, wrong in results)
+    assert max(stops for stops, _ in results) > 0.5
+    assert max(wrong for _, wrong in results) > 0  # so that the bound is tested at all
 
 
 @cache

@@ -22,7 +22,7 @@ def vote(engine: Any, questions: int) -> list[str | None]:
     async def main() -> list[str | None]:
         runs = [Run(engine, seed=seed) for seed in range(questions)]
         asked = (self_consistency(run, "3 + 4?", extract=final_number, num=4, early_stop=False) for run in runs)
-        return [made.answer for made in await asyncio.gather(*asked)]
+        return [answer.answer for answer in await asyncio.gather(*asked)]
 
     return asyncio.run(main())
 
@@ -63,9 +63,9 @@ def test_a_chat_stands_before_every_prompt_and_nothing_else_changes() -> None:
     before = [Message("system", ("Be brief.",)), Message("user", ("1 + 1?",)), Message("assistant", ("2",))]
     asked = Request(messages=(Message("user", ("3 + 4?",)),), parameters=Parameters(max_tokens=7), path=("a",), seed=5)
     asyncio.run(ChatEngine(inner, before).generate(asked))
-    (made,) = inner.asked
-    assert made.messages == (*before, *asked.messages)
-    assert (made.parameters, made.path, made.sample, made.seed) == (
+    (inner_request,) = inner.asked
+    assert inner_request.messages == (*before, *asked.messages)
+    assert (inner_request.parameters, inner_request.path, inner_request.sample, inner_request.seed) == (
         asked.parameters,
         asked.path,
         asked.sample,

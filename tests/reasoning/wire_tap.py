@@ -15,12 +15,12 @@ class WireTap:
 
     Attributes:
         base_url: to give to the engine.
-        said: all that came from the server, one list of pieces by connection.
+        received: all that came from the server, one list of pieces by connection.
     """
 
     def __init__(self, base_url: str) -> None:
         self._to = urlsplit(base_url)
-        self.said: list[bytearray] = []
+        self.received: list[bytearray] = []
 
     async def __aenter__(self) -> WireTap:
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
@@ -33,17 +33,17 @@ class WireTap:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._to.hostname, self._to.port)
         kept = bytearray()
-        self.said.append(kept)
+        self.received.append(kept)
         with contextlib.suppress(ConnectionError):
             await asyncio.gather(_copy(reader, up_writer), _copy(up_reader, writer, kept))
 
     def usages(self) -> Iterator[dict[str, Any]]:
-        """Every count of tokens the server sent, wherever in whatever."""
-        text = b"\n".join(self.said).decode("utf-8", "replace")
+        """Yields every count of tokens that the server sent, anywhere in its answers."""
+        text = b"\n".join(self.received).decode("utf-8", "replace")
         place = text.find('"usage":{')
         while place >= 0:
-            found, _ = json.JSONDecoder().raw_decode(text, place + len('"usage":'))
-            yield found
+            usage, _ = json.JSONDecoder().raw_decode(text, place + len('"usage":'))
+            yield usage
             place = text.find('"usage":{', place + 1)
 
 

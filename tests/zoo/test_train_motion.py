@@ -17,7 +17,7 @@ from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Attn
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
-from partsong.samplers.pipeline.memoryless import check_memoryless
+from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
 from partsong.zoo.motion.attention import lookback_mask
 from partsong.zoo.motion.clips import decode_clip, encode_clip

@@ -1,1 +1,1 @@
-"""Benchmarks: speed beside the serial twin and beside peers."""
+"""Times strategies, kernels and decoders beside their serial twins and beside other libraries."""

@@ -1,9 +1,9 @@
-"""Strategies against one process and against diffusers' own, one denoiser step each, interleaved in one run.
+"""Times one denoiser step with each strategy, with diffusers' own parallelism and with one process, in turn.
 
-Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine
-touches all cases alike. Serial is one process with one thread while the others wait idle; parallel is `nproc`
-processes with one thread each. ``DisplacedPatch`` is timed after its warm-up. The case `LIMIT` runs the serial step in
-all processes at once: `nproc` steps in that time are what the shared caches and memory of the machine allow.
+Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine affects
+all cases. Serial is one process with one thread while the others wait idle; parallel is `nproc` processes with one
+thread each. ``DisplacedPatch`` is timed after its warm-up. The case `LIMIT` runs the serial step in all processes at
+once. It shows how fast the shared caches and memory of the machine allow `nproc` steps to be.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from partsong.evals.bench.models import BENCH_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
@@ -32,9 +33,9 @@ PEERS: dict[str, Callable[[nn.Module, int], None]] = {
     "diffusers Ulysses": diffusers_ulysses,
     "diffusers ring": diffusers_ring,
 }
-#: Steps before the timed ones: the first waits for fresh keys, from the second on exchanges are asynchronous.
+#: Untimed steps; the first waits for fresh keys, and from the second on exchanges are asynchronous.
 STEPS_BEFORE = 2
-#: What the machine allows: every process computes the whole serial step at the same time, nothing is exchanged.
+#: The case in which every process computes the whole serial step at the same time and nothing is exchanged.
 LIMIT = "serial on every process"
 
 
@@ -46,21 +47,21 @@ def run(
     tokens: Sequence[int] = (1024, 4096),
     peers: bool = True,
 ) -> list[dict[str, Any]]:
-    """Times all cases and returns one row per model, size and case.
+    """Times all cases and returns a row per model, size and case.
 
     Args:
         nproc: ranks, one thread each.
         repeats: rounds; the median counts.
-        models: names out of `BENCH_MODELS`.
-        tokens: image tokens; 128 text tokens come on top.
-        peers: also time diffusers' own context parallelism.
+        models: names of `BENCH_MODELS`.
+        tokens: numbers of image tokens, to which 128 text tokens are added.
+        peers: whether to time diffusers' own context parallelism too.
     """
     return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers)
 
 
 @dataclass(slots=True)
 class _Case:
-    """One column of the table: its own twin of the model, and what was measured."""
+    """Holds one case: its own copy of the model, and what was measured."""
 
     name: str
     module: nn.Module
@@ -77,12 +78,10 @@ class _Case:
 def _on_rank(
     nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool
 ) -> list[dict[str, Any]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    # The first mesh brings up the process group and outlives those of the strategies, which share it.
+    # The first mesh starts the process group, which the meshes of the strategies share, and so must end last.
     with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims():
         for model in models:
             torch.manual_seed(0)
@@ -109,21 +108,21 @@ def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[
 
 
 def _name(strategy: Strategy) -> str:
-    """Its type and the knobs that are not at their default; the warm-up is over before anything is timed."""
+    """Names a strategy by its type and the knobs that are not the default, except the warm-up, which is not timed."""
     knobs = (knob for knob in fields(strategy) if knob.name != "warmup_steps")
     changed = [f"{k.name}={getattr(strategy, k.name)!r}" for k in knobs if getattr(strategy, k.name) != k.default]
     return type(strategy).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """A copy that shares the weights, so that every case reads the same memory."""
+    """Copies a module but shares its weights, so that every case reads the same memory."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
 
 
 def _rounds(
     cases: list[_Case], inputs: Callable[[int, float], dict[str, Any]], count: int, repeats: int, mesh: Mesh
 ) -> None:
-    """Steps through falling timesteps, all cases side by side; the first steps are not timed."""
+    """Runs all cases in turn at falling timesteps; the first steps are not timed."""
     for step in range(STEPS_BEFORE + repeats):
         named = inputs(count, 0.6 - 0.02 * step)
         for case in cases:
@@ -136,9 +135,9 @@ def _rounds(
 
 
 def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float, float]:
-    """One step of a case: wall time of the slowest rank, the longest and the least wait, processor time of them all.
+    """Runs one step of a case and returns the slowest rank's wall time, the longest and the least wait, and CPU time.
 
-    The rank that waits most is the one that was given the faster core; what even the other waits is the exchange's.
+    The rank that waits longest had the faster core. The least wait is what the exchange itself costs.
     """
     everyone = mesh.axis(*AXES)
     agree(everyone, [0.0])

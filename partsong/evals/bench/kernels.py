@@ -1,7 +1,7 @@
-"""Kernels against PyTorch's own and each other: attention, segments, the token head, and what a call costs on top.
+"""Times kernels against each other and against PyTorch's own: attention, segments, the token head and call overhead.
 
-Runs anywhere: on a GPU in bfloat16 with the lengths the papers use, on a CPU in float32 with a few short ones. What a
-machine cannot run has a row too, with the reason. All cases of a group are timed in turn and the median counts.
+It runs on a GPU in bfloat16 with the lengths that papers use, and on a CPU in float32 with a few short ones. A case
+that the machine cannot run has a row with the reason. The cases of a group are timed in turn and the median counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["GPU_LENGTHS", "HEAD_SIZES", "forced", "inputs", "run", "timed"]
 
 GPU_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 CPU_LENGTHS = (1024,)
-#: FlashAttention's convention: as many tokens and channels at every length, so that all rows do comparable work.
+#: Tokens and channels are the same at every length, as in FlashAttention's benchmark, so that rows are comparable.
 GPU_TOKENS, GPU_CHANNELS = 16384, 2048
 HEAD_SIZES = (64, 128)
 NUM_SEGMENTS = 8
-#: Largest length `naive` (a full matrix of logits) is timed at.
+#: The longest sequence to time `naive` at, because it stores a full matrix of logits.
 NAIVE_LENGTH = 2048
 VOCABULARY, HEAD_CHANNELS = 126464, 4096
 PEERS = {
@@ -47,12 +47,12 @@ def run(*, repeats: int = 5, tokens: Sequence[int] = (), device: str | None = No
 
     Args:
         repeats: rounds; the median counts.
-        tokens: lengths of the attention table; default is 1k to 64k on a GPU and 1k on a CPU.
-        device: torch device type; default the GPU if there is one.
+        tokens: lengths of sequences; if empty, 1024 to 65536 on a GPU and 1024 on a CPU.
+        device: torch device type; None is the GPU if there is one.
 
     Returns:
-        One row per case: `name`, `size`, `seconds_median`, `ratio_to_serial` (speed against the group's first case),
-        and `tflops`, `gigabytes_per_second` or `skipped` where they apply.
+        A row per case with ``name size seconds_median ratio_to_serial`` (speed relative to the first case of the group)
+        and, where they apply, ``tflops``, ``gigabytes_per_second`` or ``skipped``.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     lengths = tuple(tokens) or (GPU_LENGTHS if device == "cuda" else CPU_LENGTHS)
@@ -71,7 +71,7 @@ def run(*, repeats: int = 5, tokens: Sequence[int] = (), device: str | None = No
 
 
 def inputs(device: str, length: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random q, k, v of one length and head size, as large as suits the device."""
+    """Draws random q, k and v of one length and head size, with as many heads and rows as suit the device."""
     on_gpu = device == "cuda"
     batch = max(1, GPU_TOKENS // length) if on_gpu else 1
     heads = GPU_CHANNELS // width if on_gpu else 8
@@ -111,7 +111,7 @@ def _peer(kind: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor, causal: bool
 
 
 def forced(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Causal | None) -> Callable[[], Any]:
-    """`attention` on one backend, as a call without arguments."""
+    """Returns a function without arguments that calls `attention` on one backend."""
 
     def call() -> tuple[Tensor, Tensor]:
         with force_backend(name):
@@ -121,7 +121,7 @@ def forced(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Causal | None) -> C
 
 
 def _segments(device: str, length: int, repeats: int) -> list[dict[str, Any]]:
-    """The same keys in one piece and in eight, read where they lie or put together first."""
+    """Times the same keys in one piece and in eight, read where they are or concatenated first."""
     q, k, v = inputs(device, length, 128)
     own = [[part.clone() for part in x.chunk(NUM_SEGMENTS, dim=2)] for x in (k, v)]
     table = [Segment(*pair) for pair in zip(*own, strict=True)]
@@ -148,7 +148,7 @@ def _in_segments(name: str, q: Tensor, table: list[Segment]) -> Callable[[], Any
 
 
 def _token_head(device: str, repeats: int) -> list[dict[str, Any]]:
-    """Statistics of a few rows over a large vocabulary: bound by reading the head's weight once."""
+    """Times statistics of a few rows over a large vocabulary, which cost at least one reading of the head's weight."""
     on_gpu = device == "cuda"
     vocabulary, channels, num_rows = (VOCABULARY, HEAD_CHANNELS, 32) if on_gpu else (VOCABULARY // 8, 512, 32)
     dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -188,7 +188,7 @@ def _overhead(length: int, repeats: int) -> list[dict[str, Any]]:
 def timed(
     cases: list[Case], size: int, repeats: int, device: str, tflops: float | None = None, gigabytes: float | None = None
 ) -> list[dict[str, Any]]:
-    """Times the cases in turn, after one untimed round; a case that is refused becomes a row that says why."""
+    """Times the cases in turn after one untimed round; a case that cannot run becomes a row with the reason."""
     running, rows = [], []
     for name, call in cases:
         try:
@@ -200,7 +200,7 @@ def timed(
     for _ in range(repeats):
         for _, call, seconds in running:
             if clear is not None:
-                clear.zero_()  # what the last case left in the cache must not help the next
+                clear.zero_()  # empties the cache, so that one case does not help the next
             seconds.append(_seconds(call, device))
     medians = [statistics.median(seconds) for _, _, seconds in running]
     for (name, _, seconds), median in zip(running, medians, strict=True):

@@ -1,4 +1,4 @@
-"""Random-weight denoisers of about 100 M parameters and their inputs, for timing on any machine."""
+"""Builds denoisers of about 100 M random parameters and their inputs, for timing on any machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TEXT_TOKENS = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchModel:
-    """A model to time.
+    """Describes a model to time.
 
     Attributes:
         name: as it appears in result tables.
-        build: makes the module; weights are random, seeded by the caller.
-        inputs: keyword arguments for a number of image tokens (positions of the latent) and a timestep in [0, 1].
-        strategies: what it is timed with.
+        build: makes the module with random weights, whose seed the caller sets.
+        inputs: makes keyword arguments for a number of image tokens (positions of the latent) and a timestep in [0, 1].
+        strategies: with which to time it.
         peers: whether other libraries can split it too.
     """
 
@@ -99,11 +99,11 @@ def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
 
 
 def bench_video_pipeline(causal: bool, block: int) -> Any:
-    """A Wan pipeline of 16 M parameters for videos of many blocks, its transformer causal or not; random weights.
+    """Builds a Wan pipeline of 16 M random parameters for videos of many blocks.
 
     Args:
-        causal: whether frames see the past alone.
-        block: latent frames that see each other in a causal one.
+        causal: whether frames see only the past.
+        block: how many latent frames see each other in a causal model.
     """
     from diffusers import (
         AutoencoderKLWan,
@@ -138,7 +138,7 @@ def bench_video_pipeline(causal: bool, block: int) -> Any:
 def _unet() -> nn.Module:
     from diffusers import UNet2DConditionModel
 
-    kind: Any = UNet2DConditionModel  # whose annotations know only one of the forms it takes
+    kind: Any = UNet2DConditionModel  # its annotations name only one of the forms it takes
     return kind(
         block_out_channels=(128, 256, 512),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),

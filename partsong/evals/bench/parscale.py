@@ -1,4 +1,4 @@
-"""Times streams beside wider models of the same predicted quality, interleaved in one process."""
+"""Times streams beside wider models of the same predicted quality, in turn in one process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.parscale.cost import LAWS, Shape
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
@@ -24,10 +25,10 @@ _HEAD, _VOCABULARY, _PREFIX = 32, 8192, 48
 
 
 def bench_parscale_model(heads: int = 16, layers: int = 8) -> LlamaForCausalLM:
-    """A random Llama of `heads` times 32 channels, two query heads to a key head; about 25 million parameters inside.
+    """Builds a random Llama of `heads` times 32 channels, by default with about 25 million parameters inside.
 
     Args:
-        heads: an even or odd number; key heads are half of it, rounded up, so an odd number has as many as heads.
+        heads: query heads; there are half as many key heads, or as many if the number is odd.
         layers: how many.
     """
     torch.manual_seed(0)
@@ -50,22 +51,25 @@ def bench_parscale_model(heads: int = 16, layers: int = 8) -> LlamaForCausalLM:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
+    """Describes a model to time: the base, the base with streams, or a wider one."""
+
     name: str
     num_streams: int
     model: LlamaForCausalLM
     attached: ParScale | None
 
     def cache(self) -> Any:
+        """Makes an empty cache for the model."""
         return DynamicCache() if self.attached is None else self.attached.cache(self.num_streams)
 
 
 def run(
     *,
-    repeats: int = 5,
+    repeats: Count = 5,
     streams: Sequence[int] = (1, 2, 4, 8),
-    batch: int = 1,
-    prompt: int = 256,
-    new_tokens: int = 16,
+    batch: Count = 1,
+    prompt: Count = 256,
+    new_tokens: Count = 16,
     law: str = "stack-v2-python",
     heads: int = 16,
     layers: int = 8,
@@ -76,25 +80,27 @@ def run(
         repeats: rounds; the median counts.
         streams: values of P; each is timed beside a model of one stream that is wider by the law.
         batch: texts at once.
-        prompt: tokens of each.
-        new_tokens: steps timed in each round.
-        law: of `parscale_cost.LAWS`; it was fitted to far larger models.
+        prompt: tokens of each text.
+        new_tokens: steps to time in each round.
+        law: name of `partsong.reasoning.parscale.cost.LAWS`; the laws were fitted to far larger models.
         heads: of the base model.
         layers: of all models.
 
     Returns:
         A row per side: ``name size side seconds_median seconds_all ratio_to_serial prefill_seconds parameters
-        memory_bytes memory_added token_added prefill_added drift``. `seconds_median` is of a step and
-        `ratio_to_serial` the base model's over it; memory is weights, keys and values, counted; `drift` is the
-        largest difference of logits between the steps and one forward over everything.
+        memory_bytes memory_added token_added prefill_added drift``. ``seconds_median`` is of one step, and
+        ``ratio_to_serial`` is that of the base model divided by it. Memory is that of weights, keys and values.
+        ``drift`` is the largest difference of logits between the steps and one forward over all tokens.
 
     Raises:
-        ArgumentError: a number that cannot be, or an unknown law.
+        ArgumentError: a number is out of range, or the law is unknown.
     """
     if law not in LAWS:
         raise ArgumentError(f"no law {law!r}; there are {', '.join(LAWS)}")
-    if min(repeats, batch, prompt, new_tokens, *streams) < 1 or not streams:
-        raise ArgumentError("repeats, streams, batch, prompt and new_tokens are 1 or more")
+    counts = {"repeats": repeats, "batch": batch, "prompt": prompt, "new_tokens": new_tokens}
+    check_knobs(type_hints(run), counts)
+    if min(streams, default=0) < 1:
+        raise ArgumentError(f"streams={tuple(streams)}; use one or more positive integers")
     sides = _sides(streams, heads, layers, LAWS[law].gain)
     ids = torch.randint(_VOCABULARY, (batch, prompt + new_tokens), generator=torch.Generator().manual_seed(1))
     seconds: dict[str, list[tuple[float, float]]] = {side.name: [] for side in sides}
@@ -112,7 +118,7 @@ def run(
 
 
 def _sides(streams: Sequence[int], heads: int, layers: int, gain: float) -> list[_Side]:
-    # The base is timed as it is, without hooks that look for streams, so it is a model of its own.
+    # The base is a separate model, because it is timed without the hooks that look for streams.
     sides, shared = [_Side("base", 1, bench_parscale_model(heads, layers), None)], bench_parscale_model(heads, layers)
     several = sorted(set(streams) - {1})
     attached = ParScale(shared, *(StreamWeights.new(shared, num, prefix_length=_PREFIX) for num in several))
@@ -126,15 +132,15 @@ def _sides(streams: Sequence[int], heads: int, layers: int, gain: float) -> list
 
 @torch.inference_mode()
 def _timed(side: _Side, ids: Tensor, prompt: int) -> tuple[tuple[float, float], Tensor, Any]:
-    """Seconds of the prefill and of a step, the logits of the steps, and the cache."""
-    cache, found = side.cache(), []
+    """Returns the seconds of the prefill and of a step, the logits of the steps, and the cache."""
+    cache, logits = side.cache(), []
     start = time.perf_counter()
     side.model(ids[:, :prompt], past_key_values=cache, logits_to_keep=1)
     middle = time.perf_counter()
     for place in range(prompt, ids.shape[1]):
-        found.append(side.model(ids[:, place : place + 1], past_key_values=cache).logits)
+        logits.append(side.model(ids[:, place : place + 1], past_key_values=cache).logits)
     end = time.perf_counter()
-    return (middle - start, (end - middle) / len(found)), torch.cat(found, dim=1), cache
+    return (middle - start, (end - middle) / len(logits)), torch.cat(logits, dim=1), cache
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""diffusers' own context parallelism, made to run on a CPU so that it can stand in the same table.
+"""Makes diffusers' own context parallelism run on a CPU, so that it can be timed in the same table.
 
-Two calls are shimmed, nothing else is touched: on a machine without accelerators ``torch.accelerator.device_count()``
-is 0 and diffusers divides by it, and its native attention returns no log-sum-exp, which its ring needs.
+Only two functions are replaced. Without accelerators ``torch.accelerator.device_count()`` is 0, and diffusers divides
+by it. The native attention of diffusers returns no log-sum-exp, which its ring needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def diffusers_ulysses(module: nn.Module, degree: int) -> None:
 
 
 def diffusers_ring(module: nn.Module, degree: int) -> None:
-    """Turns on diffusers' ring (an all-gather of keys and values, then a loop over them)."""
+    """Turns on diffusers' ring, which gathers all keys and values and then loops over them."""
     _enable(module, ring_degree=degree)
 
 
@@ -35,7 +35,7 @@ def _enable(module: nn.Module, **degrees: int) -> None:
 
 @contextmanager
 def cpu_shims() -> Iterator[None]:
-    """Shims for the time of a block."""
+    """Replaces both functions within a block."""
     from diffusers.models import attention_dispatch
 
     count, native = torch.accelerator.device_count, attention_dispatch._native_attention_forward_op
@@ -50,8 +50,8 @@ def cpu_shims() -> Iterator[None]:
 
 def _with_log_sum_exp(native: Any) -> Any:
     def forward(ctx: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        wants = kwargs.pop("return_lse", False) or (len(args) > 5 and args[5])
-        if not wants:
+        needs_lse = kwargs.pop("return_lse", False) or (len(args) > 5 and args[5])
+        if not needs_lse:
             return native(ctx, query, key, value, *args, **kwargs)
         q, k, v = (x.permute(0, 2, 1, 3) for x in (query, key, value))
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)

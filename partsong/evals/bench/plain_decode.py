@@ -1,6 +1,7 @@
-"""Decoding as the published scripts do it, for comparison: the whole canvas, all logits, softmax in float64.
+"""Decodes as the published scripts do, for comparison: over the whole canvas, with all logits and float64 softmax.
 
-The slow twin of `decode` with the rule ``quota`` and no cache. It has no stop, no ragged rows and no kernel of ours.
+It is the slow twin of `decode` with the rule ``quota`` and no cache. It cannot stop early, needs prompts of one length
+and uses none of our kernels.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ def plain_decode(
     steps_per_block: int,
     rows_at_once: int | None = None,
 ) -> tuple[Tensor, int]:
-    """Fills `max_new_tokens` masks after prompts of one length, block by block, the surest first, greedily.
+    """Fills `max_new_tokens` masks after prompts of one length, block by block, greedily and the surest first.
 
     Args:
-        model: a transformers model with a language-model head, run with a mask that hides nothing.
+        model: a transformers model with a language-model head, in which every token sees all others.
         input_ids: int64 `[B, L]`.
         mask_token_id: of the model.
         max_new_tokens: a multiple of `block_size`.
         block_size: positions of a block.
-        steps_per_block: forwards per block; the positions are dealt out evenly, the remainder first.
-        rows_at_once: rows whose logits and float64 probabilities exist at once; None is all of them.
+        steps_per_block: forwards per block; each fills as many positions, the first ones the remainder.
+        rows_at_once: rows whose logits and float64 probabilities are in memory at once; None is all of them.
 
     Returns:
         Tokens `[B, L + max_new_tokens]` and the number of forwards.

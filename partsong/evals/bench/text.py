@@ -1,7 +1,7 @@
-"""Text decoding against its slow twin and against transformers' generate, interleaved in one process.
+"""Times text decoding against its slow twin and against transformers' generate, in turn in one process.
 
-The models are random and of the shape of public ones: 126464 tokens, as LLaDA has, on a small trunk. What is timed is
-everything from prompts to tokens; both sides make the same number of forwards.
+The models are random and small, but with a public vocabulary: 126464 tokens, as LLaDA has. Everything from prompts to
+tokens is timed, and both sides make the same number of forwards.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from partsong.samplers.text.runner import StockTextModel
 __all__ = ["bench_text_model", "run"]
 
 VOCAB, MASK, PROMPT = 126464, 126336, 64
-#: Float64 probabilities of more rows than this at once would not fit beside the logits in 24 GB.
+#: With more rows than this at once, float64 probabilities would not fit beside the logits in 24 GB.
 ROWS_AT_ONCE = 8
 
 
 def bench_text_model(width: int = 384, layers: int = 6, vocab: int = VOCAB) -> LlamaForCausalLM:
-    """A random model of LLaDA's shape; about 108 million parameters by default, 97 of them in embeddings."""
+    """Builds a random model of LLaDA's shape, by default with 108 million parameters, 97 of them in embeddings."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -47,19 +47,19 @@ def bench_text_model(width: int = 384, layers: int = 6, vocab: int = VOCAB) -> L
 
 
 class _Largest(TorchDispatchMode):
-    """Bytes of the largest tensor an operation makes; views of others' memory do not count."""
+    """Notes the bytes of the largest tensor that an operation makes; views of other tensors do not count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for t in tree_leaves(found):
+        for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in known:
                 self.bytes = max(self.bytes, t.numel() * t.element_size())
-        return found
+        return result
 
 
 def run(
@@ -75,15 +75,15 @@ def run(
 
     Args:
         repeats: rounds; the median counts.
-        batches: rows at once.
+        batches: numbers of rows to decode at once.
         new_tokens: of each row.
         block_size: of the masked models.
         steps_per_block: forwards per block, on both sides.
-        model: the model; None is `bench_text_model`.
+        model: to time; None is `bench_text_model`.
 
     Returns:
         A row per contest, batch and side: ``name side batch seconds_median seconds_all tokens_per_second
-        ratio_to_serial forwards largest_tensor_mb`` (of a single text); the first side of a contest is the peer.
+        ratio_to_serial forwards largest_tensor_mb`` (only for a single text). The first side of a contest is the peer.
     """
     model = model or bench_text_model()
     mask = min(MASK, model.config.vocab_size - 1)
@@ -110,7 +110,7 @@ def _masked(
     full = StockTextModel(model, TextAdapter(name="llada", attention="full"), mask_token_id=mask)
 
     def plain() -> tuple[Any, int]:
-        found, forwards = plain_decode(
+        tokens, forwards = plain_decode(
             model,
             prompts,
             mask_token_id=mask,
@@ -119,16 +119,16 @@ def _masked(
             steps_per_block=steps,
             rows_at_once=ROWS_AT_ONCE,
         )
-        return found[:, prompts.shape[1] :].tolist(), forwards
+        return tokens[:, prompts.shape[1] :].tolist(), forwards
 
     def ours(cache: str) -> _Side:
-        def made() -> tuple[Any, int]:
-            found = decode(
+        def run_once() -> tuple[Any, int]:
+            decoded = decode(
                 full, prompts, rule=f"quota:steps={steps}", cache=cache, max_new_tokens=new, block_size=block
             )
-            return found.tokens, found.steps
+            return decoded.tokens, decoded.steps
 
-        return made
+        return run_once
 
     return {
         "plain loop": plain,
@@ -140,12 +140,12 @@ def _masked(
 
 def _causal(model: LlamaForCausalLM, prompts: torch.Tensor, new: int) -> dict[str, _Side]:
     def generate() -> tuple[Any, int]:
-        found = model.generate(prompts, max_new_tokens=new, do_sample=False, attention_mask=torch.ones_like(prompts))
-        return found[:, prompts.shape[1] :].tolist(), new
+        tokens = model.generate(prompts, max_new_tokens=new, do_sample=False, attention_mask=torch.ones_like(prompts))
+        return tokens[:, prompts.shape[1] :].tolist(), new
 
     def ours() -> tuple[Any, int]:
-        found = decode(model, prompts, rule="quota", max_new_tokens=new)
-        return found.tokens, found.steps
+        decoded = decode(model, prompts, rule="quota", max_new_tokens=new)
+        return decoded.tokens, decoded.steps
 
     return {"generate": generate, "decode": ours}
 
@@ -154,17 +154,17 @@ def _contest(name: str, sides: dict[str, _Side], batch: int, repeats: int) -> li
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     forwards, tokens = {}, {}
     for _ in range(repeats):
-        for side, made in sides.items():
+        for side, run_once in sides.items():
             start = time.perf_counter()
-            tokens[side], forwards[side] = made()
+            tokens[side], forwards[side] = run_once()
             seconds[side].append(time.perf_counter() - start)
     first = next(iter(sides))
     rows = []
-    for side, made in sides.items():
+    for side, run_once in sides.items():
         largest = _Largest()
         if batch == 1:  # a batch takes minutes, and its largest tensor grows with it on every side
             with largest:
-                made()
+                run_once()
         same = [a == b for x, y in zip(tokens[first], tokens[side], strict=True) for a, b in zip(x, y, strict=True)]
         median = statistics.median(seconds[side])
         rows.append(

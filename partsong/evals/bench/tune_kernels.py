@@ -1,4 +1,4 @@
-"""Finds tile sizes and the order of backends for this GPU and writes them where `partsong.kernels.tuned` looks."""
+"""Finds the best tile sizes and order of backends for this GPU, for a file that `partsong.kernels.tuned` reads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ REPEATS = 5
 
 
 def tune(path: Path, lengths: tuple[int, ...] = GPU_LENGTHS) -> dict[str, Any]:
-    """Times every candidate on every class of shapes and merges the winners into a JSON file.
+    """Times every candidate on every class of shapes, and merges the fastest into a JSON file.
 
     Args:
-        path: file to write, ``{gpu: {what: {class: winner}}}``; entries of other GPUs and classes stay.
-        lengths: lengths to tune for.
+        path: file to write, ``{gpu: {what: {class: fastest}}}``; entries of other GPUs and classes are kept.
+        lengths: of sequences to tune for.
 
     Raises:
-        UnsupportedError: there is no GPU, or no Triton.
+        UnsupportedError: there is no GPU or no Triton.
     """
     ok, reason = triton_attention.usable()
     if not torch.cuda.is_available() or not ok:

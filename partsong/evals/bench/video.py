@@ -1,8 +1,8 @@
-"""Video strategies against one process, interleaved in one run: seconds per video, time of the first block, bubble.
+"""Times video strategies against one process in turn: whole videos, their first block, and how long ranks are idle.
 
-The models have random weights and the size of a small real one; latents are not decoded. ``DualParallel`` and
-``TimestepPipeline`` are compared with the same loop on one rank, ``ClipParallel`` with the pipeline's own call, and
-with itself on one rank, which sees as few keys.
+The models have random weights and the size of a small real one, and latents are not decoded. ``DualParallel`` and
+``TimestepPipeline`` are compared with the same loop on one rank. ``ClipParallel`` is compared with the pipeline's own
+call, and with itself on one rank, where it attends to equally few keys.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from partsong.evals.bench.models import bench_video_pipeline
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.clip.strategy import ClipParallel
@@ -34,7 +35,7 @@ FEW_STEPS, TEXT_WIDTH = 4, 384
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One thing done on one rank and on all."""
+    """Describes a video to sample on one rank and on all."""
 
     name: str
     serial: Strategy | None
@@ -47,7 +48,7 @@ class Contest:
 
 
 def contests(blocks: int, side: int) -> list[Contest]:
-    """What is timed."""
+    """Lists what is timed."""
     dual = DualParallel(block_frames=BLOCK, context=BLOCK)
     clip = ClipParallel(window=BLOCK, stride=BLOCK)
     few, layers = TimestepPipeline(window=2), TimestepPipeline(window=2, pipe_degree=2)
@@ -56,29 +57,29 @@ def contests(blocks: int, side: int) -> list[Contest]:
         Contest("ClipParallel against itself", clip, clip, "clip", STEPS, blocks, side),
         Contest("DualParallel", dual, dual, "pipe", STEPS, blocks, side),
         Contest("TimestepPipeline", few, few, "stage", FEW_STEPS, 2 * blocks, side, causal=True),
-        # A model of one step has nothing but its layers to share out.
+        # With one step only the layers can be shared among the ranks.
         Contest("TimestepPipeline, layers", few, layers, "pipe", 1, 4 * blocks, side, causal=True),
     ]
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds until each part was there, of every repeat."""
+    """Holds the seconds until each part was there, for every repeat."""
 
     all: list[list[float]] = field(default_factory=list)
 
     @property
     def whole(self) -> float:
-        """Of a whole video, the median."""
+        """Returns the median seconds of a whole video."""
         return statistics.median(times[-1] for times in self.all)
 
     @property
     def first(self) -> float:
-        """Of the first part."""
+        """Returns the median seconds until the first part was there."""
         return statistics.median(times[0] for times in self.all)
 
     def steady(self, skipped: int) -> float | None:
-        """Between two parts, once the first ones are out; None where no others follow."""
+        """Returns the median seconds between two parts after the first `skipped` ones; None if no others follow."""
         gaps = [(t[-1] - t[skipped]) / (len(t) - 1 - skipped) for t in self.all if len(t) > skipped + 1]
         return statistics.median(gaps) if gaps else None
 
@@ -89,8 +90,8 @@ def run(*, nproc: int = 2, repeats: int = 5, blocks: int = 16, side: int = 8) ->
     Args:
         nproc: ranks, one thread each.
         repeats: rounds; the median counts.
-        blocks: of each video, of four latent frames.
-        side: a frame has the square of it in tokens.
+        blocks: of each video, with four latent frames each.
+        side: of a frame; it has the square of this number of tokens.
 
     Returns:
         A row per contest: ``name size seconds_median seconds_serial ratio_to_serial first_seconds first_seconds_serial
@@ -100,9 +101,7 @@ def run(*, nproc: int = 2, repeats: int = 5, blocks: int = 16, side: int = 8) ->
 
 
 def _on_rank(nproc: int, repeats: int, blocks: int, side: int) -> list[dict[str, Any]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     rows = []
     for contest in contests(blocks, side):
@@ -144,10 +143,10 @@ def _rounds(contest: Contest, pipe: Any, mesh: Mesh, repeats: int) -> tuple[Time
 
 
 def _note(times: Times, repeat: int, action: Callable[[], list[float]]) -> None:
-    """The first round warms up."""
-    found = action()
+    """Runs a round and keeps its times, unless it is the first, which warms up."""
+    seconds = action()
     if repeat:
-        times.all.append(found)
+        times.all.append(seconds)
 
 
 def _alone(contest: Contest, pipe: Any, mesh: Mesh) -> list[float]:

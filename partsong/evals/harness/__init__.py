@@ -1,1 +1,1 @@
-"""Models for lm-evaluation-harness and inspect."""
+"""Offers models to lm-evaluation-harness and inspect."""

@@ -1,12 +1,12 @@
-"""How likely a language model finds an answer: exactly for causal models, as a bound with its error for masked ones.
+"""Computes how likely a language model finds an answer, exactly for causal models and as a bound for masked ones.
 
-A masked diffusion model knows the probability of any tokens given any others, but not that of a text: the mean, over
-the orders in which tokens may be written, of the log-probability of writing it in that order bounds it from below. With
-t(S) the mean log-probability of the tokens S given the others, the bound of K tokens is the sum over k = 1 ... K of the
-mean of t over all S of size k. For a model whose conditionals agree with each other it is the log-likelihood itself.
+A masked diffusion model knows the probability of any tokens given any others, but not that of a text. The text can be
+written in many orders, and the mean of the log-probability over all orders is a lower bound. Let t(S) be the mean
+log-probability of the tokens S given the others. The bound of K tokens is the sum over k = 1 ... K of the mean of t
+over all S of size k. For a model whose conditionals agree with each other it is the log-likelihood itself.
 
-The sum is estimated with less noise than by independent masks: the one S of size K is computed, not drawn; every
-S comes with its complement, so that each token is predicted exactly once by a pair; sizes are spread evenly.
+The estimate of this sum has less noise than with independent masks. The one S of size K is computed instead of drawn.
+Every S comes with its complement, so that each pair predicts every token exactly once. The sizes are spread evenly.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.evals.harness.likelihood_masks import Draw, mask_draws, variance_of
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.samplers.text.heads import barred, log_probs
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
@@ -32,14 +33,14 @@ __all__ = ["Likelihood", "chain_log_likelihood", "log_likelihood"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Likelihood:
-    """Of one answer.
+    """Holds the log-likelihood of one answer.
 
     Attributes:
         log_likelihood: in nats; an estimate of the bound, or the exact number.
-        standard_error: of that estimate, in nats; 0.0 where nothing was drawn, nan where one draw tells nothing of it.
-        kind: "exact", the model's own log-likelihood; "bound", its lower bound.
+        standard_error: of that estimate, in nats; 0.0 if nothing was drawn, nan if one draw is too few to know.
+        kind: "exact" for the model's own log-likelihood, "bound" for a lower bound.
         forwards: of one row each.
-        greedy: whether taking the most likely token each time writes this answer; None where the order would decide.
+        greedy: whether taking the most likely token each time writes this answer; None if that depends on the order.
     """
 
     log_likelihood: float
@@ -51,7 +52,7 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One row of a forward: its tokens, which positions are read, and where the sum goes."""
+    """Describes one row of a forward: its tokens, which positions are read, and to which sum they belong."""
 
     answer: int
     segment: int
@@ -69,33 +70,34 @@ def log_likelihood(
     answers: Sequence[Sequence[int]],
     *,
     adapter: Any = None,
-    num_pairs: int = 16,
+    num_pairs: Count = 16,
     masks: Literal["pairs", "independent"] = "pairs",
     seed: int | Sequence[int] = 0,
-    batch_size: int = 16,
+    batch_size: Count = 16,
 ) -> list[Likelihood]:
-    """Log-likelihoods of answers given prompts.
+    """Computes log-likelihoods of answers given prompts.
 
-    Causal models take one forward per answer. Block diffusion models take their blocks one after another, each given
-    those before it. Answers of which fewer masks exist than would be drawn are enumerated, without error.
+    A causal model takes one forward per answer. A block diffusion model takes its blocks one after another, each given
+    those before it. If an answer has fewer masks than would be drawn, all of them are computed and there is no error.
 
     Args:
-        model: whatever `decode` takes, unless its noise is uniform.
-        prompts: token ids of each row; empty where the model reads tokens where they stand.
+        model: as `decode` takes it, unless its noise is uniform.
+        prompts: token ids of each row; may be empty unless the model predicts a token from the place before it.
         answers: token ids of each row, at least one.
         adapter: as in `decode`.
-        num_pairs: pairs of complementary masks drawn per answer (per block of one); ``2 num_pairs + 1`` forwards.
-        masks: "pairs", as described above, or "independent", as many masks whose sizes alone are spread evenly, which
-            is LLaDA's own estimator and noisier.
-        seed: the masks are a function of (seed, row). A list gives each row a seed of its own.
-        batch_size: rows in a forward.
+        num_pairs: how many pairs of complementary masks to draw per answer or per block of it; they take
+            ``2 num_pairs + 1`` forwards.
+        masks: "pairs", as described above, or "independent" for as many masks of which only the sizes are spread
+            evenly; this is LLaDA's own estimator and has more noise.
+        seed: the masks of a row depend on the seed and its number. A list gives each row a seed of its own.
+        batch_size: rows of a forward.
 
     Returns:
-        One for each answer, in order.
+        A `Likelihood` for each answer, in order.
 
     Raises:
-        ArgumentError: rows, tokens or numbers that do not fit.
-        UnsupportedError: a model of uniform noise.
+        ArgumentError: rows, tokens or numbers do not fit.
+        UnsupportedError: the noise of the model is uniform.
 
     Source: any-order bound, Hoogeboom et al., arXiv 2110.02037; LLaDA, arXiv 2502.09992.
 
@@ -106,9 +108,7 @@ def log_likelihood(
     'exact'
     """
     model, prompts, answers = _checked(model, adapter, prompts, answers)
-    _check_counts(num_pairs=num_pairs, batch_size=batch_size)
-    if masks not in ("pairs", "independent"):
-        raise ArgumentError(f"masks={masks!r}; use 'pairs' or 'independent'")
+    check_knobs(type_hints(log_likelihood), {"num_pairs": num_pairs, "batch_size": batch_size, "masks": masks})
     exact, jobs = model.adapter.noise == "none", []
     for row, row_seed in enumerate(_row_seeds(seed, len(prompts))):
         prompt, answer = prompts[row], answers[row]
@@ -141,29 +141,29 @@ def chain_log_likelihood(
     orders: Sequence[Sequence[int]],
     *,
     adapter: Any = None,
-    batch_size: int = 16,
+    batch_size: Count = 16,
 ) -> list[float]:
-    """Log-probabilities of writing answers one token at a time in given orders, a forward per token.
+    """Computes log-probabilities of writing answers one token at a time in given orders, with a forward per token.
 
-    This is what the bound of `log_likelihood` is the mean of; where all orders agree it is the log-likelihood.
+    The bound of `log_likelihood` is their mean over all orders. If all orders agree, they are the log-likelihood.
 
     Args:
-        model: a masked model; as in `log_likelihood`.
-        prompts: as there.
-        answers: as there.
-        orders: per row, the places of the answer, from 0, in the order of writing.
+        model: a masked model, as in `log_likelihood`.
+        prompts: as in `log_likelihood`.
+        answers: as in `log_likelihood`.
+        orders: for each row the places of the answer, counted from 0, in the order of writing.
         adapter: as in `decode`.
-        batch_size: rows in a forward.
+        batch_size: rows of a forward.
 
     Returns:
-        In nats, one for each answer.
+        A number in nats for each answer.
 
     Raises:
-        ArgumentError: an order that is no permutation of the answer's places, or as in `log_likelihood`.
-        UnsupportedError: a model that is not masked, or whose blocks have an order of their own.
+        ArgumentError: an order is not a permutation of the answer's places, or as in `log_likelihood`.
+        UnsupportedError: the model is not masked, or its blocks have an order of their own.
     """
     model, prompts, answers = _checked(model, adapter, prompts, answers)
-    _check_counts(batch_size=batch_size)
+    check_knobs(type_hints(chain_log_likelihood), {"batch_size": batch_size})
     if model.adapter.attention != "full":
         raise UnsupportedError(f"{model.adapter.name!r} writes in an order of its own; use log_likelihood")
     if len(orders) != len(answers):
@@ -176,13 +176,13 @@ def chain_log_likelihood(
         for step in range(len(order)):
             masked = tuple(len(prompt) + place for place in order[step:])
             jobs.append(_Job(row, 0, step, whole, len(prompt), len(whole), masked, 1.0))
-    # Only the token that is written next counts.
+    # Of each forward only the token that is written next counts.
     values, _ = _run(model, jobs, batch_size, first_only=True)
     return [total for total, _ in _sums(jobs, values, len(answers))]
 
 
 def _sums(jobs: Sequence[_Job], values: Sequence[float], answers: int) -> list[tuple[float, float]]:
-    """What belongs to each answer, added up, and the variance of that."""
+    """Adds up the values of each answer, and returns the sums with their variances."""
     totals = [0.0] * answers
     groups: list[dict[int, dict[int, float]]] = [{} for _ in range(answers)]
     for job, value in zip(jobs, values, strict=True):
@@ -205,7 +205,7 @@ def _checked(
         model = load_text_model(model, adapter=adapter)
     if model.adapter.noise == "uniform":
         raise UnsupportedError(
-            f"models of the family {model.adapter.name!r} start from random tokens, for which there is no bound here"
+            f"models of the family {model.adapter.name!r} start from random tokens, for which no bound is implemented"
         )
     asked, answered = _rows("prompt", prompts, model), _rows("answer", answers, model)
     if len(asked) != len(answered):
@@ -215,7 +215,7 @@ def _checked(
         if not answer:
             raise ArgumentError(f"answer {row} is empty; give at least one token")
         if model.adapter.noise == "mask" and model.mask_token_id in answer:
-            raise ArgumentError(f"answer {row} has the mask token {model.mask_token_id}, which is never written")
+            raise ArgumentError(f"answer {row} has the mask token {model.mask_token_id}, which the model never writes")
         if model.adapter.shifted and not prompt:
             raise ArgumentError(f"prompt {row} is empty, but this model reads a token at the place before it; give one")
         if most is not None and len(prompt) + len(answer) > most:
@@ -224,18 +224,12 @@ def _checked(
 
 
 def _rows(name: str, rows: Sequence[Sequence[int]], model: TextModel) -> list[list[int]]:
-    found = [list(map(int, row)) for row in rows]
-    for number, row in enumerate(found):
+    token_rows = [list(map(int, row)) for row in rows]
+    for number, row in enumerate(token_rows):
         wrong = [token for token in row if not 0 <= token < model.vocab_size]
         if wrong:
             raise ArgumentError(f"{name} {number} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
-    return found
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name}={value!r}; use a positive integer")
+    return token_rows
 
 
 def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
@@ -250,7 +244,7 @@ def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
 
 
 def _segments(model: TextModel, prompt: int, answer: int) -> list[tuple[int, int]]:
-    """Where what is bounded at once begins and ends: the answer, or its part of each block."""
+    """Returns where each segment begins and ends: the whole answer, or its part of each block."""
     adapter = model.adapter
     if adapter.attention != "block_causal":
         return [(prompt, prompt + answer)]
@@ -265,12 +259,12 @@ def _segments(model: TextModel, prompt: int, answer: int) -> list[tuple[int, int
 def _run(
     model: TextModel, jobs: Sequence[_Job], batch_size: int, *, first_only: bool = False
 ) -> tuple[list[float], list[bool]]:
-    """Per job the weighted mean log-probability of its masked tokens and whether they are the most likely ones.
+    """Returns for each job the weighted mean log-probability of its masked tokens, and whether they are the likeliest.
 
-    With `first_only` the first of its masked tokens alone is read.
+    With `first_only` it reads only the first of them.
     """
     values, best = [0.0] * len(jobs), [False] * len(jobs)
-    # The mask token is no answer, here as when a text is decoded.
+    # The mask token cannot be an answer, just as in decoding.
     masks = (model.mask_token_id,) if model.adapter.noise == "mask" and model.mask_token_id is not None else ()
     bias = barred(model.head, masks)
     order = sorted(range(len(jobs)), key=lambda index: -jobs[index].length)
@@ -287,13 +281,13 @@ def _run(
 
 
 def _hidden(model: TextModel, jobs: Sequence[_Job], reads: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Hidden states `[M, C]` the tokens at some positions are read from, row by row, and those tokens `[M]`."""
+    """Returns the hidden states `[M, C]` that predict the tokens at some positions, and those tokens `[M]`."""
     adapter, device = model.adapter, model.device
     length = max(job.length for job in jobs)
     tokens = torch.zeros(len(jobs), length, dtype=torch.int64)
     for row, job in enumerate(jobs):
         tokens[row, : job.length] = torch.tensor(job.tokens[: job.length])
-    wanted = torch.cat([tokens[row, list(read)] for row, read in enumerate(reads)])
+    targets = torch.cat([tokens[row, list(read)] for row, read in enumerate(reads)])
     if adapter.noise == "mask":
         assert model.mask_token_id is not None
         for row, job in enumerate(jobs):
@@ -302,16 +296,16 @@ def _hidden(model: TextModel, jobs: Sequence[_Job], reads: Sequence[tuple[int, .
     inside = places < torch.tensor([job.length for job in jobs])[:, None]
     group = _groups(adapter, places, torch.tensor([job.prompt for job in jobs]))
     visible = (group[:, None, :] <= group[:, :, None]) & inside[:, None, :]
-    visible |= torch.eye(length, dtype=torch.bool)  # a filler sees itself, so that nothing is divided by zero
+    visible |= torch.eye(length, dtype=torch.bool)  # padding sees itself, so that nothing is divided by zero
     positions = places.expand(len(jobs), -1)
     hidden = model.forward(tokens.to(device), positions.to(device), positions.to(device), visible.to(device), None)
     rows = torch.cat([torch.full((len(read),), row) for row, read in enumerate(reads)])
     at = torch.cat([torch.tensor(read) for read in reads]) - int(adapter.shifted)
-    return hidden[rows.to(device), at.to(device)], wanted.to(device)
+    return hidden[rows.to(device), at.to(device)], targets.to(device)
 
 
 def _groups(adapter: TextAdapter, places: Tensor, prompts: Tensor) -> Tensor:
-    """Int64 `[B, L]`: a token sees those of its own and of lower groups."""
+    """Returns groups, int64 `[B, L]`: a token sees those of its own and of lower groups."""
     if adapter.attention == "full":
         return torch.zeros(len(prompts), len(places), dtype=torch.int64)
     if adapter.attention == "causal":

@@ -1,4 +1,4 @@
-"""Which tokens to mask to estimate a masked model's bound, and how far off the estimate may be."""
+"""Chooses tokens to mask for the estimate of a masked model's bound, and computes the error of the estimate."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from partsong import seeds
 
 __all__ = ["Draw", "mask_draws", "variance_of"]
 
-#: Which tokens are masked, and the weight of their mean log-probability in the estimate.
+#: The tokens that are masked, and the weight of their mean log-probability in the estimate.
 Draw = tuple[tuple[int, ...], float]
 
 
 def mask_draws(count: int, num_pairs: int, masks: str, seed: int) -> list[list[Draw]]:
-    """What to mask of `count` tokens: groups of draws. The estimate is the sum of weight times t over all of them.
+    """Returns groups of masks of `count` tokens; the estimate is the sum of weight times t over all of them.
 
-    The first group is what is not drawn; the others are as many independent looks at one number.
+    The first group is computed instead of drawn. Each of the others is an independent estimate of the same number.
     """
     if masks == "independent":
         return [[], *_independent(count, 2 * num_pairs, seed)]
@@ -33,9 +33,9 @@ def mask_draws(count: int, num_pairs: int, masks: str, seed: int) -> list[list[D
 
 
 def _pairs(count: int, num_pairs: int, seed: int) -> Iterator[list[Draw]]:
-    """Complementary masks; the pairs are strata of the smaller mask's size.
+    """Draws complementary masks; each pair belongs to a stratum of the smaller mask's size.
 
-    The sum of t over the sizes 1 ... count - 1 is half that of t(S) + t(complement), as S runs through all of them.
+    The sum of t over the sizes 1 ... count - 1 is half the sum of t(S) + t(complement) over S of all these sizes.
     """
     sizes = sorted(range(1, count), key=lambda size: (min(size, count - size), size))
     weight = (count - 1) / (2 * num_pairs)
@@ -51,16 +51,17 @@ def _independent(count: int, num_masks: int, seed: int) -> Iterator[list[Draw]]:
 
 
 def _orders(count: int, num: int, seed: int) -> Iterator[tuple[int, list[int], float]]:
-    """Per draw its number, a random order of the places, and a uniform number below 1."""
+    """Yields for each draw its number, a random order of the places, and a uniform number below 1."""
     noise = seeds.uniform(seed, (num, count + 1), dtype=torch.float64)
     for number, row in enumerate(noise):
         yield number, row[1:].argsort().tolist(), float(row[0])
 
 
 def variance_of(drawn: Sequence[float]) -> float:
-    """Of a sum of draws from neighbouring strata: they are compared two by two, the last ones maybe three.
+    """Estimates the variance of a sum of draws from neighbouring strata, which are compared in pairs.
 
-    That strata differ makes this too large rather than too small.
+    If their number is odd, the last three are compared together. Differences between strata make the estimate too large
+    rather than too small.
     """
     if len(drawn) < 2:
         return math.nan if drawn else 0.0

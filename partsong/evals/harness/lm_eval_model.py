@@ -1,12 +1,12 @@
-"""lm-evaluation-harness over the decoders of this package: ``lm_eval --model partsong``.
+"""Runs the decoders of this package as models of lm-evaluation-harness: ``lm_eval --model partsong``.
 
-Newer releases of the harness find the model by the entry point this package declares. Releases up to 0.4.13 know no
-plug-ins; there the same command line runs through this module, which registers the model first::
+Newer releases of the harness find the model by the entry point that this package declares. Releases up to 0.4.13 have
+no plug-ins; with them the same command line runs through this module, which registers the model first::
 
     python -m partsong.evals.harness.lm_eval_model run --model partsong \
         --model_args 'pretrained=FOLDER,rule=entropy-bound:gamma=0.1,max_new_tokens=256' --tasks gsm8k
 
-With ``strategy=`` among the arguments the model is one that thinks with many calls: `ThinkingLM`.
+With ``strategy=`` among the arguments the model is a `ThinkingLM`, which thinks with many calls.
 
 Importing this module needs the harness (``pip install 'partsong[eval]'``) and registers the model.
 """
@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoTokenizer
@@ -26,13 +26,14 @@ from transformers import AutoTokenizer
 from partsong import seeds, zoo
 from partsong.errors import ArgumentError
 from partsong.evals.harness.likelihood import log_likelihood
-from partsong.knobs import format_knobs
+from partsong.evals.harness.texts import check_options, cut, room_of, stops_of
+from partsong.knobs import Count, Whole, check_value, format_knobs
 from partsong.progress import progress
 from partsong.samplers.text import CACHES, RULES, Decoded, Tally, decode, load_text_model
 from partsong.samplers.text.request import check_request
 
 try:
-    # First, for where anything is registered already the harness does not register its own models any more.
+    # Imported first, because the harness registers its own models only while no other is registered.
     importlib.import_module("lm_eval.models")
     _Harness: Any = importlib.import_module("lm_eval.api.model").TemplateLM
     _registry: Any = importlib.import_module("lm_eval.api.registry")
@@ -44,42 +45,38 @@ __all__ = ["PartsongLM", "main"]
 
 _LOG = logging.getLogger("partsong.evals.lm_eval")
 
-#: Of the harness's names for one thing, the first that is given.
-_ROOM = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_KNOWN = (*_ROOM, "until", "do_sample", "temperature")
-#: Change nothing where the most likely tokens are taken.
+#: Settings that change nothing when the most likely tokens are taken.
 _OF_DRAWS = ("top_k", "top_p", "min_p")
 
 
 class PartsongLM(_Harness):
-    """A model of the harness that decodes many tokens at once.
+    """Decodes many tokens at once as a model of the harness.
 
-    Log-likelihoods of masked models are bounds (see `log_likelihood`); whether an answer is what the model would write
-    is found by writing as many tokens with the rule and cache at temperature 0. ``results["config"]`` of a run tells
-    forwards, tokens per forward and the largest certificate of what was written, and the root mean square of the
-    bounds' standard errors.
+    Log-likelihoods of masked models are bounds, see `log_likelihood`. An answer is greedy if the model writes the same
+    tokens with the rule and the cache at temperature 0. ``results["config"]`` of a run holds the forwards, the tokens
+    per forward and the largest certificate of all texts, and the root mean square of the bounds' standard errors.
 
     Args:
         pretrained: a checkpoint folder, hub id, name of a text model of the zoo, or a model object as `decode` takes.
-        tokenizer: a folder, a hub id or a tokenizer. Default: `pretrained`'s.
+        tokenizer: a folder, a hub id or a tokenizer; None is that of `pretrained`.
         adapter: as in `decode`.
-        rule: as in `decode`; on command lines ``;`` stands between knobs, for the harness cuts at commas.
-        cache: likewise.
-        max_new_tokens: where the task does not say.
+        rule: as in `decode`; on command lines separate knobs by ``;``, because the harness splits at commas.
+        cache: as in `decode`, with ``;`` like `rule`.
+        max_new_tokens: for tasks that do not set it.
         block_size: as in `decode`.
         open_blocks: as in `decode`.
-        temperature: where the task does not say.
-        seed: of the draws and masks; they do not depend on the batch or the order of requests.
+        temperature: for tasks that do not set it.
+        seed: of the draws and masks, which do not depend on the batch or the order of requests.
         num_pairs: as in `log_likelihood`.
-        check_greedy: False reports no answer of a masked model as greedy, which saves the writing.
-        max_length: most tokens of a text; earlier ones of a prompt are dropped. Default: the model's.
-        batch_size: prompts decoded together.
-        max_batch_size: must be None: sizes are not searched for.
-        device: where the model is loaded to.
-        dtype: its type, such as "bfloat16".
+        check_greedy: False reports no answer of a masked model as greedy, and saves the time to write them.
+        max_length: most tokens of a text; a longer prompt loses its beginning. None is the model's own limit.
+        batch_size: how many prompts to decode together.
+        max_batch_size: must be None, because batch sizes are not searched.
+        device: of a model that is loaded.
+        dtype: of a model that is loaded, such as "bfloat16".
 
     Raises:
-        ArgumentError: what `load_text_model`, `decode` or `log_likelihood` refuse, before any request.
+        ArgumentError: `load_text_model`, `decode` or `log_likelihood` refuses an argument; raised before any request.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class PartsongLM(_Harness):
         adapter: Any = None,
         rule: Any = None,
         cache: Any = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: Count = 256,
         block_size: int | None = None,
         open_blocks: int = 1,
         temperature: float = 0.0,
@@ -104,18 +101,15 @@ class PartsongLM(_Harness):
         dtype: str | None = None,
     ) -> None:
         super().__init__()
+        check_value("max_new_tokens", max_new_tokens, Count)
         self.batch_size = _batch_size(batch_size, max_batch_size)
         self.model, source = _model(pretrained, adapter, device, dtype)
         self.tokenizer = _tokenizer(source if tokenizer is None else tokenizer)
-        self.options = {
-            "rule": rule.replace(";", ",") if isinstance(rule, str) else rule,
-            "cache": cache.replace(";", ",") if isinstance(cache, str) else cache,
-            "block_size": block_size,
-            "open_blocks": open_blocks,
-        }
+        self.options = {"rule": _with_commas(rule), "cache": _with_commas(cache)}
+        self.options |= {"block_size": block_size, "open_blocks": open_blocks}
         self.temperature, self.room, self.seed = temperature, max_new_tokens, seeds.check_seed(seed)
         self.num_pairs, self.check_greedy, self.prefix = num_pairs, check_greedy, _prefix(self.tokenizer)
-        self.max_length = _max_length(max_length, self.model.max_positions, max_new_tokens)
+        self.max_length = _max_length(max_length, self.model.max_positions)
         checked = check_request(
             self.model, [[self.prefix_token_id]], max_new_tokens=1, temperature=temperature, **self.options
         )
@@ -125,12 +119,12 @@ class PartsongLM(_Harness):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Any:
-        """A model by the text of ``--model_args``."""
+        """Makes a model from the text of ``--model_args``."""
         return cls.create_from_arg_obj(_utils.simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
-        """A model by its arguments: one that thinks where ``strategy`` is among them, else one of this class."""
+        """Makes a model from its arguments; with a ``strategy`` it is a `ThinkingLM`."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if "strategy" not in arg_dict:
             return cls(**arg_dict, **given)
@@ -142,23 +136,23 @@ class PartsongLM(_Harness):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """Returns the token that ends a text."""
         ends = (self.tokenizer.eos_token_id, *self.model.eos_token_ids)
         return next((token for token in ends if token is not None), 0)
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """Returns the token that stands before a text without a prompt."""
         start = self.prefix[0] if self.prefix else self.tokenizer.bos_token_id
         return self.eot_token_id if start is None else start
 
     @property
     def tokenizer_name(self) -> str:
-        """Tells request caches apart."""
+        """Returns a name that is different for request caches of different tokenizers."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A chat as one prompt."""
+        """Writes a chat as one prompt."""
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -167,14 +161,14 @@ class PartsongLM(_Harness):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids. What the tokenizer puts in front of a text is put there unless it stands there already."""
+        """Returns token ids, with those that the tokenizer puts before a text unless they are there already."""
         ids = self.tokenizer(string, add_special_tokens=False).input_ids
         if add_special_tokens is False or ids[: len(self.prefix)] == self.prefix:
             return ids
         return [*self.prefix, *ids]
 
     def get_model_info(self) -> dict[str, Any]:
-        """For ``results["config"]``: how was decoded, and what it cost."""
+        """Returns the rule, the cache and the costs of all requests, for ``results["config"]``."""
         info: dict[str, Any] = {"rule": self.rule, "cache": self.cache}
         if self.tallies:
             whole = Decoded(tokens=[], stopped=[], tallies=self.tallies, steps=0).summary()
@@ -187,53 +181,53 @@ class PartsongLM(_Harness):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuations, each up to the first of its stopping texts."""
-        asked = [request.args for request in requests]
-        settings = [self._settings(options) for _, options in asked]
+        """Writes continuations, each up to the first of its stopping texts."""
+        arguments = [request.args for request in requests]
+        settings = [self._settings(options) for _, options in arguments]
         rows = [
             self.tok_encode(context)[-(self.max_length - room) :]
-            for (context, _), (room, *_) in zip(asked, settings, strict=True)
+            for (context, _), (room, *_) in zip(arguments, settings, strict=True)
         ]
         row_seeds = self._seeds("tokens", rows)
-        found = [""] * len(asked)
-        bar = progress(len(asked), "partsong: writing", None if not disable_tqdm else False)
-        # Requests of one kind together, the longest first, so that what is too long for the machine shows at once.
-        order = sorted(range(len(asked)), key=lambda index: (settings[index][:2], -len(rows[index])))
+        texts = [""] * len(requests)
+        bar = progress(len(requests), "partsong: writing", None if not disable_tqdm else False)
+        # Requests with the same settings come together, the longest first, so that one too long fails at once.
+        order = sorted(range(len(requests)), key=lambda index: (settings[index][:2], -len(rows[index])))
         with bar:
             for here in _batches(order, self.batch_size, lambda index: settings[index][:2]):
                 room, temperature, _ = settings[here[0]]
-                texts = self._write([rows[i] for i in here], [row_seeds[i] for i in here], room, temperature)
-                for index, text in zip(here, texts, strict=True):
-                    found[index] = _cut(text, settings[index][2])
-                    self.cache_hook.add_partial("generate_until", asked[index], found[index])
+                written = self._write([rows[i] for i in here], [row_seeds[i] for i in here], room, temperature)
+                for index, text in zip(here, written, strict=True):
+                    texts[index] = cut(text, settings[index][2])
+                    self.cache_hook.add_partial("generate_until", arguments[index], texts[index])
                 bar.update(len(here))
         _LOG.info("partsong: %s", self.get_model_info())
-        return found
+        return texts
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts, a window of the model's length after the other."""
-        found = []
+        """Returns log-likelihoods of whole texts, computed in windows of the model's length."""
+        totals = []
         for request in progress(requests, "partsong: texts", None if not disable_tqdm else False):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = _utils.get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
             pairs = [((request.args[0], ""), *_utils.make_disjoint_window(window)) for window in windows]
-            found.append(sum(value for value, _ in self._likelihoods(pairs, check_greedy=False)))
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
-        return found
+            totals.append(sum(value for value, _ in self._likelihoods(pairs, check_greedy=False)))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
+        return totals
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        found: list[tuple[float, bool]] = []
+        results: list[tuple[float, bool]] = []
         size = max(self.batch_size, 16)
         with progress(len(requests), "partsong: likelihoods", None if not disable_tqdm else False) as bar:
             for low in range(0, len(requests), size):
                 here = requests[low : low + size]
                 for (key, *_), result in zip(here, self._likelihoods(here, self.check_greedy), strict=True):
-                    found.append(result)
+                    results.append(result)
                     self.cache_hook.add_partial("loglikelihood", key, result)
                 bar.update(len(here))
-        return found
+        return results
 
     def _likelihoods(self, requests: Sequence[Any], check_greedy: bool) -> list[tuple[float, bool]]:
         answers = [list(answer) for _, _, answer in requests]
@@ -241,7 +235,7 @@ class PartsongLM(_Harness):
             if len(answer) >= self.max_length:
                 raise ArgumentError(f"{(text or context)[:40]!r}... has {len(answer)} tokens, too many for the model")
         prompts = [list(prompt)[-(self.max_length - len(answer)) :] for _, prompt, answer in requests]
-        found = log_likelihood(
+        likelihoods = log_likelihood(
             self.model,
             prompts,
             answers,
@@ -249,68 +243,62 @@ class PartsongLM(_Harness):
             seed=self._seeds("masks", [[*p, -1, *a] for p, a in zip(prompts, answers, strict=True)]),
             batch_size=self.batch_size,
         )
-        self.squared_errors += [one.standard_error**2 for one in found if one.kind == "bound"]
-        greedy = [bool(one.greedy) for one in found]
-        if check_greedy and any(one.greedy is None for one in found):
-            greedy = self._is_greedy(prompts, answers)
-        return [(one.log_likelihood, taken) for one, taken in zip(found, greedy, strict=True)]
+        self.squared_errors += [one.standard_error**2 for one in likelihoods if one.kind == "bound"]
+        greedy = [bool(one.greedy) for one in likelihoods]
+        if check_greedy and any(one.greedy is None for one in likelihoods):
+            greedy = self._are_greedy(prompts, answers)
+        return [(one.log_likelihood, is_greedy) for one, is_greedy in zip(likelihoods, greedy, strict=True)]
 
-    def _is_greedy(self, prompts: list[list[int]], answers: list[list[int]]) -> list[bool]:
-        taken: list[bool] = []
+    def _are_greedy(self, prompts: list[list[int]], answers: list[list[int]]) -> list[bool]:
+        greedy: list[bool] = []
         for low in range(0, len(prompts), self.batch_size):
             here = slice(low, low + self.batch_size)
             template = [[None] * len(answer) for answer in answers[here]]
             written = decode(self.model, prompts[here], template=template, stop_token_ids=(), **self.options)
-            taken += [row == answer for row, answer in zip(written.tokens, answers[here], strict=True)]
-        return taken
+            greedy += [row == answer for row, answer in zip(written.tokens, answers[here], strict=True)]
+        return greedy
 
     def _write(self, rows: list[list[int]], row_seeds: list[int], room: int, temperature: float) -> list[str]:
-        done = decode(self.model, rows, max_new_tokens=room, temperature=temperature, seed=row_seeds, **self.options)
-        self.tallies += done.tallies
-        self.answer_tokens += sum(map(len, done.tokens))
-        return [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in done.tokens]
+        decoded = decode(self.model, rows, max_new_tokens=room, temperature=temperature, seed=row_seeds, **self.options)
+        self.tallies += decoded.tallies
+        self.answer_tokens += sum(map(len, decoded.tokens))
+        return [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in decoded.tokens]
 
     def _settings(self, options: dict[str, Any]) -> tuple[int, float, tuple[str, ...]]:
-        """Room, temperature and stopping texts of a request."""
+        """Returns the most tokens, the temperature and the stopping texts of a request."""
         temperature = float(options.get("temperature", self.temperature))
         if options.get("do_sample") is False:
             temperature = 0.0
-        known = (*_KNOWN, *_OF_DRAWS) if temperature == 0.0 else _KNOWN
-        if unknown := sorted(set(options) - set(known)):
-            raise ArgumentError(
-                f"the task asks for {', '.join(unknown)}, which this model does not honour at temperature "
-                f"{temperature:g}; known are {', '.join(known)}"
-            )
-        room = next((int(options[name]) for name in _ROOM if options.get(name) is not None), self.room)
+        check_options(options, (), _OF_DRAWS, temperature)
+        room = room_of(options, self.room)
         if not 1 <= room < self.max_length:
             raise ArgumentError(f"max_gen_toks={room}; use 1 to {self.max_length - 1}, below the model's length")
-        until = options.get("until") or ()
-        return room, temperature, (until,) if isinstance(until, str) else tuple(until)
+        return room, temperature, stops_of(options)
 
     def _seeds(self, name: str, rows: Sequence[Sequence[int]]) -> list[int]:
-        """A function of the seed, the row and how often it has been asked for, whatever the order of the others."""
+        """Derives a seed for each row from the row and how often it came before, but not from the other rows."""
         seen: Counter[str] = Counter()
-        found = []
+        row_seeds = []
         for row in rows:
             text = " ".join(map(str, row))
-            found.append(seeds.derive(self.seed, name, text, seen[text]))
+            row_seeds.append(seeds.derive(self.seed, name, text, seen[text]))
             seen[text] += 1
-        return found
+        return row_seeds
 
 
 _registry.register_model("partsong")(PartsongLM)
 
 
 def main() -> None:
-    """The harness's own command line, with the model registered."""
+    """Runs the harness's own command line, with the model registered."""
     importlib.import_module("lm_eval.__main__").cli_evaluate()
 
 
 def _model(pretrained: Any, adapter: Any, device: str | None, dtype: str | None) -> tuple[Any, Any]:
-    """The model, and where its tokenizer is."""
+    """Loads the model, and returns it with the place of its tokenizer."""
     if hasattr(pretrained, "key_store"):
         if (adapter, device, dtype) != (None, None, None):
-            raise ArgumentError("adapter, device and dtype are for models that are loaded; this one is ready to decode")
+            raise ArgumentError("leave out adapter, device and dtype; this model is loaded and ready to decode")
         return pretrained, None
     if isinstance(pretrained, str) and pretrained in zoo.MODELS and zoo.MODELS[pretrained].kind == "text":
         pretrained = zoo.MODELS[pretrained].folder
@@ -318,11 +306,15 @@ def _model(pretrained: Any, adapter: Any, device: str | None, dtype: str | None)
     if dtype not in (None, "auto") and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise ArgumentError(f"dtype={dtype!r}; use a floating type of torch such as 'bfloat16'")
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-        # The harness asks for cuda:0 where nobody has asked for anything.
-        _LOG.warning("partsong: there is no %s here, the model is loaded to the CPU", device)
+        # The harness asks for cuda:0 by default.
+        _LOG.warning("partsong: this machine has no %s, so the model is loaded to the CPU", device)
         device = None
     source = pretrained if isinstance(pretrained, str | Path) else getattr(pretrained, "name_or_path", None)
     return load_text_model(pretrained, adapter=adapter, dtype=kind, device=device), source
+
+
+def _with_commas(knobs: Any) -> Any:
+    return knobs.replace(";", ",") if isinstance(knobs, str) else knobs
 
 
 def _tokenizer(source: Any) -> Any:
@@ -332,7 +324,7 @@ def _tokenizer(source: Any) -> Any:
 
 
 def _prefix(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before every text. What it puts behind is left out: there the answer stands."""
+    """Returns the tokens that the tokenizer puts before every text, without those it puts after one."""
     plain, whole = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
     starts = [at for at in range(len(whole)) if whole[at : at + len(plain)] == plain]
     return whole[: starts[0]] if starts else []
@@ -340,25 +332,21 @@ def _prefix(tokenizer: Any) -> list[int]:
 
 def _batch_size(size: int | str | None, most: int | None) -> int:
     size = int(size) if isinstance(size, str) and size.isdigit() else 1 if size is None else size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or most is not None:
-        raise ArgumentError(
-            f"batch_size={size!r}, max_batch_size={most!r}; use a positive integer, sizes are not searched"
-        )
-    return size
+    check_value("batch_size", size, Annotated[int, Whole(1, why="sizes are not searched")])
+    if most is not None:
+        raise ArgumentError(f"max_batch_size={most!r}; leave it out, because batch sizes are not searched")
+    return size  # type: ignore[return-value]
 
 
-def _max_length(asked: int | None, positions: int | None, room: int) -> int:
-    length = positions if asked is None else asked
-    length = 2048 if length is None else length
-    if length < 2 or (positions is not None and length > positions):
-        raise ArgumentError(f"max_length={asked!r}; use 2 to {positions}, the positions of the model")
-    if room < 1:
-        raise ArgumentError(f"max_new_tokens={room!r}; use a positive integer")
+def _max_length(length: int | None, positions: int | None) -> int:
+    if length is None:
+        return 2048 if positions is None else positions
+    check_value("max_length", length, Annotated[int, Whole(2, positions, "the model has no more positions")])
     return length
 
 
 def _batches(order: Sequence[int], size: int, kind: Any) -> list[list[int]]:
-    """Runs of at most `size` neighbours of one kind."""
+    """Cuts an order into runs of at most `size` neighbours of one kind."""
     batches: list[list[int]] = []
     for index in order:
         if batches and len(batches[-1]) < size and kind(batches[-1][0]) == kind(index):
@@ -366,10 +354,6 @@ def _batches(order: Sequence[int], size: int, kind: Any) -> list[list[int]]:
         else:
             batches.append([index])
     return batches
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-    return text[: min((text.find(stop) for stop in until if stop and stop in text), default=len(text))]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A way to think as a model for other harnesses: a chat goes in, the text that the strategy accepted comes out."""
+"""Answers chats of other harnesses with a way to think, and counts what that costs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.evals.harness.strategy_engine import EngineArguments, extractor, open_engine
 from partsong.evals.reasoning.suite import read_strategies
+from partsong.jobs.engines import EngineArguments, extractor, open_engine
 from partsong.reasoning.calls.answer import Answer
 from partsong.reasoning.calls.budget import Budget
 from partsong.reasoning.calls.call import Message, Parameters
@@ -26,40 +26,41 @@ from partsong.zoo.thinking import knobs_for, task_of
 
 __all__ = ["StrategyModel"]
 
-#: What the costs of all questions are sums of.
+#: Costs that are summed over all questions.
 _SUMS = (
     *("calls", "tokens_total", "tokens_critical", "tokens_accepted", "tokens_cancelled", "tokens_wasted"),
     *("prefill", "prefill_cached", "truncated", "estimated"),
 )
-#: Strategies that make one draw, to which a temperature of 0 does no harm.
+#: Strategies that make one draw, so that a temperature of 0 does no harm.
 _ONE_DRAW = ("greedy", "single")
 
 
 class StrategyModel:
     """Answers chats with a strategy, many at a time.
 
-    A system message and earlier turns stand before every call the strategy makes; the last message, a user's, is its
-    question. What comes out depends on the chat, the parameters, the seed and `answer`'s labels alone.
+    The last message, from the user, is the question of the strategy. A system message and earlier turns come before
+    every call it makes. The answer depends only on the chat, the parameters, the seed and the labels given to `answer`.
 
     Args:
-        strategy: "greedy", or ``NAME:key=value,...`` as `parse_thinking` reads it; ``;`` may stand between knobs, for
-            command lines of harnesses cut at commas.
-        engine: answers; or `EngineArguments`, which are opened after all else is checked.
+        strategy: "greedy", or ``NAME:key=value,...`` as `parse_thinking` reads it; knobs may be separated by ``;``,
+            because command lines of harnesses split at commas.
+        engine: answers the calls; `EngineArguments` are opened after everything else is checked.
         extract: how answers are found in texts, a name of `EXTRACTORS`; None is the zoo model's own, or "number".
         seed: of all draws.
-        journal: file that keeps completed calls, so that an evaluation that was stopped goes on; None keeps none.
-        budget_tokens: most tokens of all calls of a question; None is no limit.
-        concurrency: most calls under way, of all questions together.
+        journal: file that keeps completed calls, so that a stopped evaluation can be continued, or None.
+        budget_tokens: at most this many tokens in all calls of a question; None is no limit.
+        concurrency: at most this many calls at the same time, of all questions together.
 
     Attributes:
-        engine: answers.
+        engine: answers the calls.
         strategy: as it was read.
-        replayed: calls that came out of the journal.
+        replayed: how many calls were read from the journal.
 
     Raises:
-        ArgumentError: an unknown strategy, knob or way to find answers, one that needs what no text can give, or a
-            bound that is none.
+        ArgumentError: the strategy, a knob or `extract` is unknown, the strategy needs an argument that no text can
+            give, or a bound is out of range.
 
+    >>> import asyncio
     >>> from partsong.reasoning import Line, ScriptedEngine
     >>> seven = ScriptedEngine(lambda request, draw: Line(text="so 7"))
     >>> model = StrategyModel("self-consistency:num=4", seven)
@@ -95,47 +96,46 @@ class StrategyModel:
 
     @property
     def draws_once(self) -> bool:
-        """Whether the strategy makes one draw, so that a temperature of 0 leaves it what it is."""
+        """Says whether the strategy makes only one draw, so that a temperature of 0 does no harm."""
         return self.strategy in _ONE_DRAW
 
     async def answer(self, chat: Sequence[Message], parameters: Parameters, *labels: str | int) -> Answer:
         """Answers a chat.
 
         Args:
-            chat: at least one message, the last one a user's.
+            chat: at least one message; the last one is from the user.
             parameters: of every call the strategy makes.
-            *labels: tell equal chats apart whose draws are to differ, such as the first and the second time a harness
-                asks.
+            *labels: give equal chats different draws, such as the number of times a harness asked before.
 
         Raises:
-            ArgumentError: a chat that a strategy cannot answer, or a prompt the model has no room for.
+            ArgumentError: the chat does not end with a user's message, or the model has no room for it.
             EngineError: the engine gave no answer.
         """
         if not chat or chat[-1].role != "user":
-            found = chat[-1].role if chat else "none"
-            raise ArgumentError(f"a strategy answers a user's message; the last one here is {found}")
-        said = [(message.role, message.text) for message in chat]
+            last = chat[-1].role if chat else "missing"
+            raise ArgumentError(f"a strategy answers a user's message; the last one here is {last}")
+        messages = [(message.role, message.text) for message in chat]
         before, question = chat[:-1], chat[-1].text
         run = Run(
             ChatEngine(self._gate, before) if before else self._gate,
-            seed=derive(self.seed, "chat", _digest(said), *labels),
-            name=f"{self.strategy}/{_digest([said, labels, asdict(parameters), self._how])}",
+            seed=derive(self.seed, "chat", _digest(messages), *labels),
+            name=f"{self.strategy}/{_digest([messages, labels, asdict(parameters), self._how])}",
             journal=self._journal,
             budget=self._budget,
             concurrency=self.concurrency,
         )
-        made = await self._think(run, question, extract=self._extract, parameters=parameters, **self._knobs)
-        self._count(made, run.replayed)
-        return made
+        answer = await self._think(run, question, extract=self._extract, parameters=parameters, **self._knobs)
+        self._count(answer, run.replayed)
+        return answer
 
     def costs(self) -> dict[str, Any]:
-        """How was thought, and what all questions so far cost.
+        """Returns the settings, and what all questions so far cost.
 
         Returns:
-            ``strategy engine extract seed requests unanswered`` (no answer was found) ``replayed`` (calls out of the
-            journal) ``stopped`` (how often for which reason, see `Answer`); sums over all questions: ``calls
-            tokens_total tokens_critical tokens_accepted tokens_cancelled tokens_wasted prefill prefill_cached
-            truncated estimated``, as in `CallGraph.summary`; ``tokens_critical_longest``, of one question.
+            ``strategy engine extract seed``; ``requests`` and how many were ``unanswered``; ``replayed`` calls of the
+            journal; ``stopped``, how often for each reason of `Answer`; ``tokens_critical_longest`` of one question;
+            and as sums over all questions ``calls tokens_total tokens_critical tokens_accepted tokens_cancelled
+            tokens_wasted prefill prefill_cached truncated estimated``, as in `CallGraph.summary`.
         """
         return {
             **{"strategy": self.strategy, "engine": self.engine.name, "extract": self.extract, "seed": self.seed},
@@ -144,16 +144,16 @@ class StrategyModel:
             **{"tokens_critical_longest": self._longest, "stopped": dict(self._stopped)},
         }
 
-    def _count(self, made: Answer, replayed: int) -> None:
+    def _count(self, answer: Answer, replayed: int) -> None:
         self._requests += 1
-        self._unanswered += made.answer is None
+        self._unanswered += answer.answer is None
         self.replayed += replayed
-        self._stopped[made.stopped] += 1
-        self._longest = max(self._longest, made.summary["tokens_critical"])
-        self._sums.update({name: made.summary[name] for name in _SUMS})
+        self._stopped[answer.stopped] += 1
+        self._longest = max(self._longest, answer.summary["tokens_critical"])
+        self._sums.update({name: answer.summary[name] for name in _SUMS})
 
     async def rest(self) -> None:
-        """Gives back connections before the event loop ends; the next question opens new ones."""
+        """Closes connections before the event loop ends; the next question opens new ones."""
         from partsong.reasoning.remote import OpenAIEngine
 
         if isinstance(self.engine, OpenAIEngine):
@@ -167,13 +167,13 @@ class StrategyModel:
 
 
 def _own_knobs(model: Any, text: str) -> Mapping[str, Any]:
-    """What a zoo model wants its strategy to be given, such as prompts of its language; what the text sets stays."""
+    """Returns the knobs that a zoo model has for a strategy, such as prompts, except those that the text sets."""
     if text == "greedy":
         return {}
     thinking = parse_thinking(text)
     return knobs_for(model, thinking.name, thinking.knobs)
 
 
-def _digest(said: Any) -> str:
-    text = json.dumps(said, ensure_ascii=False)
+def _digest(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()

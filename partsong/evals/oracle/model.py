@@ -1,7 +1,7 @@
-"""A language model that is never wrong: exact conditionals of a uniform distribution over listed texts.
+"""Defines a language model that is never wrong, because it knows exact conditionals of equally likely texts.
 
-With it the error of a decoding rule is the rule's own. Texts that no listed one matches any more (a rule wrote tokens
-that do not go together) get the conditionals of all listed texts, and are invalid whatever follows.
+With it the error of a decoding rule is the rule's own. When a rule has written tokens that do not go together, no text
+of the set matches any more. The model then gives the conditionals of the whole set, and the text is invalid anyway.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from partsong.samplers.text.model import Head, KeyStore, TextAdapter
 
 __all__ = ["OracleModel", "Support"]
 
-#: Stands for the logarithm of 0: never drawn, and adds nothing to an entropy.
-_NOTHING = -1e4
+#: Used as the logarithm of 0: such a token is never drawn and adds nothing to an entropy.
+_LOG_OF_ZERO = -1e4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Support:
-    """All valid texts, each as likely as any other.
+    """Holds all valid texts, which are equally likely.
 
     Attributes:
         name: of the task.
-        texts: int64 `[M, n]`, no text twice; token ids from 0 without gaps.
+        texts: int64 `[M, n]`, all different; token ids count from 0 without gaps.
     """
 
     name: str
@@ -34,25 +34,25 @@ class Support:
 
     @property
     def length(self) -> int:
-        """n, tokens of a text."""
+        """Returns n, the number of tokens of a text."""
         return self.texts.shape[1]
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that occur, and one more to mask with."""
+        """Returns the number of tokens that occur, and one more for the mask."""
         return int(self.texts.max()) + 2
 
     def contains(self, texts: Tensor) -> Tensor:
-        """Bool `[N]`: whether texts `[N, n]` are valid."""
+        """Returns bool `[N]`: whether each of the texts `[N, n]` is valid."""
         return self.number(texts) >= 0
 
     def number(self, texts: Tensor) -> Tensor:
-        """Int64 `[N]`: which valid text each is; -1 for none."""
+        """Returns int64 `[N]`: the number of the valid text that each is, or -1."""
         known = {text: number for number, text in enumerate(map(tuple, self.texts.tolist()))}
         return torch.tensor([known.get(tuple(text), -1) for text in texts.tolist()])
 
     def total_variation(self, texts: Tensor) -> float:
-        """Distance of drawn texts `[N, n]` from the uniform distribution, invalid ones included: 0 to 1.
+        """Returns the distance, 0 to 1, of drawn texts `[N, n]` from the uniform distribution over valid ones.
 
         With N draws a perfect sampler is about sqrt(M / (2 pi N)) away.
         """
@@ -62,25 +62,27 @@ class Support:
         return (float((counts - 1 / len(self.texts)).abs().sum()) + invalid) / 2
 
     def marginals(self, tokens: Tensor) -> Tensor:
-        """Exact conditionals `[n, V]` given one text `[n]`; the mask token is undecided."""
-        known = tokens != self.vocab_size - 1
-        fits = (self.texts[:, known] == tokens[known]).all(1)
-        texts = self.texts[fits] if fits.any() else self.texts
+        """Returns the exact conditionals `[n, V]` given one text `[n]`, in which the mask token is undecided."""
+        texts = self._matching(tokens)
         counts = torch.zeros(self.length, self.vocab_size, dtype=torch.float64)
         counts.scatter_add_(1, texts.T, torch.ones(texts.T.shape, dtype=torch.float64))
         return counts / len(texts)
 
     def mutual_information(self, tokens: Tensor) -> Tensor:
-        """Exact pairwise mutual information `[n, n]` in nats, given one text `[n]`; 0 on the diagonal."""
-        known = tokens != self.vocab_size - 1
-        fits = (self.texts[:, known] == tokens[known]).all(1)
-        texts = self.texts[fits] if fits.any() else self.texts
-        found = torch.zeros(self.length, self.length, dtype=torch.float64)
+        """Returns the exact pairwise mutual information `[n, n]` in nats, given one text `[n]`; 0 on the diagonal."""
+        texts = self._matching(tokens)
+        shared = torch.zeros(self.length, self.length, dtype=torch.float64)
         single = [_entropy(texts[:, i]) for i in range(self.length)]
         for i, j in itertools.combinations(range(self.length), 2):
             joint = _entropy(texts[:, i] * self.vocab_size + texts[:, j])
-            found[i, j] = found[j, i] = max(single[i] + single[j] - joint, 0.0)
-        return found
+            shared[i, j] = shared[j, i] = max(single[i] + single[j] - joint, 0.0)
+        return shared
+
+    def _matching(self, tokens: Tensor) -> Tensor:
+        """Returns the texts that agree with the decided tokens, or all texts if none does."""
+        known = tokens != self.vocab_size - 1
+        matches = (self.texts[:, known] == tokens[known]).all(1)
+        return self.texts[matches] if matches.any() else self.texts
 
 
 def _entropy(values: Tensor) -> float:
@@ -89,7 +91,7 @@ def _entropy(values: Tensor) -> float:
 
 
 class OracleModel:
-    """A `TextModel` of a `Support`: full attention, masks, no prompt, no end of text.
+    """Decodes a `Support` as a `TextModel` with full attention and masks, without a prompt or an end of text.
 
     Args:
         support: the texts.
@@ -111,7 +113,7 @@ class OracleModel:
         self._tokens: Tensor | None = None
 
     def key_store(self, rows: int, slots: int) -> KeyStore | None:
-        """None: there are no keys."""
+        """Returns None, because the model has no keys."""
         return None
 
     def forward(
@@ -125,7 +127,7 @@ class OracleModel:
         *,
         clean: bool = False,
     ) -> Tensor:
-        """Log-probabilities `[B, Q, V]`; what a token sees beyond the text (shadows) is answered for it alone."""
+        """Returns log-probabilities `[B, Q, V]`; for a token after the text, a shadow, its own place is masked."""
         n, self._tokens = self.support.length, tokens[:, : self.support.length]
         out = torch.empty(*tokens.shape, self.vocab_size, dtype=torch.float64)
         for row, (text, extra) in enumerate(zip(self._tokens, positions[:, n:].tolist(), strict=True)):
@@ -139,12 +141,12 @@ class OracleModel:
     def _log_marginals(self, text: Tensor) -> Tensor:
         key = tuple(text.tolist())
         if key not in self._known:
-            found = self.support.marginals(text)
-            self._known[key] = (torch.where(found > 0, found.log(), _NOTHING), None)
+            marginals = self.support.marginals(text)
+            self._known[key] = (torch.where(marginals > 0, marginals.log(), _LOG_OF_ZERO), None)
         return self._known[key][0]
 
     def probe_of(self, hidden: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Pairwise mutual information `[B, K, K]` of the positions asked for: a probe for `Dependency`."""
+        """Returns the pairwise mutual information `[B, K, K]` of some positions, as a probe for `Dependency`."""
         assert self._tokens is not None
         out = torch.zeros(*positions.shape, positions.shape[1], dtype=torch.float64)
         for row, (text, places) in enumerate(zip(self._tokens, positions, strict=True)):
@@ -160,5 +162,5 @@ class OracleModel:
         return shared
 
     def flops(self, queries: int, keys: int) -> float:
-        """One per position: all forwards cost the same."""
+        """Returns one per position, so that all forwards cost the same."""
         return float(queries)

@@ -1,6 +1,6 @@
-"""Decoding rules on tasks where the model is never wrong: are texts valid, how are they distributed, at what cost.
+"""Measures decoding rules on tasks where the model is never wrong: valid texts, their distribution, and the cost.
 
-Whatever a rule gets wrong here it gets wrong by itself. Every forward counts, those that check as well.
+Every error here is the rule's own. Every forward counts, also those that only check.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from partsong.evals.oracle.tasks import oracle_tasks
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.registry import parse_rule
 
-__all__ = ["RULES_SHOWN", "run"]
+__all__ = ["DEFAULT_RULES", "run"]
 
-#: The rules of the table: ours at their defaults, and published settings where they differ.
-RULES_SHOWN = (
+#: The rules measured by default: ours at their defaults, and published settings that differ from them.
+DEFAULT_RULES = (
     "entropy-bound",
     "entropy-bound:gamma=0.5",
     "entropy-bound:gamma=1",
@@ -43,7 +43,7 @@ RULES_SHOWN = (
 
 def run(
     *,
-    rules: Sequence[str] = RULES_SHOWN,
+    rules: Sequence[str] = DEFAULT_RULES,
     tasks: Sequence[str] | None = None,
     num: int = 1000,
     temperature: float = 1.0,
@@ -54,17 +54,17 @@ def run(
     Args:
         rules: "NAME:key=value" each.
         tasks: names of `oracle_tasks`; None is all of them.
-        num: texts per cell; a share of them has a standard error of at most ``0.5 / sqrt(num)``.
+        num: texts per rule and task; shares of them have a standard error of at most ``0.5 / sqrt(num)``.
         temperature: of the draws.
         seed: of the draws.
 
     Returns:
-        A row per rule and task: ``rule task valid total_variation tokens_per_forward certificate edits num``, and one
-        per rule over all tasks, task "all": the least ``valid`` and the geometric mean of ``tokens_per_forward``.
-        ``total_variation`` is that of a perfect sampler, about sqrt(M / (2 pi num)) for M valid texts, at best.
+        A row per rule and task: ``rule task valid total_variation tokens_per_forward certificate edits num``. Another
+        row per rule has the task "all", the least ``valid`` and the geometric mean of ``tokens_per_forward``. A perfect
+        sampler has a ``total_variation`` of about sqrt(M / (2 pi num)) for M valid texts.
 
     Raises:
-        ArgumentError: an unknown rule or task.
+        ArgumentError: a rule or a task is unknown.
 
     Source: the tasks follow ParallelBench, arXiv 2510.04767.
 

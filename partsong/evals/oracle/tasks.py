@@ -1,4 +1,4 @@
-"""Draws up the tasks of the suite: small sets of texts, all of them equally likely."""
+"""Defines the tasks of the suite, each a small set of equally likely texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _squares(size: int) -> list[list[int]]:
 
 
 def oracle_tasks() -> dict[str, Support]:
-    """The eight tasks of the suite: what parallel decoding can and cannot do, with known answers.
+    """Returns the eight tasks of the suite, which show what parallel decoding can and cannot do.
 
     ``copy`` has one answer; ``replace``, ``insert`` and ``remove`` edit a list of 8 at a random place; ``shuffle`` has
     all orders of 6; ``latin`` all 4 x 4 Latin squares; ``pairs`` 8 independent pairs of equal bits; ``replace 15`` a

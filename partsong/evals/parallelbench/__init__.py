@@ -1,10 +1,11 @@
-"""The offline tasks of ParallelBench, drawn from seeds: what decoding many tokens at once can and cannot do.
+"""Draws the offline tasks of ParallelBench from seeds, to show what decoding many tokens at once can and cannot do.
 
-Operations on a waiting line, sums, dominoes, Latin squares and sudokus. Some have one answer, which parallel decoding
-can write in one step; some have many equally good ones, whose tokens depend on each other, and which it cannot. The
-tasks are those of ParallelBench, the wording, the names and the draws are our own, so scores do not compare with
-published ones number by number. Its text tasks (summaries, paraphrases, sentences) need data and grammar checkers from
-outside and are not here. This module loads no torch; the runner is in `partsong.evals.parallelbench.runner`.
+The tasks are operations on a waiting line, sums, dominoes, Latin squares and sudokus. Some have one answer, which
+parallel decoding can write in one step. Others have many equally good answers whose tokens depend on each other, and
+these it cannot write in one step. The tasks are those of ParallelBench, but the wording, the names and the draws are
+our own, so scores cannot be compared with published ones. Its text tasks (summaries, paraphrases, sentences) are left
+out, because they need data and grammar checkers. This module loads no torch; the runner is in
+`partsong.evals.parallelbench.runner`.
 
 Source: ParallelBench, arXiv 2510.04767.
 
@@ -16,39 +17,41 @@ Source: ParallelBench, arXiv 2510.04767.
 from __future__ import annotations
 
 import random
+from typing import Annotated
 
 from partsong import seeds
-from partsong.errors import ArgumentError
 from partsong.evals.parallelbench.drawing import draw_answer, draw_facts
 from partsong.evals.parallelbench.questions import ask
 from partsong.evals.parallelbench.scoring import score
 from partsong.evals.parallelbench.task import BenchProblem, Facts, Language, Task, task_of, tasks
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.zoo import lists
 
 __all__ = ["Facts", "Language", "BenchProblem", "Task", "problems", "score", "task_of", "tasks"]
 
 
-def problems(name: str, num: int = 100, seed: int = 0, *, language: Language = "chat") -> list[BenchProblem]:
-    """Draws problems of a task, its sizes in turn.
+def problems(
+    name: str, num: Annotated[int, Whole(0)] = 100, seed: int = 0, *, language: Language = "chat"
+) -> list[BenchProblem]:
+    """Draws problems of a task, with its sizes in turn.
 
     Args:
         name: of the task.
         num: how many.
-        seed: problem i is a function of (seed, the task, i), whatever `num` is.
+        seed: problem i depends on the seed, the task and i, but not on `num`.
         language: "chat", or "lists" for the prompts of the zoo's `lists` models, drawn by their own task.
 
     Returns:
         The problems.
 
     Raises:
-        ArgumentError: no such task in the language, or a negative number.
+        ArgumentError: the language has no such task, or the number is negative.
 
     >>> problems("sort", 1, language="lists")[0].prompt().split()[0]
     'sort'
     """
     task = task_of(name, language)
-    if isinstance(num, bool) or not isinstance(num, int) or num < 0:
-        raise ArgumentError(f"num={num!r}; use an integer from 0")
+    check_knobs(type_hints(problems), {"num": num})
     draw = _in_lists if language == "lists" else _in_chat
     return [draw(task, number, seed) for number in range(num)]
 
@@ -71,13 +74,13 @@ def _in_chat(task: Task, number: int, seed: int) -> BenchProblem:
 
 
 def _example(task: Task, seed: int, question: str) -> tuple[str, str]:
-    """The worked example, of the task's smallest size: one for all problems of a seed but those that ask just that."""
+    """Draws a worked example of the smallest size: one for all problems of a seed, except one that asks the same."""
     attempt = 0
     while True:
         rng = random.Random(seeds.derive(seed, "parallelbench example", task.name, attempt))
         facts = draw_facts(task.name, min(task.sizes), rng)
-        if (asked := ask(task.name, facts)) != question:
-            return asked, draw_answer(task.name, facts, rng)
+        if (shown := ask(task.name, facts)) != question:
+            return shown, draw_answer(task.name, facts, rng)
         attempt += 1
 
 

@@ -1,4 +1,4 @@
-"""Accuracy under parallelism: how accuracy falls as a rule is made bolder, as points and as one score."""
+"""Measures how accuracy falls as a rule accepts more tokens per step, as a curve and as one score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partsong.evals.parallelbench.aup import aup_board
 
 __all__ = ["SWEEPS", "curve", "scores", "sweep"]
 
-#: The knob of each rule that trades accuracy for tokens per forward, and values for it, the most careful first.
+#: For each rule the knob that trades accuracy for tokens per forward, and its values, the most careful first.
 SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
     "quota": ("per_step", (1, 2, 4, 8)),
     "entropy-bound": ("gamma", (0.0, 0.1, 0.3, 1.0, 3.0)),
@@ -24,17 +24,17 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def sweep(rule: str, values: Sequence[float] | None = None) -> list[tuple[float, str]]:
-    """The settings of a sweep.
+    """Lists the settings of a sweep.
 
     Args:
-        rule: a name out of `SWEEPS`.
-        values: of its knob. Default: those of `SWEEPS`.
+        rule: a name of `SWEEPS`.
+        values: of its knob; None is those of `SWEEPS`.
 
     Returns:
-        Each value, and the rule as `decode` reads it.
+        Each value with the rule as `decode` reads it.
 
     Raises:
-        ArgumentError: no sweep of that name, or no values.
+        ArgumentError: there is no sweep of that name, or there are no values.
 
     >>> sweep("quota", [1, 4])
     [(1, 'quota:per_step=1'), (4, 'quota:per_step=4')]
@@ -54,19 +54,19 @@ def curve(
     """Measures a rule at several settings of its knob.
 
     Args:
-        measure: of a rule as text, the rows of its tasks: ``accuracy`` (a fraction), ``num``, ``tokens``,
-            ``answer_tokens``, ``forwards``, ``tokens_denoise``, ``forwards_denoise``, ``certificate`` and ``seconds``,
-            as `parallelbench.running.run` returns them.
-        rule: a name out of `SWEEPS`.
+        measure: called with a rule as text, returns the rows of its tasks: ``accuracy`` (a fraction), ``num``,
+            ``tokens``, ``answer_tokens``, ``forwards``, ``tokens_denoise``, ``forwards_denoise``, ``certificate`` and
+            ``seconds``, as `parallelbench.runner.run` returns them.
+        rule: a name of `SWEEPS`.
         values: as in `sweep`.
 
     Returns:
         A flat row per value: ``sweep knob value rule tasks num accuracy tokens_per_forward tokens_per_forward_all
-        answer_tokens_per_forward certificate seconds``. Accuracy is the mean over the tasks, each counting the same;
-        tokens and forwards are added up; the certificate is the largest.
+        answer_tokens_per_forward certificate seconds``. Accuracy is the mean over the tasks. Tokens and forwards are
+        sums, and the certificate is the largest.
 
     Raises:
-        ArgumentError: as in `sweep`, a measure without rows, or what `measure` raises.
+        ArgumentError: as in `sweep`, or `measure` returned no rows.
 
     >>> counts = dict(num=9, tokens=8, answer_tokens=6, forwards=2, tokens_denoise=8, forwards_denoise=2)
     >>> row = counts | dict(accuracy=1.0, certificate=0.0, seconds=1.0)
@@ -84,19 +84,19 @@ def curve(
 
 
 def scores(points: Sequence[Mapping[str, Any]], *, best: float | None = None) -> list[dict[str, Any]]:
-    """AUP of every sweep among some points, over the answers' tokens per forward of any kind.
+    """Computes the AUP of every sweep, with the answers' tokens over all forwards.
 
-    Ends of text behind an answer do not count as tokens, and every forward counts the same, as on d3LLM's leaderboard.
+    Ends of text after an answer do not count as tokens, and every forward counts the same, as on d3LLM's leaderboard.
 
     Args:
         points: rows of `curve`, of one or several rules.
-        best: highest accuracy known, a fraction. Default: the highest of the points.
+        best: the highest accuracy known, a fraction; None is the highest of the points.
 
     Returns:
         A flat row per sweep, the best first: ``sweep aup points``.
 
     Raises:
-        ArgumentError: no points, or an accuracy that is no fraction.
+        ArgumentError: there are no points, or an accuracy is not a fraction.
 
     >>> scores([{"sweep": "quota", "answer_tokens_per_forward": 1.0, "accuracy": 0.5}])
     [{'sweep': 'quota', 'aup': 50.0, 'points': 1}]

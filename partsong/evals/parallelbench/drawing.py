@@ -1,4 +1,4 @@
-"""Draws what problems are made of, from a seed, and a valid answer to each."""
+"""Draws the facts of problems, and a valid answer to each."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ LAST_NAMES = (
 )
 _SYMBOLS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _NAMES = tuple(f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES)
-#: Cells of a 4 x 4 sudoku that are left empty.
+#: Empty cells of a 4 x 4 sudoku.
 _HOLES = 8
 
 
 def verb_of(name: str) -> str:
-    """What is to be done in a task: its name without how long the line is."""
+    """Returns the operation of a task, which is its name without the length of the line."""
     return name.removesuffix("_n15")
 
 
 def draw_facts(name: str, size: int, rng: random.Random) -> Facts:
-    """A problem of a task.
+    """Draws the facts of a problem.
 
     Args:
         name: of the task.
         size: of the problem.
-        rng: where the draws come from.
+        rng: source of the draws.
     """
     match verb_of(name):
         case "cumsum":
@@ -67,14 +67,14 @@ def _line(verb: str, size: int, rng: random.Random) -> Facts:
 
 
 def _operation(digits: int, rng: random.Random) -> Facts:
-    """Two numbers whose sum, difference or product has about `digits` digits."""
+    """Draws two numbers whose sum, difference or product has about `digits` digits."""
     sign = rng.choice("+-*")
     sides = (digits // 2, digits - digits // 2) if sign == "*" else (digits - 1, digits - 1)
     return Facts(sign=sign, numbers=tuple(rng.randint(10 ** (n - 1), 10**n - 1) for n in sides))
 
 
 def _sudoku(rng: random.Random) -> Facts:
-    """A filled square with holes that can be filled in one way only."""
+    """Draws a square with holes that can be filled in one way only."""
     grid = rng.choice(grids())
     for _ in range(1000):
         holes = set(rng.sample(range(16), _HOLES))
@@ -86,7 +86,7 @@ def _sudoku(rng: random.Random) -> Facts:
 
 @functools.cache
 def grids() -> tuple[tuple[int, ...], ...]:
-    """Every filled 4 x 4 sudoku, line by line; there are 288."""
+    """Returns all 288 filled 4 x 4 sudokus, line by line."""
     halves = [rows for rows in itertools.product(itertools.permutations(range(1, 5)), repeat=2) if _boxes_differ(rows)]
     return tuple(
         tuple(itertools.chain(*above, *below))
@@ -100,7 +100,7 @@ def _boxes_differ(rows: Sequence[Sequence[int]]) -> bool:
 
 
 def solutions(clues: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every way to fill the empty cells."""
+    """Returns every way to fill the empty cells."""
     return [grid for grid in grids() if all(clue in (0, value) for clue, value in zip(clues, grid, strict=True))]
 
 
@@ -108,7 +108,7 @@ def solutions(clues: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def draw_answer(name: str, facts: Facts, rng: random.Random) -> str:
-    """A valid answer, drawn where there are many, written as the question asks."""
+    """Draws a valid answer, written as the question asks."""
     verb = verb_of(name)
     special: dict[str, Callable[[], str]] = {
         "cumsum": lambda: f"[{', '.join(map(str, itertools.accumulate(facts.numbers)))}]",
@@ -123,7 +123,7 @@ def draw_answer(name: str, facts: Facts, rng: random.Random) -> str:
 
 
 def valid_lines(verb: str, facts: Facts) -> list[tuple[str, ...]]:
-    """Every valid line after an operation; for a shuffle, which has too many, there is `_shuffled`."""
+    """Returns every valid line after an operation, except for a shuffle, which has too many."""
     items = facts.items
     action, _, where = verb.partition("_")
     if action in ("insert", "remove", "replace"):
@@ -141,18 +141,18 @@ def valid_lines(verb: str, facts: Facts) -> list[tuple[str, ...]]:
 
 
 def operation_result(facts: Facts) -> int:
-    """What comes out of an operation."""
+    """Returns the result of an operation on two numbers."""
     left, right = facts.numbers
     return {"+": left + right, "-": left - right, "*": left * right}[facts.sign]
 
 
 def written_list(items: Sequence[str]) -> str:
-    """A list as questions show it and answers write it."""
+    """Writes a list as in questions and answers."""
     return "[" + ", ".join(f'"{item}"' for item in items) + "]"
 
 
 def written_grid(cells: Sequence[int]) -> str:
-    """A 4 x 4 square of digits, a line each, `_` where it is empty."""
+    """Writes a 4 x 4 square of digits line by line, with `_` for an empty cell."""
     return "\n".join("".join(str(cell or "_") for cell in cells[low : low + 4]) for low in range(0, 16, 4))
 
 
@@ -171,7 +171,7 @@ def _dominoes(facts: Facts, rng: random.Random) -> list[int]:
 
 
 def _square(symbols: Sequence[str], rng: random.Random) -> list[list[str]]:
-    """A Latin square: the symbols shifted from line to line, then lines, columns and symbols in random order."""
+    """Draws a Latin square by shifting the symbols from line to line and shuffling lines, columns and symbols."""
     size = len(symbols)
     names, rows, columns = (rng.sample(range(size), size) for _ in range(3))
     return [[symbols[names[(row + column) % size]] for column in columns] for row in rows]

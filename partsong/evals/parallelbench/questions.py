@@ -1,4 +1,4 @@
-"""The questions in English."""
+"""Writes the questions in English."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def ask(name: str, facts: Facts) -> str:
-    """The question of a problem.
+    """Writes the question of a problem.
 
     Args:
         name: of the task.
-        facts: what the problem is made of.
+        facts: of the problem.
     """
     verb = verb_of(name)
     match verb:

@@ -1,4 +1,4 @@
-"""Asks a language model the tasks and measures its decoding: accuracy, tokens per forward, certificate."""
+"""Asks a language model the tasks, and measures accuracy, tokens per forward and certificate."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from partsong import seeds
-from partsong.errors import ArgumentError
 from partsong.evals.parallelbench import BenchProblem, Language, problems, score, task_of, tasks
-from partsong.knobs import format_knobs
+from partsong.knobs import Count, check_knobs, format_knobs, type_hints
 from partsong.samplers.text import CACHES, RULES, Decoded, Rule, TextCache, decode, load_text_model
 from partsong.samplers.text.request import check_request
 from partsong.zoo.lists import WORDS
 
 __all__ = ["BenchRun", "ask", "reads_lists", "run"]
 
-#: What a row of `run` tells besides what was asked: fractions of all problems of a task.
+#: Scores of a problem; a row of `run` holds their means.
 SCORES = ("score", "score_strict", "items")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRun:
-    """One task, asked.
+    """Holds what was measured of one task.
 
     Attributes:
-        row: `run`'s row.
-        samples: a flat row per problem: task, number, size, text, the scores, tokens, answer_tokens, forwards,
+        row: as `run` returns it.
+        samples: a flat row per problem with task, number, size, text, scores, tokens, answer_tokens, forwards and
             certificate.
     """
 
@@ -36,24 +35,24 @@ class BenchRun:
 
 
 def run(model: Any, tokenizer: Any, *, names: Sequence[str] | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Asks a model tasks of the benchmark.
+    """Asks a model several tasks of the benchmark.
 
     Args:
-        model: whatever `decode` takes.
-        tokenizer: a transformers tokenizer. Questions go through its chat template where it has one.
-        names: of the tasks. Default: all there are in the language.
+        model: as `decode` takes it.
+        tokenizer: a transformers tokenizer. Questions go through its chat template if it has one.
+        names: of the tasks; None is all tasks of the language.
         **options: as in `ask`.
 
     Returns:
         A flat row per task: ``task language num rule cache temperature accuracy score_strict items tokens_per_forward
-        tokens_per_forward_all answer_tokens_per_forward certificate seconds``, and the counts behind them, ``tokens
+        tokens_per_forward_all answer_tokens_per_forward certificate seconds``, and the counts these come from, ``tokens
         tokens_denoise answer_tokens forwards forwards_denoise edits``, so that rows can be added up. Accuracy is the
         fraction of valid answers. The first two numbers of tokens per forward count every token that was decided; a
-        model that sees its whole canvas also decides ends of text behind the answer, many at once. The third counts
-        the answers with one end each, and all forwards.
+        model that sees its whole canvas also decides many ends of text after the answer. The third counts only the
+        answers, with one end each, and all forwards.
 
     Raises:
-        ArgumentError: no such task or language, or what `decode` refuses.
+        ArgumentError: there is no such task or language, or `decode` refuses an argument.
 
     >>> from transformers import LlamaForCausalLM
     >>> from partsong.zoo.lists.model import build_model, build_tokenizer
@@ -76,7 +75,7 @@ def ask(
     tokenizer: Any,
     name: str,
     *,
-    num: int = 100,
+    num: Count = 100,
     seed: int = 0,
     language: Language | None = None,
     adapter: Any = None,
@@ -84,63 +83,61 @@ def ask(
     cache: str | TextCache | None = None,
     temperature: float = 0.0,
     max_new_tokens: int | None = None,
-    batch_size: int = 32,
+    batch_size: Count = 32,
     **options: Any,
 ) -> BenchRun:
     """Asks a model one task.
 
     Args:
-        model: whatever `decode` takes.
+        model: as `decode` takes it.
         tokenizer: a transformers tokenizer.
         name: of the task.
-        num: problems.
-        seed: draws the problems and, at a temperature above 0, the tokens; an answer does not depend on `batch_size`.
-        language: what to ask in. Default: "lists" where the tokenizer knows its words, else "chat".
+        num: how many problems.
+        seed: of the problems and, at a temperature above 0, of the tokens; answers do not depend on `batch_size`.
+        language: of the questions; None is "lists" if the tokenizer knows its words, and otherwise "chat".
         adapter: as in `decode`.
         rule: as in `decode`.
         cache: as in `decode`.
         temperature: as in `decode`.
-        max_new_tokens: Default: the task's.
-        batch_size: problems decoded together.
+        max_new_tokens: as in `decode`; None is the task's.
+        batch_size: how many problems to decode together.
         **options: further arguments of `decode`.
 
     Returns:
         What was measured.
 
     Raises:
-        ArgumentError: no such task or language, a size out of range, or what `decode` refuses.
+        ArgumentError: there is no such task or language, a number is out of range, or `decode` refuses an argument.
     """
-    for count in (num, batch_size):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(f"num={num!r}, batch_size={batch_size!r}; use positive integers")
+    check_knobs(type_hints(ask), {"num": num, "batch_size": batch_size})
     language = language or ("lists" if reads_lists(tokenizer) else "chat")
-    asked = problems(name, num, seed, language=language)
+    drawn = problems(name, num, seed, language=language)
     if adapter is not None or not hasattr(model, "key_store"):
         model = load_text_model(model, adapter=adapter)
     settings = {"rule": rule, "cache": cache, "temperature": temperature, **options}
     settings["max_new_tokens"] = _room(name, language) if max_new_tokens is None else max_new_tokens
-    prompts = [_ids(problem, tokenizer) for problem in asked]
+    prompts = [_ids(problem, tokenizer) for problem in drawn]
     checked = check_request(model, prompts, **settings)
-    draws = [seeds.derive(seed, "parallelbench tokens", name, number) for number in range(num)]
+    token_seeds = [seeds.derive(seed, "parallelbench tokens", name, number) for number in range(num)]
     start = time.perf_counter()
     batches = [slice(low, low + batch_size) for low in range(0, num, batch_size)]
-    parts = [decode(model, prompts[here], seed=draws[here], **settings) for here in batches]
+    parts = [decode(model, prompts[here], seed=token_seeds[here], **settings) for here in batches]
     seconds = time.perf_counter() - start
-    written = [pair for part in parts for pair in zip(part.tokens, part.tallies, strict=True)]
-    samples = [_sample(one, *pair, tokenizer) for one, pair in zip(asked, written, strict=True)]
+    answers = [pair for part in parts for pair in zip(part.tokens, part.tallies, strict=True)]
+    samples = [_sample(problem, *answer, tokenizer) for problem, answer in zip(drawn, answers, strict=True)]
     head = {"task": name, "language": language, "num": num, "temperature": temperature}
     head |= {"rule": format_knobs(checked.rule, RULES), "cache": format_knobs(checked.cache, CACHES)}
     return BenchRun(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
 
 
 def reads_lists(tokenizer: Any) -> bool:
-    """Whether a tokenizer is that of the zoo's `lists` models: every word of theirs a token, and little else."""
+    """Says whether a tokenizer belongs to the zoo's `lists` models, so that it knows their words and few others."""
     known = tokenizer.get_vocab()
     return len(known) < 2 * len(WORDS) and all(word in known for word in WORDS)
 
 
 def _room(name: str, language: Language) -> int:
-    """Places for an answer and its end. The zoo's models have learned canvases of 12 and of 24."""
+    """Returns the places for an answer and its end; the zoo's models were trained on canvases of 12 and 24."""
     task = task_of(name, language)
     return task.max_new_tokens if language == "chat" else 24 if task.lists == "latin" else 12
 
@@ -155,7 +152,7 @@ def _ids(problem: BenchProblem, tokenizer: Any) -> list[int]:
 def _sample(problem: BenchProblem, tokens: list[int], tally: Any, tokenizer: Any) -> dict[str, Any]:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     if problem.language == "chat" and not getattr(tokenizer, "chat_template", None):
-        # Nothing tells a plain model to stop: it goes on with a question of its own.
+        # A model without a chat template does not stop after its answer but goes on with another question.
         text = text.strip().partition("\n\n")[0].partition("\nQuestion:")[0]
     return {
         "task": problem.task,
@@ -176,7 +173,7 @@ def _means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _costs(parts: Sequence[Decoded]) -> dict[str, Any]:
-    """Of all batches together; the certificate is the largest of any answer."""
+    """Sums up the costs of all batches; the certificate is the largest of any answer."""
     tallies = [tally for part in parts for tally in part.tallies]
     whole = Decoded(tokens=[], stopped=[], tallies=tallies, steps=sum(part.steps for part in parts)).summary()
     answered, forwards = sum(len(row) for part in parts for row in part.tokens), sum(whole["forwards"].values())

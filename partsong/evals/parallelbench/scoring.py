@@ -1,4 +1,4 @@
-"""Reads answers back and judges them; plain Python, nothing of a text is ever executed."""
+"""Reads and judges answers; no part of an answer is ever executed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def score(problem: BenchProblem, text: str) -> dict[str, float]:
     """Judges an answer.
 
     Args:
-        problem: what was asked.
-        text: what came back.
+        problem: with the question.
+        text: the model's answer.
 
     Returns:
-        ``score``, 1.0 for a valid answer however it is wrapped, else 0.0; ``score_strict``, the same for an answer
-        written exactly as asked; ``items``, the fraction that is right: of places against the nearest valid answer,
-        of people who are still there (shuffle), of links (domino), of lines and columns (squares), of digits.
+        ``score`` is 1.0 for a valid answer, even among other words, and otherwise 0.0. ``score_strict`` is the same for
+        an answer written exactly as the question asks. ``items`` is the fraction that is right: of the places of the
+        nearest valid answer, of people (shuffle), of links (domino), of lines and columns (squares), or of digits.
 
     >>> from partsong.evals.parallelbench import problems
     >>> problem = problems("copy", 1)[0]
@@ -37,7 +37,7 @@ def score(problem: BenchProblem, text: str) -> dict[str, float]:
     return {"score": float(loose), "score_strict": float(strict), "items": 1.0 if loose else items}
 
 
-#: Of a problem and a text: whether it is valid, whether also as written, and the fraction that is right.
+#: Returns for a problem and a text whether it is valid, whether it is so as written, and the fraction that is right.
 _Judge = Callable[[BenchProblem, str], tuple[bool, bool, float]]
 
 
@@ -45,32 +45,32 @@ _Judge = Callable[[BenchProblem, str], tuple[bool, bool, float]]
 
 
 def read_list(text: str) -> list[str]:
-    """What stands between the last bracket and the one that closes it, or the whole text, cut at commas."""
+    """Reads what is between the last opening bracket and its closing one, or the whole text, cut at commas."""
     inside = text.rpartition("[")[2].partition("]")[0]
     return [item.strip(" \t\n\"'") for item in inside.split(",") if item.strip()]
 
 
 def read_list_strictly(text: str, kind: type) -> list[str] | None:
-    """A JSON list of `kind` and nothing else; None if it is none."""
+    """Reads a JSON list of `kind`; None if the text is something else."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or any(type(item) is not kind for item in found):
+    if not isinstance(value, list) or any(type(item) is not kind for item in value):
         return None
-    return [str(item) for item in found]
+    return [str(item) for item in value]
 
 
 def nearest(words: Sequence[str], valid: Iterable[Sequence[str]]) -> float:
-    """The largest fraction of places in which a text agrees with a valid one; both count with their longer length."""
-    found = (
+    """Returns the largest fraction of places, of the longer text, in which a text agrees with a valid one."""
+    fractions = (
         sum(a == b for a, b in zip(words, other, strict=False)) / max(len(words), len(other), 1) for other in valid
     )
-    return max(found, default=0.0)
+    return max(fractions, default=0.0)
 
 
-def kept(words: Sequence[str], items: Sequence[str]) -> float:
-    """The fraction of items that are there, each as often as it should be."""
+def share_kept(words: Sequence[str], items: Sequence[str]) -> float:
+    """Returns the fraction of items that are there, each as often as it should be."""
     return sum((Counter(words) & Counter(items)).values()) / max(len(words), len(items), 1)
 
 
@@ -83,15 +83,15 @@ def _judge_line(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
         def is_valid(words: list[str] | None) -> bool:
             return words is not None and sorted(words) == sorted(items) and words != items
 
-        return is_valid(loose), is_valid(strict), kept(loose, items)
+        return is_valid(loose), is_valid(strict), share_kept(loose, items)
     valid = valid_lines(verb, facts)
     return tuple(loose) in valid, strict is not None and tuple(strict) in valid, nearest(loose, valid)
 
 
 def _judge_sums(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
-    wanted = read_list(problem.answer)
+    right = read_list(problem.answer)
     loose, strict = read_list(text), read_list_strictly(text, int)
-    return loose == wanted, strict == wanted, nearest(loose, [wanted])
+    return loose == right, strict == right, nearest(loose, [right])
 
 
 def _judge_domino(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
@@ -106,7 +106,7 @@ def _judge_domino(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
 
 
 def _links(chain: Sequence[int], facts: Facts) -> list[bool]:
-    """Which dominoes are dominoes and fit to the one before them."""
+    """Returns for each domino whether it is valid and fits the one before it."""
     fits = [domino // 10 == before % 10 for before, domino in itertools.pairwise(chain)]
     return [
         11 <= domino <= 99 and domino % 10 != 0 and fit
@@ -118,17 +118,17 @@ def _links(chain: Sequence[int], facts: Facts) -> list[bool]:
 
 
 def _judge_number(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
-    wanted = str(operation_result(problem.facts))
+    right = str(operation_result(problem.facts))
     numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d),(?=\d{3})", "", text.replace("\N{MINUS SIGN}", "-")))
-    found = numbers[-1] if numbers else ""
-    return found == wanted, text.strip() == wanted, nearest(found[::-1], [wanted[::-1]])
+    last = numbers[-1] if numbers else ""
+    return last == right, text.strip() == right, nearest(last[::-1], [right[::-1]])
 
 
 # --- squares ----------------------------------------------------------------------------------------------------------
 
 
 def units_of(rows: Sequence[Sequence[str]], boxes: bool) -> list[tuple[str, ...]]:
-    """Lines, columns and, for a sudoku, the 2 x 2 corners of a square."""
+    """Returns the lines, the columns and, for a sudoku, the 2 x 2 corners of a square."""
     size = len(rows)
     units = [tuple(row) for row in rows] + [tuple(row[c] for row in rows) for c in range(size)]
     if boxes:
@@ -140,42 +140,42 @@ def units_of(rows: Sequence[Sequence[str]], boxes: bool) -> list[tuple[str, ...]
 def _judge_square(
     rows: Sequence[Sequence[str]], symbols: Sequence[str], clues: Sequence[str] = (), boxes: bool = False
 ) -> tuple[bool, float]:
-    """Whether a square is full, each unit with all symbols and the clues where they were, and how many units are."""
+    """Returns whether every unit has all symbols and the clues are kept, and the share of units with all symbols."""
     size = len(symbols)
     if len(rows) != size or any(len(row) != size for row in rows):
         return False, 0.0
     units = units_of(rows, boxes)
     full = [set(unit) == set(symbols) for unit in units]
     cells = [cell for row in rows for cell in row]
-    honest = all(clue in ("", cell) for clue, cell in zip(clues, cells, strict=False))
-    return all(full) and honest, sum(full) / len(full)
+    keeps_clues = all(clue in ("", cell) for clue, cell in zip(clues, cells, strict=False))
+    return all(full) and keeps_clues, sum(full) / len(full)
 
 
 def _judge_latin(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     symbols = problem.facts.items
     lines = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-    found = [line for line in lines if set(line) <= set(symbols) and len(line) == len(symbols)][: len(symbols)]
-    valid, items = _judge_square(found, symbols)
-    return valid, valid and len(lines) == len(symbols) and text.strip() == "\n".join(map(",".join, found)), items
+    square = [line for line in lines if set(line) <= set(symbols) and len(line) == len(symbols)][: len(symbols)]
+    valid, items = _judge_square(square, symbols)
+    return valid, valid and len(lines) == len(symbols) and text.strip() == "\n".join(map(",".join, square)), items
 
 
 def _judge_sudoku(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     lines = [re.sub(r"[ ,|\t]", "", line) for line in text.splitlines()]
-    found = [line for line in lines if re.fullmatch(r"[1-4]{4}", line)]
+    square = [line for line in lines if re.fullmatch(r"[1-4]{4}", line)]
     clues = ["" if clue == 0 else str(clue) for clue in problem.facts.clues]
-    valid, items = _judge_square(found, "1234", clues, boxes=True)
-    return valid, valid and text.strip() == "\n".join(found), items
+    valid, items = _judge_square(square, "1234", clues, boxes=True)
+    return valid, valid and text.strip() == "\n".join(square), items
 
 
 # --- the zoo's language -----------------------------------------------------------------------------------------------
 
 
 def _judge_words(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
-    """An answer in the prompts' own language, by that language's own check; a shuffle may be the order it was."""
+    """Judges an answer in the language of the `lists` models, in which a shuffle may keep the order."""
     request, words = lists.parse(problem.question), text.split()
     valid = lists.check(problem.question, text)
     if request.family == "shuffle":
-        return valid, valid, kept(words, request.items)
+        return valid, valid, share_kept(words, request.items)
     if request.family == "latin":
         size = len(request.items)
         rows = [words[low : low + size] for low in range(0, len(words), size)]

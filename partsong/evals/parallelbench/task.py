@@ -1,32 +1,32 @@
-"""The tasks as rows of data, and what a problem is."""
+"""Defines the tasks as data, and what a problem holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partsong.errors import ArgumentError
+from partsong.knobs import check_value
 
 __all__ = ["Facts", "Language", "BenchProblem", "Task", "task_of", "tasks"]
 
-#: What problems are written in: "chat", English with a worked example, or "lists", the prompts of `partsong.zoo.lists`.
+#: The language of problems: "chat" is English with a worked example, "lists" the prompts of `partsong.zoo.lists`.
 Language = Literal["chat", "lists"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A task of the benchmark.
+    """Describes a task of the benchmark.
 
     Attributes:
-        name: its name.
+        name: of the task.
         family: "waiting line", "arithmetic" or "puzzle".
-        sizes: people of a line, terms of a sum, digits, dominoes or lines of a square; problems take them in turn.
-        answers: "one" valid answer, or "many" and none of them likelier: where tokens that are drawn together must
-            agree, and parallel decoding shows what it costs.
-        max_new_tokens: room for an answer in the usual subword vocabularies.
-        lists: the task of `partsong.zoo.lists` that asks the same; "" is none.
-        lists_sizes: its sizes.
+        sizes: numbers of people in a line, terms of a sum, digits, dominoes or lines of a square; taken in turn.
+        answers: "one" if there is one valid answer, "many" if there are several equally likely ones. Then tokens that
+            are drawn together must agree, and parallel decoding shows what it costs.
+        max_new_tokens: enough for an answer in the usual subword vocabularies.
+        lists: the task of `partsong.zoo.lists` that asks the same, or "".
+        lists_sizes: sizes of that task.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a problem is made of; fields its task has no use for are empty.
+    """Holds the facts of a problem; fields that its task does not use are empty.
 
     Attributes:
         items: people in line, or the symbols of a square.
-        word: who is inserted, or takes another's place.
-        place: where, counted from 1; None for anywhere.
+        word: the person who is inserted or replaces another.
+        place: the place of that, counted from 1; None is any place.
         count: how many times each is repeated, or how many dominoes are laid.
         numbers: terms of a sum, the two sides of an operation, or the first domino.
         sign: of an operation: "+", "-" or "*".
-        clues: cells of a square line by line, 0 where it is empty.
+        clues: cells of a square line by line, 0 for an empty one.
     """
 
     items: tuple[str, ...] = ()
@@ -63,16 +63,16 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchProblem:
-    """A question, and what is needed to judge an answer.
+    """Holds a question and what is needed to judge an answer.
 
     Attributes:
         task: the name of its task.
-        number: which of the seed's problems.
+        number: which of the seed's problems it is.
         size: one of the task's.
-        language: what it is written in.
-        facts: what it is made of; empty in "lists", where the question says all.
-        question: what is asked.
-        answer: one valid answer, written as asked.
+        language: of the question.
+        facts: what the question was made from; empty in "lists", where the question says it all.
+        question: as the model reads it.
+        answer: one valid answer, written as the question asks.
         example: another question of the task with a valid answer; None in "lists".
     """
 
@@ -86,12 +86,12 @@ class BenchProblem:
     example: tuple[str, str] | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The question as a chat: the worked example is an exchange that has taken place."""
+        """Returns the question as a chat in which the worked example comes first."""
         shown = [] if self.example is None else [("user", self.example[0]), ("assistant", self.example[1])]
         return [{"role": role, "content": text} for role, text in (*shown, ("user", self.question))]
 
     def prompt(self) -> str:
-        """The question as plain text, for models without a chat template; in "lists" the question itself."""
+        """Returns the question as plain text, for models without a chat template."""
         if self.language == "lists":
             return self.question
         shown = "" if self.example is None else f"Question: {self.example[0]}\nAnswer:\n{self.example[1]}\n\n"
@@ -100,7 +100,7 @@ class BenchProblem:
 
 _LINE, _LONG = (3, 4, 5, 6), (15,)
 
-#: Operations on a waiting line: name, answers, task of the zoo.
+#: Operations on a waiting line: the name, the number of answers, and the task of the zoo.
 _OPERATIONS: tuple[tuple[str, Literal["one", "many"], str], ...] = (
     ("copy", "one", "copy"),
     ("reverse", "one", "reverse"),
@@ -173,30 +173,28 @@ _TASKS = {task.name: task for task in (*_waiting_line(), *_OTHERS)}
 
 
 def tasks(language: Language = "chat") -> list[Task]:
-    """Every task there is in a language.
+    """Returns the tasks of a language.
 
     Args:
-        language: "chat" for all, "lists" for those the `lists` models of the zoo can be asked.
+        language: "chat" has all tasks, "lists" those that the `lists` models of the zoo know.
 
     Raises:
-        ArgumentError: no such language.
+        ArgumentError: there is no such language.
 
     >>> len(tasks()), len(tasks("lists"))
     (26, 13)
     """
-    if language not in ("chat", "lists"):
-        raise ArgumentError(f"language={language!r}; use 'chat' or 'lists'")
+    check_value("language", language, Language)
     return [task for task in _TASKS.values() if language == "chat" or task.lists]
 
 
 def task_of(name: str, language: Language = "chat") -> Task:
-    """A task by name.
+    """Returns a task by name.
 
     Raises:
-        ArgumentError: there is none of that name in the language; the message lists them.
+        ArgumentError: the language has no task of that name; the message lists those it has.
     """
-    known: Sequence[Task] = tasks(language)
-    for task in known:
-        if task.name == name:
-            return task
-    raise ArgumentError(f"no task {name!r} in {language!r}; the tasks are {', '.join(task.name for task in known)}")
+    known = {task.name: task for task in tasks(language)}
+    if name not in known:
+        raise ArgumentError(f"no task {name!r} in {language!r}; the tasks are {', '.join(known)}")
+    return known[name]

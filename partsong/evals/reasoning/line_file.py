@@ -1,4 +1,4 @@
-"""A file of JSON lines that is only ever added to: each line is on the disk before the next thing happens."""
+"""Keeps a file of JSON lines that only grows; every line is on the disk before the program continues."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ __all__ = ["LineFile", "read_lines"]
 
 
 def read_lines(path: Path, noun: str) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a file, and how many bytes they take; a last line without its end is left out.
+    """Returns the complete lines of a file and how many bytes they take; an incomplete last line is left out.
 
     Args:
         path: the file.
-        noun: what it should be, for the error.
+        noun: what the file should be, for the error.
 
     Raises:
-        ArgumentError: a line is no object of JSON.
+        ArgumentError: a line is not a JSON object.
     """
-    found, whole = [], 0
-    with path.open("rb") as lines:
-        for line in lines:
+    objects, size = [], 0
+    with path.open("rb") as file:
+        for line in file:
             if not line.endswith(b"\n"):
                 break
             try:
-                said = json.loads(line)
+                value = json.loads(line)
             except ValueError as error:
-                raise ArgumentError(f"{path} is no {noun}: line {len(found) + 1}: {error}") from None
-            if not isinstance(said, dict):
-                raise ArgumentError(f"{path} is no {noun}: line {len(found) + 1} holds no object")
-            found.append(said)
-            whole += len(line)
-    return found, whole
+                raise ArgumentError(f"{path} is no {noun}: line {len(objects) + 1}: {error}") from None
+            if not isinstance(value, dict):
+                raise ArgumentError(f"{path} is no {noun}: line {len(objects) + 1} holds no object")
+            objects.append(value)
+            size += len(line)
+    return objects, size
 
 
 class LineFile:
-    """An open file, at its end.
+    """Holds an open file and adds lines at its end.
 
-    The first line says what holds for all: a file whose first line is another is refused. A last line that a killed
-    program left half written is cut off.
+    The first line, the header, says what all lines have in common; a file with another header is refused. An incomplete
+    last line, left by a program that was killed, is cut off.
 
     Args:
-        path: made where it is not there, with its folder.
+        path: the file; it is made, with its folder, if it is not there.
         header: the first line.
         noun: what the file is, for errors.
 
     Attributes:
-        lines: what it held when it was opened, without the header.
+        lines: the lines it held when it was opened, without the header.
 
     Raises:
-        ArgumentError: it is no such file, or its header is another.
-        OutputError: it cannot be opened or written.
+        ArgumentError: the file holds something else, or has another header.
+        OutputError: the file cannot be opened or written.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], noun: str) -> None:
@@ -64,29 +64,29 @@ class LineFile:
         plain = json.loads(json.dumps(header))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            held, whole = read_lines(self.path, noun) if self.path.is_file() else ([], 0)
-            if held and held[0] != plain:
-                keys = [key for key in (*plain, *held[0]) if plain.get(key) != held[0].get(key)]
+            lines, size = read_lines(self.path, noun) if self.path.is_file() else ([], 0)
+            if lines and lines[0] != plain:
+                key = next(key for key in (*plain, *lines[0]) if plain.get(key) != lines[0].get(key))
                 raise ArgumentError(
-                    f"{self.path} has {keys[0]}={held[0].get(keys[0])!r}, this is {plain.get(keys[0])!r}; "
+                    f"{self.path} has {key}={lines[0].get(key)!r}, this is {plain.get(key)!r}; "
                     f"use another file for this {noun}"
                 )
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-            os.ftruncate(self._file, whole)
+            os.ftruncate(self._file, size)
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
             raise OutputError(f"{self.path}: the {noun} cannot be opened: {error}") from error
-        self.lines = held[1:]
-        if not held:
+        self.lines = lines[1:]
+        if not lines:
             self.append(plain)
 
-    def append(self, said: Mapping[str, Any]) -> None:
+    def append(self, value: Mapping[str, Any]) -> None:
         """Adds a line; it is on the disk when this returns.
 
         Raises:
-            OutputError: it cannot be written, such as on a full disk.
+            OutputError: the line cannot be written, such as on a full disk.
         """
-        line = json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        line = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         try:
             while line:
                 line = line[os.write(self._file, line) :]

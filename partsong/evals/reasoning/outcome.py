@@ -1,4 +1,4 @@
-"""What became of a problem under a strategy, and rows of a table over many."""
+"""Records how a strategy answered a problem, and sums up many such outcomes in rows of a table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from partsong.evals.reasoning.intervals import Resampler, wilson
 from partsong.evals.reasoning.problem import Problem
 from partsong.reasoning.calls.answer import Answer
 
-__all__ = ["COUNTS", "Outcome", "compared", "key_of", "outcome_of", "table_rows"]
+__all__ = ["COUNTS", "Outcome", "compare_strategies", "key_of", "outcome_of", "table_rows"]
 
-#: What a run counts, in the columns of a row as means per problem.
+#: Counts of a run; rows of a table hold their means per problem.
 COUNTS = (
     *("tokens_total", "tokens_critical", "tokens_accepted", "tokens_cancelled"),
     *("prefill", "prefill_cached", "calls", "truncated", "estimated", "seconds"),
@@ -22,18 +22,18 @@ COUNTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A problem, answered.
+    """Records the answer of a strategy to a problem.
 
     Attributes:
         task: of the problem.
         number: of the problem.
-        asked: digest of the question, which tells apart problems of one name that were drawn with other knobs.
-        strategy: as it was asked for.
-        answer: what came out; None where nobody found any.
-        right: whether the check says so.
+        asked: digest of the question, because problems that were drawn with other knobs can have the same name.
+        strategy: as its text names it.
+        answer: None if the strategy found none.
+        right: whether the problem's check accepts the answer.
         stopped: as in `Answer`.
-        hint: why voting can hardly help here; "" where nothing speaks against it.
-        counts: the run's, by the names of `COUNTS`.
+        hint: why voting can hardly help here, or "".
+        counts: of the run, by the names of `COUNTS`.
     """
 
     task: str
@@ -48,16 +48,16 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Names it among all outcomes of an evaluation."""
+        """Returns a key that is unique among all outcomes of an evaluation."""
         return self.strategy, self.task, self.number, self.asked
 
     def as_json(self) -> dict[str, Any]:
-        """For a file of lines; ``Outcome(**line)`` reads it back."""
+        """Returns the fields for a file of JSON lines; ``Outcome(**line)`` reads them back."""
         return asdict(self)
 
 
 def outcome_of(problem: Problem, strategy: str, answer: Answer, right: bool) -> Outcome:
-    """An outcome from what a strategy returned."""
+    """Makes an outcome from what a strategy returned."""
     return Outcome(
         task=problem.task,
         number=problem.number,
@@ -72,7 +72,7 @@ def outcome_of(problem: Problem, strategy: str, answer: Answer, right: bool) -> 
 
 
 def key_of(strategy: str, problem: Problem) -> tuple[str, str, int, str]:
-    """The `Outcome.key` that a problem under a strategy will have."""
+    """Returns the `Outcome.key` that a problem will have under a strategy."""
     return strategy, problem.task, problem.number, _digest(problem.question)
 
 
@@ -83,7 +83,7 @@ def _digest(text: str) -> str:
 def table_rows(
     outcomes: Iterable[Outcome], *, level: float = 0.95, interval: Callable[..., tuple[float, float]] = wilson
 ) -> list[dict[str, Any]]:
-    """A flat row per task and strategy, in the order in which they first appear.
+    """Sums up outcomes in a flat row per task and strategy, in the order in which they first appear.
 
     Args:
         outcomes: of any tasks and strategies.
@@ -112,21 +112,21 @@ def table_rows(
     return rows
 
 
-def compared(
+def compare_strategies(
     outcomes: Sequence[Outcome], *, to: str | None = None, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> list[dict[str, Any]]:
-    """How much better each strategy is than one of them, in pairs on the same problems.
+    """Measures how much better each strategy is than one of them, in pairs on the same problems.
 
     Args:
         outcomes: of one or several tasks.
-        to: the strategy the others are compared with. Default: the first.
+        to: the strategy that the others are compared with; None is the first.
         resamples: of the bootstrap.
         seed: of the bootstrap.
         level: of the interval.
 
     Returns:
-        Flat rows: ``task strategy than difference low high p``; only problems that all strategies have answered count,
-        and their number is ``problems``.
+        Flat rows ``task strategy than problems difference low high p``. Only the problems that all strategies have
+        answered count, ``problems`` of them.
     """
     rows = []
     for task in dict.fromkeys(outcome.task for outcome in outcomes):
@@ -138,12 +138,7 @@ def compared(
         base = next(iter(right)) if to is None else to
         if not common or base not in right:
             continue
-        scores = {name: [float(found[number]) for number in common] for name, found in right.items()}
+        scores = {name: [float(answers[number]) for number in common] for name, answers in right.items()}
         resampler = Resampler(scores, resamples=resamples, seed=seed)
-        for name in (name for name in right if name != base):
-            found = resampler.difference(name, base, level)
-            rows.append(
-                {"task": task, "strategy": name, "than": base, "problems": len(common), "difference": found.mean}
-                | {"low": found.low, "high": found.high, "p": found.p}
-            )
+        rows += [{"task": task} | row for row in resampler.rows(base, level)]
     return rows

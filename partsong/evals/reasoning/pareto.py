@@ -1,4 +1,4 @@
-"""Accuracy against what it costs: which strategies no other one beats, and a picture that needs no other file."""
+"""Draws accuracy against cost, and finds the strategies that no other one beats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.errors import ArgumentError
 
 __all__ = ["COSTS", "front", "pareto_svg"]
 
-#: Costs that are drawn, and the words for them.
+#: Costs to draw, and their names in the picture.
 COSTS = {"tokens_critical": "tokens on the critical path", "tokens_total": "tokens in all"}
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _LINE = 460, 330, 56, 44, 46, 17
@@ -35,42 +35,44 @@ _STYLE = (
 
 
 def front(rows: Sequence[Mapping[str, Any]], cost: str) -> list[Mapping[str, Any]]:
-    """The rows that no other row beats: none is at least as accurate for less, or more accurate for as much.
+    """Returns the rows that no other row beats, the cheapest first.
+
+    A row beats another if it is at least as accurate for less, or more accurate for the same cost.
 
     Args:
         rows: of one task, with ``accuracy`` and the cost.
         cost: the column.
 
     Returns:
-        They, the cheapest first; of equal ones the first alone.
+        Those rows; of equal ones only the first.
 
     >>> rows = [{"accuracy": a, "tokens_total": t} for a, t in ((0.5, 9), (0.4, 3), (0.4, 9))]
     >>> [row["tokens_total"] for row in front(rows, "tokens_total")]
     [3, 9]
     """
-    found: list[Mapping[str, Any]] = []
+    best: list[Mapping[str, Any]] = []
     for row in sorted(rows, key=lambda row: (row[cost], -row["accuracy"])):
-        if not found or row["accuracy"] > found[-1]["accuracy"]:
-            found.append(row)
-    return found
+        if not best or row["accuracy"] > best[-1]["accuracy"]:
+            best.append(row)
+    return best
 
 
 def pareto_svg(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> str:
-    """Two charts side by side, accuracy with its interval against each of `COSTS` on a logarithmic axis, and a legend.
+    """Draws two charts, accuracy with its interval against each of `COSTS` on a logarithmic axis, and a legend.
 
     Args:
         rows: of `table_rows` or `pool_suite`, of one task.
-        title: written above.
+        title: to write above.
 
     Returns:
         An SVG document, for light and dark.
 
     Raises:
-        ArgumentError: no rows, or rows of several tasks.
+        ArgumentError: there are no rows, or they belong to several tasks.
     """
     tasks = {row.get("task") for row in rows}
     if len(tasks) != 1:
-        raise ArgumentError(f"a chart is of one task, found rows of {len(tasks)}; draw one for each")
+        raise ArgumentError(f"a chart shows one task, found rows of {len(tasks)}; draw one for each")
     per_column = -(-len(rows) // 2)
     height = _HEIGHT + 14 + per_column * _LINE
     parts = [f'<rect class="paper" width="{2 * _WIDTH}" height="{height}"/>']
@@ -79,9 +81,9 @@ def pareto_svg(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> str:
         parts.append(f'<g transform="translate({place * _WIDTH} 0)">{_chart(rows, cost, words)}</g>')
     for place, row in enumerate(rows):
         x, y = 12 + place // per_column * _WIDTH, _HEIGHT + 10 + place % per_column * _LINE
-        said = f"{place + 1}. {row['strategy']}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
+        label = f"{place + 1}. {row['strategy']}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
         parts.append(f'<circle cx="{x + 4}" cy="{y - 4}" r="4" fill="{_colour(place)}"/>')
-        parts.append(f'<text class="small" x="{x + 14}" y="{y}">{escape(said)}</text>')
+        parts.append(f'<text class="small" x="{x + 14}" y="{y}">{escape(label)}</text>')
     size = f'width="{2 * _WIDTH}" height="{height}" viewBox="0 0 {2 * _WIDTH} {height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>{"".join(parts)}</svg>\n'
 
@@ -127,7 +129,7 @@ def _chart(rows: Sequence[Mapping[str, Any]], cost: str, words: str) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two powers of ten: 1, 2 and 5, or powers alone where these would be many."""
+    """Returns round numbers between two powers of ten: 1, 2 and 5 of each, or powers alone over a long range."""
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     powers = range(math.floor(low), math.ceil(high) + 1)
     return [step * 10.0**power for power in powers for step in steps if low <= math.log10(step * 10.0**power) <= high]

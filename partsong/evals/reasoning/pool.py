@@ -1,10 +1,10 @@
-"""A pool: many samples of every problem on disk, and an engine that hands them out again at no cost.
+"""Keeps many samples of every problem on disk, and an engine that hands them out again at no cost.
 
-A strategy that only draws samples of the plain question runs on `PoolEngine` unchanged, and needs no new token: one
-pool gives the accuracy of all of them, on the same samples, so that they can be compared in pairs.
+A strategy that only draws samples of the plain question runs on `PoolEngine` unchanged and needs no new token. One pool
+therefore gives the accuracy of all such strategies on the same samples, so that they can be compared in pairs.
 
-A pool is a file of JSON lines: what holds for all of them first, then a line per problem and per sample. Every line is
-on the disk before the next call's result is; what a killed run left half written is dropped and drawn again.
+The pool is a file of JSON lines. The first line says what all samples have in common, then comes a line per problem and
+per sample. A sample that a killed run left incomplete is dropped and drawn again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.line_file import LineFile, read_lines
 from partsong.evals.reasoning.problem import Problem
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
 from partsong.reasoning.calls.run import Run
@@ -26,25 +27,25 @@ from partsong.seeds import derive
 __all__ = ["Pool", "PoolEngine", "collect", "run_seed"]
 
 _VERSION = 1
-#: The branch whose samples a pool holds: that of every strategy that draws samples of the plain question.
+#: The branch whose samples a pool holds. Every strategy that draws samples of the plain question uses it.
 BRANCH = ("sample",)
 
 
 def run_seed(seed: int, problem: Problem) -> int:
-    """The seed of a problem's runs: with it, sample i of a pool is sample i of a live run."""
+    """Returns the seed of a problem's runs, with which sample i of a pool is sample i of a live run."""
     return derive(seed, "problem", problem.name)
 
 
 @dataclass(kw_only=True)
 class Pool:
-    """Samples of problems.
+    """Holds samples of problems.
 
     Attributes:
-        engine: name of the engine that drew them.
-        parameters: they were drawn with.
+        engine: name of the engine that drew the samples.
+        parameters: with which they were drawn.
         seed: of the evaluation.
-        questions: by name of the problem.
-        samples: completions by name of the problem and number.
+        questions: for each problem by name, its question.
+        samples: for each problem by name, its completions by number.
     """
 
     engine: str
@@ -54,26 +55,28 @@ class Pool:
     samples: dict[str, dict[int, Completion]] = field(default_factory=dict)
 
     def of(self, problem: Problem, num: int | None = None) -> list[Completion]:
-        """The first `num` samples of a problem; None is all it has.
+        """Returns the first `num` samples of a problem, or all it has.
 
         Raises:
-            ArgumentError: the pool does not hold the problem, asked something else, or has fewer samples.
+            ArgumentError: the pool does not hold the problem, holds another question of its name, or has fewer samples.
         """
         if self.questions.get(problem.name) != problem.question:
-            found = "another question" if problem.name in self.questions else "nothing"
-            raise ArgumentError(f"the pool holds {found} of the name {problem.name}; collect samples of this one first")
-        held = self.samples.get(problem.name, {})
-        wanted = len(held) if num is None else num
-        if missing := [number for number in range(wanted) if number not in held]:
-            raise ArgumentError(f"the pool has no sample {missing[0]} of {problem.name}; collect {wanted} of each")
-        return [held[number] for number in range(wanted)]
+            content = "another question" if problem.name in self.questions else "nothing"
+            raise ArgumentError(
+                f"the pool holds {content} of the name {problem.name}; collect samples of this one first"
+            )
+        samples = self.samples.get(problem.name, {})
+        num = len(samples) if num is None else num
+        if missing := [number for number in range(num) if number not in samples]:
+            raise ArgumentError(f"the pool has no sample {missing[0]} of {problem.name}; collect {num} of each")
+        return [samples[number] for number in range(num)]
 
     @classmethod
     def read(cls, path: str | Path) -> Pool:
-        """Reads a pool's file.
+        """Reads the file of a pool.
 
         Raises:
-            ArgumentError: it is not there, no pool, or of another version.
+            ArgumentError: the file is not there, is not a pool, or is one of another version.
         """
         file = Path(path)
         if not file.is_file():
@@ -83,67 +86,66 @@ class Pool:
             raise ArgumentError(f"{file} is no pool of version {_VERSION}; collect one first")
         drawn = header["parameters"]
         parameters = Parameters(**{**drawn, "stop": tuple(drawn["stop"])})
-        return cls(engine=header["engine"], parameters=parameters, seed=header["seed"])._with(lines)
+        pool = cls(engine=header["engine"], parameters=parameters, seed=header["seed"])
+        pool.add(lines)
+        return pool
 
-    def _with(self, lines: Iterable[Mapping[str, Any]]) -> Pool:
-        """Adds what lines of a file say."""
-        for said in lines:
-            if "question" in said:
-                self.questions[said["problem"]] = said["question"]
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Adds the questions and samples that lines of a pool's file hold."""
+        for line in lines:
+            if "question" in line:
+                self.questions[line["problem"]] = line["question"]
             else:
-                held = self.samples.setdefault(said["problem"], {})
-                held[said["sample"]] = Completion.from_json(said["completion"])
-        return self
+                samples = self.samples.setdefault(line["problem"], {})
+                samples[line["sample"]] = Completion.from_json(line["completion"])
 
 
 async def collect(
     path: str | Path,
     problems: Sequence[Problem],
     engine: Engine,
-    num: int,
+    num: Count,
     *,
     parameters: Parameters | None = None,
     seed: int = 0,
-    concurrency: int = 64,
-    together: int = 1,
+    concurrency: Count = 64,
+    together: Count = 1,
 ) -> Pool:
-    """Draws the samples a pool does not hold yet; may be stopped at any moment and called again.
+    """Draws the samples that a pool does not hold yet; it may be stopped at any moment and called again.
 
     Args:
-        path: its file; made where it is not there.
-        problems: whose samples.
+        path: the file of the pool; it is made if it is not there.
+        problems: whose samples to draw.
         engine: draws them.
-        num: samples of each.
+        num: samples of each problem.
         parameters: of the draws; confidence needs ``logprobs``.
-        seed: of the draws; sample i of a problem is a function of it, whatever `num` and the other problems are.
-        concurrency: most calls under way.
-        together: problems under way.
+        seed: of the draws; sample i of a problem depends on it, but not on `num` or the other problems.
+        concurrency: at most this many calls at the same time.
+        together: at most this many problems at the same time.
 
     Returns:
-        The pool, with all it holds.
+        The pool, with all that its file holds.
 
     Raises:
         ArgumentError: the file is of another engine, other parameters or another seed, or holds another question.
-        OutputError: it cannot be written.
-        EngineError: a sample could not be drawn; what came before is kept.
+        OutputError: the file cannot be written.
+        EngineError: a sample could not be drawn; the samples before it are kept.
     """
-    for name, value in (("num", num), ("concurrency", concurrency), ("together", together)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name}={value!r}; use a positive integer")
+    check_knobs(type_hints(collect), {"num": num, "concurrency": concurrency, "together": together})
     pool = Pool(engine=engine.name, parameters=parameters or Parameters(), seed=seed)
     header = {"pool": _VERSION, "engine": pool.engine, "parameters": asdict(pool.parameters), "seed": seed}
     gate, seats = asyncio.Semaphore(concurrency), asyncio.Semaphore(together)
     with LineFile(path, header, "pool") as file:
-        pool._with(file.lines)
+        pool.add(file.lines)
         for problem in problems:
             if pool.questions.get(problem.name, problem.question) != problem.question:
                 raise ArgumentError(f"{path} holds another question of the name {problem.name}; use another file")
-        await all_of(_draw(file, pool, problem, engine, num, gate, seats) for problem in problems)
+        await run_all(_draw(file, pool, problem, engine, num, gate, seats) for problem in problems)
     return pool
 
 
-async def all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Waits for all; where one fails, the others are ended first."""
+async def run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines at the same time; if one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -153,9 +155,9 @@ async def all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _keep(file: LineFile, pool: Pool, said: dict[str, Any]) -> None:
-    file.append(said)
-    pool._with([said])
+def _keep(file: LineFile, pool: Pool, line: dict[str, Any]) -> None:
+    file.append(line)
+    pool.add([line])
 
 
 async def _draw(
@@ -167,33 +169,34 @@ async def _draw(
     gate: asyncio.Semaphore,
     seats: asyncio.Semaphore,
 ) -> None:
-    """The missing samples of a problem, each written as it ends."""
+    """Draws the missing samples of a problem and writes each when it is complete."""
 
     async def one(number: int) -> None:
         async with gate:
-            made = await run.call(chat, path=BRANCH, sample=number, parameters=pool.parameters)
-        _keep(file, pool, {"problem": problem.name, "sample": number, "completion": made.as_json()})
+            completion = await run.call(chat, path=BRANCH, sample=number, parameters=pool.parameters)
+        _keep(file, pool, {"problem": problem.name, "sample": number, "completion": completion.as_json()})
 
     async with seats:
         if problem.name not in pool.questions:
             _keep(file, pool, {"problem": problem.name, "question": problem.question})
         run = Run(engine, seed=run_seed(pool.seed, problem), name=problem.name)
         chat = [Message("user", (problem.question,))]
-        held = pool.samples.get(problem.name, {})
-        await all_of(one(number) for number in range(num) if number not in held)
+        samples = pool.samples.get(problem.name, {})
+        await run_all(one(number) for number in range(num) if number not in samples)
 
 
 class PoolEngine:
-    """An engine that has the samples of one problem already; strategies run on it unchanged.
+    """Answers with the samples that a pool has of one problem; strategies run on it unchanged.
 
-    It answers nothing but what the pool's samples answered: the plain question, drawn in the same way. A strategy that
-    asks something else, such as PDR's second round, is refused: its accuracy is not in the pool.
+    It answers only the plain question, drawn in the way the pool was drawn. It refuses other calls, such as those of
+    the second round of PDR, because the pool has no samples of them.
 
     Args:
         pool: the samples.
-        problem: whose.
-        seconds_per_token: pretended, for strategies that act on what ends first; run it under `run_virtual`.
-        chunk: tokens between two reports of progress, and the grain at which a cancelled call's tokens are counted.
+        problem: the one to answer.
+        seconds_per_token: pretended time, for strategies that act on the order in which samples end; run it under
+            `run_virtual`.
+        chunk: tokens between two reports of progress, which is also how finely a cancelled call's tokens are counted.
     """
 
     def __init__(self, pool: Pool, problem: Problem, *, seconds_per_token: float = 0.01, chunk: int = 16) -> None:
@@ -202,40 +205,40 @@ class PoolEngine:
         self.seconds_per_token, self.chunk = seconds_per_token, chunk
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """Hands out the sample of the request's number; see `Engine`.
+        """Returns the sample with the number of the request; see `Engine`.
 
         Raises:
             EngineError: the pool has no such sample.
         """
-        found = self._found(request)
-        seen, tokens = found.confidence or (), found.usage.completion
+        sample = self._sample_for(request)
+        seen, tokens = sample.confidence or (), sample.usage.completion
         for written in range(0, tokens, self.chunk):
             now = min(self.chunk, tokens - written)
             await asyncio.sleep(now * self.seconds_per_token)
             if progress is not None:
                 confidence = seen[written : written + now] if request.parameters.logprobs else ()
-                progress(found.text if written + now == tokens else "", written + now, confidence)
-        return found
+                progress(sample.text if written + now == tokens else "", written + now, confidence)
+        return sample
 
-    def _found(self, request: Request) -> Completion:
+    def _sample_for(self, request: Request) -> Completion:
         asked = [(message.role, message.text) for message in request.messages]
         if asked != [("user", self.problem.question)] or request.path != BRANCH:
             raise EngineError(
                 f"the pool answers only the plain question of {self.problem.name}, and call "
                 f"{'/'.join(request.path)} asks more: run this strategy on a live engine"
             )
-        drawn, wanted = self.parameters, request.parameters
+        drawn, needed = asdict(self.parameters), asdict(request.parameters)
         for name in ("temperature", "top_p", "stop", "max_tokens"):
-            if getattr(drawn, name) != getattr(wanted, name):
+            if drawn[name] != needed[name]:
                 raise EngineError(
-                    f"the pool was drawn with {name}={getattr(drawn, name)!r}, the strategy wants "
-                    f"{getattr(wanted, name)!r}; hand it the pool's parameters"
+                    f"the pool was drawn with {name}={drawn[name]!r}, the strategy asks for {needed[name]!r}; give it "
+                    "the pool's parameters"
                 )
         if request.sample >= len(self.samples):
             raise EngineError(
-                f"the pool has {len(self.samples)} samples of {self.problem.name}, and the strategy wants one more"
+                f"the pool has {len(self.samples)} samples of {self.problem.name}, and the strategy asks for one more"
             )
         return self.samples[request.sample]
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing, since there is nothing to close."""

@@ -1,4 +1,4 @@
-"""One pool, every pool-based strategy: rows with intervals, and differences in pairs, without a new token.
+"""Scores one pool by every pool-based strategy, with intervals and paired differences, without a new token.
 
 >>> parse_rescorer("self-consistency:num=16").keywords
 {'num': 16}
@@ -6,24 +6,23 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
-from partsong.errors import ArgumentError
 from partsong.evals.reasoning.intervals import Resampler, wilson
 from partsong.evals.reasoning.pool import Pool
 from partsong.evals.reasoning.problem import Problem
-from partsong.evals.reasoning.rescore import RESCORERS, Rescored, pass_at
+from partsong.evals.reasoning.rescore import RESCORERS, StrategyResult, pass_at
 from partsong.evals.reasoning.score_table import ScoreTable, score_table
+from partsong.knobs import read_knobs
 
-__all__ = ["SHOWN", "parse_rescorer", "pool_suite", "table_suite"]
+__all__ = ["DEFAULT_STRATEGIES", "parse_rescorer", "pool_suite", "table_suite"]
 
-#: What is scored where nothing else is asked for; all need 64 samples, and confidence.
-SHOWN = (
+#: The strategies scored by default; they need 64 samples, with confidence.
+DEFAULT_STRATEGIES = (
     *("single", "self-consistency:num=4", "self-consistency:num=8", "self-consistency:num=16"),
     *("self-consistency:num=32", "self-consistency:num=64", "adaptive-consistency:num=64", "short-m:num=16,shortest=3"),
     *("short-m:num=64,shortest=5", "best-of-n:num=8", "best-of-n:num=64", "best-of-n:num=64,selection=borda"),
@@ -31,100 +30,77 @@ SHOWN = (
 )
 
 
-def parse_rescorer(text: str) -> partial[Rescored]:
+def parse_rescorer(text: str) -> partial[StrategyResult]:
     """Reads ``NAME:key=value,...`` into a function of a table.
 
     Raises:
-        ArgumentError: an unknown name or key, or a value of another type.
+        ArgumentError: the name or a key is unknown, or a value has another type.
     """
-    name, _, options = text.partition(":")
-    if name not in RESCORERS:
-        raise ArgumentError(f"no pool-based strategy {name!r}; there are {', '.join(RESCORERS)}")
-    known = dict(list(inspect.signature(RESCORERS[name]).parameters.items())[1:])
-    values: dict[str, Any] = {}
-    for option in filter(None, options.split(",")):
-        key, _, value = option.partition("=")
-        if key not in known:
-            raise ArgumentError(f"strategy {name} has no option {key!r}; its options are {', '.join(known) or 'none'}")
-        values[key] = _read(text, key, value, type(known[key].default))
-    return partial(RESCORERS[name], **values)
+    name, knobs = read_knobs(text, {name: _knobs_of(name) for name in RESCORERS}, "pool-based strategy")
+    return partial(RESCORERS[name], **knobs)
 
 
-def _read(text: str, key: str, value: str, kind: type) -> Any:
-    if kind is bool and value in ("true", "false"):
-        return value == "true"
-    try:
-        if kind is not bool:
-            return kind(value)
-    except ValueError:
-        pass
-    raise ArgumentError(f"{text}: {key}={value!r} is no {kind.__name__}")
+def _knobs_of(name: str) -> dict[str, Any]:
+    """Returns the types of a rescorer's knobs, which follow the table."""
+    hints = get_type_hints(RESCORERS[name])
+    return {knob: hint for knob, hint in hints.items() if knob not in ("table", "return")}
 
 
 def pool_suite(
     pool: Pool,
     problems: Sequence[Problem],
-    strategies: Sequence[str] = SHOWN,
+    strategies: Sequence[str] = DEFAULT_STRATEGIES,
     *,
     num: int = 64,
     seed: int = 0,
     resamples: int = 10_000,
     level: float = 0.95,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Scores a pool by strategies.
+    """Scores a pool by several strategies.
 
     Args:
         pool: the samples.
         problems: of one or several tasks.
-        strategies: texts for `parse_rescorer`; the first is what the others are compared with.
-        num: samples of each problem that are read.
+        strategies: texts for `parse_rescorer`; the others are compared with the first.
+        num: how many samples of each problem to use.
         seed: of the bootstrap.
         resamples: of the bootstrap.
         level: of the intervals.
 
     Returns:
-        ``rows``: ``task strategy problems right accuracy low high tokens_total tokens_critical pass_at``, tokens as
-        means per problem, ``pass_at`` the chance that one of all the samples is right; ``differences``, as of
-        `outcome.compared`.
+        ``rows`` with ``task strategy problems right accuracy low high tokens_total tokens_critical pass_at``, and
+        ``differences`` as of `compare_strategies`. Tokens are means per problem, and ``pass_at`` is the chance that at
+        least one of the samples is right.
 
     Raises:
-        ArgumentError: an unknown strategy, or a sample that the pool lacks.
+        ArgumentError: a strategy is unknown, or the pool lacks a sample.
     """
-    asked = {text: parse_rescorer(text) for text in strategies}
+    rescorers = {text: parse_rescorer(text) for text in strategies}
     rows: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     for task in dict.fromkeys(problem.task for problem in problems):
         table = score_table(pool, [problem for problem in problems if problem.task == task], num)
-        more = table_suite(table, asked, seed=seed, resamples=resamples, level=level)
+        more = table_suite(table, rescorers, seed=seed, resamples=resamples, level=level)
         rows += [{"task": task} | row for row in more["rows"]]
         differences += [{"task": task} | row for row in more["differences"]]
     return {"rows": rows, "differences": differences}
 
 
 def table_suite(
-    table: ScoreTable, strategies: dict[str, partial[Rescored]], *, seed: int, resamples: int, level: float
+    table: ScoreTable, strategies: dict[str, partial[StrategyResult]], *, seed: int, resamples: int, level: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """`pool_suite` of one task, whose table is there already."""
-    found = {text: rescore(table) for text, rescore in strategies.items()}
+    """Does what `pool_suite` does, for one task whose table is given."""
+    results = {text: rescore(table) for text, rescore in strategies.items()}
     problems, best = len(table.votes), float(pass_at(table, table.votes.shape[1]).mean())
     rows = []
-    for text, scored in found.items():
-        right = int(scored.right.sum())
+    for text, result in results.items():
+        right = int(result.right.sum())
         low, high = wilson(right, problems, level)
         rows.append(
             {"strategy": text, "problems": problems, "right": right, "accuracy": right / problems}
-            | {"low": low, "high": high, "tokens_total": float(scored.total.mean())}
-            | {"tokens_critical": float(scored.critical.mean()), "pass_at": best}
+            | {"low": low, "high": high, "tokens_total": float(result.total.mean())}
+            | {"tokens_critical": float(result.critical.mean()), "pass_at": best}
         )
-    scores = {text: scored.right.astype(np.float64) for text, scored in found.items()}
-    resampler = Resampler({name: list(values) for name, values in scores.items()}, resamples=resamples, seed=seed)
-    base, *others = found
-    made = {name: resampler.difference(name, base, level) for name in others}
-    return {
-        "rows": rows,
-        "differences": [
-            {"strategy": name, "than": base, "problems": problems, "difference": one.mean}
-            | {"low": one.low, "high": one.high, "p": one.p}
-            for name, one in made.items()
-        ],
-    }
+    scores = {text: list(result.right.astype(np.float64)) for text, result in results.items()}
+    resampler = Resampler(scores, resamples=resamples, seed=seed)
+    return {"rows": rows, "differences": resampler.rows(next(iter(results)), level)}

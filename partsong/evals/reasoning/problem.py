@@ -1,32 +1,34 @@
-"""What a problem is: a question, its gold answer, how an answer is found in a text, and how it is judged."""
+"""Defines a problem: a question, its gold answer, and how an answer is found in a text and judged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Whole
 from partsong.reasoning.calls.answer import Extract
 
-__all__ = ["Check", "Problem", "check_num", "knob"]
+__all__ = ["Check", "NumProblems", "Problem"]
 
-#: Whether an answer, as `Problem.extract` finds it, is right; None is no answer.
+#: Says whether an answer, as `Problem.extract` finds it, is right; None stands for no answer.
 Check = Callable[[str | None], bool]
+#: How many problems to draw.
+NumProblems = Annotated[int, Whole(0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A question.
+    """Holds a question and how its answers are judged.
 
     Attributes:
         task: the name of its task.
-        number: which of the task's problems; with the task, it names the problem.
+        number: which of the task's problems it is.
         question: the whole prompt.
         gold: a right answer, as `extract` would find it; there may be others.
         check: judges answers.
         extract: finds the answer in a text.
-        facts: what it was made of, such as the numbers of a countdown.
+        facts: what the question was made from, such as the numbers of a countdown.
     """
 
     task: str
@@ -39,27 +41,5 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """Names it among all problems."""
+        """Returns a name that is unique among all problems."""
         return f"{self.task}/{self.number}"
-
-
-def check_num(num: int) -> int:
-    """Refuses a number of problems that is none.
-
-    Raises:
-        ArgumentError: it is no integer from 0.
-    """
-    if isinstance(num, bool) or not isinstance(num, int) or num < 0:
-        raise ArgumentError(f"num={num!r}; use an integer from 0")
-    return num
-
-
-def knob(name: str, value: int, low: int, high: int) -> int:
-    """Refuses a knob outside its range.
-
-    Raises:
-        ArgumentError: it is no integer from `low` to `high`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ArgumentError(f"{name}={value!r}; use an integer from {low} to {high}")
-    return value

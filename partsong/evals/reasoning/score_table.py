@@ -1,4 +1,4 @@
-"""A pool's samples as arrays: which answer each named, whether that is right, how long and how sure it was."""
+"""Turns the samples of a pool into arrays: their answers, whether these are right, how long and how sure they are."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["ScoreTable", "score_table"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreTable:
-    """Problems in rows, samples in columns.
+    """Holds arrays with a row per problem and a column per sample.
 
     Attributes:
-        votes: number of the answer among the problem's, -1 for none; integers `[P, N]`.
-        right: whether it is right, `[P, N]`.
-        tokens: of the sample, `[P, N]`.
-        certainty: mean confidence of its tokens, NaN where none was kept, `[P, N]`.
+        votes: number of the sample's answer among those of its problem, `[P, N]`; -1 is no answer.
+        right: whether the answer is right, `[P, N]`.
+        tokens: how many the sample has, `[P, N]`.
+        certainty: mean confidence of the sample's tokens, `[P, N]`; NaN if it was not kept.
         answers: of each problem, in the order of their numbers.
     """
 
@@ -36,7 +36,7 @@ class ScoreTable:
     answers: tuple[tuple[str, ...], ...]
 
     def first(self, num: int) -> ScoreTable:
-        """The first `num` samples of every problem."""
+        """Returns the table of the first `num` samples of every problem."""
         return ScoreTable(
             votes=self.votes[:, :num],
             right=self.right[:, :num],
@@ -47,15 +47,15 @@ class ScoreTable:
 
 
 def score_table(pool: Pool, problems: Sequence[Problem], num: int) -> ScoreTable:
-    """Reads and judges every sample once; equal answers of a problem are judged once.
+    """Reads every sample once, and judges every different answer of a problem once.
 
     Args:
         pool: the samples.
         problems: in the order of the rows.
-        num: samples of each.
+        num: samples of each problem.
 
     Raises:
-        ArgumentError: the pool lacks one.
+        ArgumentError: the pool lacks a sample.
     """
     shape = (len(problems), num)
     votes, tokens = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
@@ -64,17 +64,17 @@ def score_table(pool: Pool, problems: Sequence[Problem], num: int) -> ScoreTable
     for row, problem in enumerate(problems):
         numbers: dict[str, int] = {}
         samples = pool.of(problem, num)
-        for column, made in enumerate(samples):
-            vote = vote_of(made, problem.extract)
+        for column, sample in enumerate(samples):
+            vote = vote_of(sample, problem.extract)
             if vote is not None:
                 votes[row, column] = numbers.setdefault(vote, len(numbers))
-        tokens[row] = [made.usage.completion for made in samples]
-        certainty[row] = [_certainty(made) for made in samples]
+        tokens[row] = [sample.usage.completion for sample in samples]
+        certainty[row] = [_certainty(sample) for sample in samples]
         judged = np.asarray([problem.check(answer) for answer in numbers] + [False])
-        right[row] = judged[votes[row]]  # -1 is the last
+        right[row] = judged[votes[row]]  # -1 picks the last element, False
         answers.append(tuple(numbers))
     return ScoreTable(votes=votes, right=right, tokens=tokens, certainty=certainty, answers=tuple(answers))
 
 
-def _certainty(made: Completion) -> float:
-    return math.fsum(made.confidence) / len(made.confidence) if made.confidence else math.nan
+def _certainty(sample: Completion) -> float:
+    return math.fsum(sample.confidence) / len(sample.confidence) if sample.confidence else math.nan

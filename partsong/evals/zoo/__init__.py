@@ -1,1 +1,1 @@
-"""Studies of the zoo's models: drift, memory, and quality of videos."""
+"""Studies models of the zoo: drift, memory, and quality of videos."""

@@ -1,4 +1,4 @@
-"""A zoo model sampled serially and with strategies over many captions: facts read, and drift from the serial twin."""
+"""Samples a zoo model serially and with strategies over many captions, and measures facts read and drift."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def study(
         model: a zoo model.
         num_captions: fresh captions; image i draws its noise from the seed and i.
         seed: of captions and noise.
-        batch: images per pipeline call.
+        batch: images of one pipeline call.
 
     Returns:
         A row for the serial twin, then one per composition: ``case nproc num_captions facts_read psnr_median
-        psnr_min max_abs_diff seconds bytes_sent``; PSNR in dB against the serial image, infinite as 999; seconds per
-        image, and bytes that the rank sending most sends per image.
+        psnr_min max_abs_diff seconds bytes_sent``. PSNR is in dB against the serial image, and 999 for equal ones.
+        Seconds are per image, and so are bytes, of the rank that sends most.
     """
     return launch(_on_rank, nproc, tuple(strategies), model, num_captions, seed, batch)
 

@@ -1,4 +1,4 @@
-"""Memory of long streams of the zoo, and whether what they show drifts."""
+"""Measures the memory of long streams of the zoo, and whether their content drifts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream
@@ -26,11 +27,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 def study(
     model: str, strategy: Strategy, *, nproc: int, frames: int, prompt: str, steps: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Streams one video and keeps an eye on it.
+    """Streams one video and measures its memory and content.
 
     Args:
         model: of the zoo.
-        strategy: one that streams.
+        strategy: one of those that stream.
         nproc: ranks, one thread each.
         frames: of the video.
         prompt: a caption of the model's task.
@@ -39,16 +40,14 @@ def study(
 
     Returns:
         ``case model nproc frames steps seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb
-        facts_read identity_kept trend_colour trend_size``; megabytes per rank: the most in the whole run, and the mean
-        resident memory over the second quarter and over the last one.
+        facts_read identity_kept trend_colour trend_size``. Megabytes are lists with a number per rank: the peak of the
+        whole run, and the mean resident memory over the second quarter and over the last one.
     """
     return launch(_on_rank, nproc, model, strategy, frames, prompt, steps, seed)
 
 
 def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: int | None, seed: int) -> dict[str, Any]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     row, pipe = zoo.MODELS[model], zoo.load(model)
     pipe.set_progress_bar_config(disable=True)
@@ -56,14 +55,15 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
     with Mesh(**degrees, timeout=1800.0) as mesh, parallelize(pipe, strategy, mesh=mesh) as plan:
         call = {**row.defaults, "prompt": prompt, "num_frames": frames, "output_type": "np"}
         call["num_inference_steps"] = call["num_inference_steps"] if steps is None else steps
-        seen = _watch(plan, {**call, "generator": torch.Generator().manual_seed(seed)})
+        streamed = _watch(plan, {**call, "generator": torch.Generator().manual_seed(seed)})
         gc.collect()
-        fourth = max(1, len(seen.resident) // 4)
-        quarter, end = float(np.mean(seen.resident[fourth : 2 * fourth])), float(np.mean(seen.resident[-fourth:]))
-        spent = gather(mesh, [max(seen.resident), quarter, end], "end of a stream")
+        fourth = max(1, len(streamed.resident) // 4)
+        quarter = float(np.mean(streamed.resident[fourth : 2 * fourth]))
+        end = float(np.mean(streamed.resident[-fourth:]))
+        spent = gather(mesh, [max(streamed.resident), quarter, end], "end of a stream")
         if not mesh.is_main:
             return {}
-        video = np.concatenate(seen.parts)
+        video = np.concatenate(streamed.parts)
         trend = row.task.trend(video)
         return {
             "case": repr(strategy),
@@ -71,9 +71,9 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
             "nproc": mesh.world_size,
             "frames": len(video),
             "steps": call["num_inference_steps"],
-            "seconds": seen.seconds,
-            "frames_per_second": len(video) / seen.seconds,
-            "first_frame_seconds": seen.first,
+            "seconds": streamed.seconds,
+            "frames_per_second": len(video) / streamed.seconds,
+            "first_frame_seconds": streamed.first,
             "peak_mb": [row[0] for row in spent],
             "quarter_mb": [row[1] for row in spent],
             "end_mb": [row[2] for row in spent],
@@ -85,8 +85,8 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Of one stream: frames as bytes, resident megabytes after each part, seconds in all and until the first part."""
+class _Stream:
+    """Holds the frames of a stream as bytes, resident megabytes after each part, and how long it took."""
 
     parts: list[Any] = field(default_factory=list)
     resident: list[float] = field(default_factory=list)
@@ -94,19 +94,19 @@ class _Seen:
     first: float = 0.0
 
 
-def _watch(plan: Plan, call: dict[str, Any]) -> _Seen:
-    seen, start, kept = _Seen(), time.perf_counter(), 0.0
+def _watch(plan: Plan, call: dict[str, Any]) -> _Stream:
+    streamed, start, kept = _Stream(), time.perf_counter(), 0.0
     for part in stream(plan, **call):
-        # What is kept to be looked at later does not count as memory of the stream.
-        seen.resident.append(_resident() - kept)
+        # Frames that are kept for the scores do not count as memory of the stream.
+        streamed.resident.append(_resident() - kept)
         if part is not None:
-            seen.first = seen.first or time.perf_counter() - start
-            seen.parts.append(np.rint(part.frames[0] * 255).astype(np.uint8))
-            kept += seen.parts[-1].nbytes / 1e6
-    seen.seconds = time.perf_counter() - start
-    return seen
+            streamed.first = streamed.first or time.perf_counter() - start
+            streamed.parts.append(np.rint(part.frames[0] * 255).astype(np.uint8))
+            kept += streamed.parts[-1].nbytes / 1e6
+    streamed.seconds = time.perf_counter() - start
+    return streamed
 
 
 def _resident() -> float:
-    """Resident memory of this process, in megabytes."""
+    """Returns the resident memory of this process in megabytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE / 1e6

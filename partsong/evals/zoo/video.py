@@ -1,4 +1,4 @@
-"""Long videos of the zoo by every method: facts, identity, block borders, time, memory and bytes, in one table."""
+"""Samples long videos of the zoo by every method, and measures their content, time, memory and bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from partsong import zoo
 from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
@@ -24,20 +25,20 @@ from partsong.seeds import generators
 
 __all__ = ["Case", "study"]
 
-#: The serial way to a long video that the others are compared with.
+#: The serial method that the others are compared with.
 BASELINE = "sliding windows"
-#: Latent frames of the zoo's training videos, and from one window to the next.
+#: Latent frames of a window, as in the zoo's training videos, and from one window to the next.
 WINDOW, STRIDE = 16, 8
 SHEET_FRAMES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A method.
+    """Describes a method for long videos.
 
     Attributes:
         model: of the zoo.
-        strategy: what makes the video long; None is the baseline, on one rank.
+        strategy: how to sample a long video; None is the baseline, on one rank.
     """
 
     model: str
@@ -45,14 +46,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Returns the name of the method for tables."""
         return BASELINE if self.strategy is None else repr(self.strategy)
 
 
 def study(
     cases: Sequence[Case], *, nproc: int, frames: int = 161, num_captions: int = 20, seed: int = 1
 ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    """Samples a long video for each of some fresh captions with each method.
+    """Samples a long video for each of several fresh captions with each method.
 
     Args:
         cases: the methods, each on all ranks.
@@ -63,9 +64,9 @@ def study(
 
     Returns:
         A row per case: ``case model nproc num_captions frames facts_read identity_kept border_jump_ratio
-        border_jump_typical trend_colour trend_size seconds first_frame_seconds peak_memory_mb bytes_sent``; seconds and
-        bytes (of the rank that sends most) per video, fractions over captions, ratios and trends as medians. And for
-        each case a strip of frames of the first caption.
+        border_jump_typical trend_colour trend_size seconds first_frame_seconds peak_memory_mb bytes_sent``. Seconds and
+        bytes (of the rank that sends most) are per video. Fractions are means over captions, ratios and trends medians.
+        The second result is a strip of frames of the first caption for each case.
     """
     return launch(_on_rank, nproc, tuple(cases), frames, num_captions, seed)
 
@@ -73,9 +74,7 @@ def study(
 def _on_rank(
     cases: tuple[Case, ...], frames: int, num_captions: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
+    quiet_libraries()
     torch.set_num_threads(1)
     world, rows, strips = int(os.environ.get("WORLD_SIZE", "1")), [], []
     for case in cases:
@@ -115,7 +114,7 @@ def _runs(case: Case, pipe: Any, mesh: Mesh, frames: int, num_captions: int, see
 
 
 class _Windows:
-    """The baseline as something to call."""
+    """Calls the baseline like a pipeline."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -125,7 +124,7 @@ class _Windows:
 
 
 def _borders(case: Case, run: VideoRun, factor: int, world: int) -> list[int]:
-    """Where parts of the video meet: blocks as they came, clips as ranks had them, windows as they began."""
+    """Returns the frames at which parts of the video begin: blocks, the clips of ranks, or windows."""
     if run.borders:
         return run.borders
     latents = (run.num_frames - 1) // factor + 1
@@ -143,12 +142,12 @@ def _scores(case: Case, runs: list[VideoRun], num_captions: int, seed: int, worl
         video = np.concatenate(run.frames)
         facts += list(task.facts(caption, video).values())
         identity.append(task.identity_kept(caption, video))
-        found = task.border_jumps(video, _borders(case, run, factor, world))
-        jumps.append(found.ratio)
-        typical.append(found.typical)
+        jump = task.border_jumps(video, _borders(case, run, factor, world))
+        jumps.append(jump.ratio)
+        typical.append(jump.typical)
         try:
             trends.append(task.trend(video))
-        except ValueError:  # nothing in it can be followed, which facts and identity tell
+        except ValueError:  # no object can be followed, which facts and identity show
             continue
     return {
         "num_captions": num_captions,
@@ -165,7 +164,7 @@ def _scores(case: Case, runs: list[VideoRun], num_captions: int, seed: int, worl
 
 
 def _strip(run: VideoRun) -> np.ndarray:
-    """Evenly spaced frames of a video, side by side, `[H, W * n, 3]`."""
+    """Returns evenly spaced frames of a video side by side, `[H, W * n, 3]`."""
     video = np.concatenate(run.frames)
     chosen = np.linspace(0, len(video) - 1, SHEET_FRAMES).round().astype(int)
     return np.concatenate(list(video[chosen]), axis=1)

@@ -1,1 +1,1 @@
-"""One attention kernel per file, each brought to the contract of `partsong.kernels.attention`."""
+"""Holds one attention kernel per file, each brought to the contract of `partsong.kernels.attention`."""

@@ -1,6 +1,6 @@
-"""The tiled CPU kernel of PyTorch, which returns the log-sum-exp that `F.scaled_dot_product_attention` throws away.
+"""Calls the tiled CPU kernel of PyTorch for the log-sum-exp that `F.scaled_dot_product_attention` throws away.
 
-Its traps, each measured on torch 2.13, and who keeps them out:
+It has these traps, each measured on torch 2.13, and this is who keeps them out:
 
 - an empty batch, head, query or key dim ends the process with SIGFPE: `attention` answers those itself;
 - other batch sizes for k and v than for q read out of bounds without an error: refused by `check_qkv`;
@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call
+from partsong.kernels.call import NO_GRADIENT, Call
 
 __all__ = ["run", "supports", "usable"]
 
@@ -43,20 +43,15 @@ def supports(call: Call) -> tuple[bool, str]:
     if not call.q.shape[3]:
         return False, "the head size is 0"
     if call.needs_gradient:
-        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+        return False, NO_GRADIENT
     return True, "PyTorch's tiled CPU kernel"
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     assert _OP is not None
-    q, k, v, bias, scale = call.q, call.k, call.v, call.bias, call.scale
-    if q.stride(3) != 1:
-        q = q.contiguous()
-    if k.stride(3) != 1:
-        k = k.contiguous()
-    if v.stride(3) != 1:
-        v = v.contiguous()
+    bias, scale = call.bias, call.scale
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
     if bias is None:
         out, lse = _OP.default(q, k, v, is_causal=call.mask is not None, scale=scale)
         return out, lse.contiguous()

@@ -1,37 +1,31 @@
-"""The fused CUDA kernels of PyTorch, each brought to the contract of `attention`.
+"""Brings the fused CUDA kernels of PyTorch to the contract of `attention`.
 
-What they disagree on is settled here: cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
-kernel pads its length, fully masked rows hold different values, head sizes must be multiples of 8, and a bias must
-have q's dtype and aligned rows. A float bias is therefore rounded to q's dtype (`segments` is not: see `attend`).
+This file settles what they disagree on. cuDNN's log-sum-exp has a trailing dim since torch 2.9, the memory-efficient
+kernel pads its length, and fully masked rows hold different values. Head sizes must be multiples of 8, and a bias must
+have q's dtype and aligned rows. So a float bias is rounded to q's dtype; that of a segment is not (see `dispatch`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from partsong.kernels.call import Call
+from partsong.kernels.call import HALF, Call, refusal
 
 __all__ = ["CUDNN", "EFFICIENT", "FLASH", "CudaKernel"]
-
-Result = tuple[Tensor, Tensor]
-_HALF = (torch.float16, torch.bfloat16)
-_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaKernel:
-    """One aten operator with its limits.
+    """Describes one aten operator with its limits.
 
     Attributes:
-        name: backend name.
-        operator: name in `torch.ops.aten`.
-        call: (q, k, v, bias, causal, scale) -> (out, lse) with the operator's own lse shape.
+        name: backend name, which is in the operator's.
         dtypes: input dtypes it computes.
         max_head_size: largest D after padding to a multiple of 8.
         takes_bias: whether an additive mask can be given.
@@ -40,13 +34,16 @@ class CudaKernel:
     """
 
     name: str
-    operator: str
-    call: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
     dtypes: tuple[torch.dtype, ...]
     max_head_size: int
     takes_bias: bool
     grouped: bool
     min_length: int = 1
+
+    @property
+    def operator(self) -> str:
+        """Returns the operator's name in `torch.ops.aten`."""
+        return f"_scaled_dot_product_{self.name}_attention"
 
     def usable(self) -> tuple[bool, str]:
         """Whether this backend can run on this machine, and why (not)."""
@@ -60,58 +57,55 @@ class CudaKernel:
 
     def supports(self, call: Call) -> tuple[bool, str]:
         """Whether these inputs can be computed correctly, and why (not)."""
-        q, k, bias = call.q, call.k, call.bias
+        q, k = call.q, call.k
         if not q.is_cuda:
             return False, f"the tensors are on {q.device.type}, not cuda"
-        refusal = _operator_refusal(self.name, self.operator, q.device.index or 0)
-        if refusal:
-            return False, refusal
-        if q.dtype not in self.dtypes:
-            return False, f"it computes {', '.join(str(x) for x in self.dtypes)}, not {q.dtype}"
-        if not 0 < q.shape[3] <= self.max_head_size:
-            return False, f"its head size goes from 1 to {self.max_head_size}, found {q.shape[3]}"
-        if bias is not None and not self.takes_bias:
-            return False, "it takes no mask or bias"
+        reason = _operator_refusal(self.name, self.operator, q.device.index or 0) or refusal(
+            call, self.dtypes, self.max_head_size, takes_bias=self.takes_bias
+        )
+        if reason:
+            return False, reason
+        if self.name == "cudnn" and not torch.backends.cudnn.enabled:
+            return False, "torch.backends.cudnn.enabled is off"
         if min(q.shape[2], k.shape[2]) < self.min_length:
             return False, f"it is not trusted with fewer than {self.min_length} queries or keys"
         if self.name == "cudnn" and q.shape[1] != k.shape[1]:
             return False, "grouped key heads would have to be expanded"
-        if call.needs_gradient:
-            return False, _GRADIENT
         return True, f"aten::{self.operator}"
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Attention of a plain call that is not empty."""
+        """Computes attention for a plain call that is not empty."""
         q, k, v, bias = call.q, call.k, call.v, call.bias
         width, group = q.shape[3], q.shape[1] // k.shape[1]
         if group > 1 and not self.grouped:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        q_in, k_in, v_in = (padded(x) for x in (q, k, v))
+        q_in, k_in, v_in = (align_rows(x) for x in (q, k, v))
         out, lse = self.call(
-            q_in, k_in, v_in, None if bias is None else _aligned(bias, q, k), call.mask is not None, call.scale
+            q_in, k_in, v_in, None if bias is None else _align_bias(bias, q, k), call.mask is not None, call.scale
         )
         return normalise(out[..., :width], lse, q.shape[2], bias)
 
+    def call(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Calls the operator: out and the log-sum-exp in the operator's own shape."""
+        # After the bias comes whether the log-sum-exp is wanted, which the operator without a bias always gives.
+        given = (bias, True) if self.takes_bias else ()
+        return getattr(torch.ops.aten, self.operator)(q, k, v, *given, is_causal=causal, scale=scale)[:2]
 
-#: Why an operator cannot run on a device ("" if it can); the answer does not change while a process lives.
-_REFUSALS: dict[tuple[str, int], str] = {}
 
-
+@functools.cache
 def _operator_refusal(name: str, operator: str, device: int) -> str:
-    if (name, device) not in _REFUSALS:
-        refusal = ""
-        if not hasattr(torch.ops.aten, operator):
-            refusal = f"torch {torch.__version__} has no {operator}"
-        elif torch.version.hip is not None and name == "cudnn":
-            refusal = "ROCm has no cuDNN"
-        elif name != "efficient" and torch.cuda.get_device_capability(device) < (8, 0):
-            refusal = "it needs compute capability 8.0 or newer"
-        elif name == "cudnn" and (torch.backends.cudnn.version() or 0) < 90100:
-            refusal = f"it needs cuDNN 9.1 or newer, found {torch.backends.cudnn.version()}"
-        _REFUSALS[name, device] = refusal
-    if name == "cudnn" and not torch.backends.cudnn.enabled:
-        return "torch.backends.cudnn.enabled is off"
-    return _REFUSALS[name, device]
+    """Says why an operator cannot run on a device ("" if it can): this does not change while a process lives."""
+    if not hasattr(torch.ops.aten, operator):
+        return f"torch {torch.__version__} has no {operator}"
+    if torch.version.hip is not None and name == "cudnn":
+        return "ROCm has no cuDNN"
+    if name != "efficient" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs compute capability 8.0 or newer"
+    if name == "cudnn" and (torch.backends.cudnn.version() or 0) < 90100:
+        return f"it needs cuDNN 9.1 or newer, found {torch.backends.cudnn.version()}"
+    return ""
 
 
 def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -119,7 +113,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
 
     Args:
         out: `[B, Hq, Lq, D]`.
-        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding behind the real rows).
+        lse: `[B, Hq, L]` or `[B, Hq, L, 1]` with L >= Lq (padding after the real rows).
         num_queries: Lq.
         bias: the additive mask the kernel was given, four dims, or None.
     """
@@ -134,17 +128,21 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
     return out, lse.contiguous()
 
 
-def padded(x: Tensor) -> Tensor:
+def align_rows(x: Tensor) -> Tensor:
     """Gives x a contiguous last dim of a multiple of 8 and 16-byte aligned rows; without a copy if it has them."""
     extra = -x.shape[3] % 8
     if extra:
         return pad(x, (0, extra))
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether the last of four dims is contiguous and every row starts at a multiple of 16 bytes."""
     unit = 16 // x.element_size()
-    aligned = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
-    return x if aligned else x.clone(memory_format=torch.contiguous_format)
+    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
 
 
-def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Expands bias to `[B, Hq, Lq, Lk]` in q's dtype, its rows a multiple of 16 elements apart in memory."""
     batch, heads, rows, _ = bias.shape
     keys = k.shape[2]
@@ -154,43 +152,8 @@ def _aligned(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return view.expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, causal, False, scale=scale)[:2]
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
-
-
-def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Result:
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
-
-
-CUDNN = CudaKernel(
-    name="cudnn",
-    operator="_scaled_dot_product_cudnn_attention",
-    call=_cudnn,
-    dtypes=_HALF,
-    max_head_size=128,
-    takes_bias=True,
-    grouped=False,
-    min_length=2,
-)
-FLASH = CudaKernel(
-    name="flash",
-    operator="_scaled_dot_product_flash_attention",
-    call=_flash,
-    dtypes=_HALF,
-    max_head_size=256,
-    takes_bias=False,
-    grouped=True,
-)
+CUDNN = CudaKernel(name="cudnn", dtypes=HALF, max_head_size=128, takes_bias=True, grouped=False, min_length=2)
+FLASH = CudaKernel(name="flash", dtypes=HALF, max_head_size=256, takes_bias=False, grouped=True)
 EFFICIENT = CudaKernel(
-    name="efficient",
-    operator="_scaled_dot_product_efficient_attention",
-    call=_efficient,
-    dtypes=(*_HALF, torch.float32),
-    max_head_size=1 << 16,
-    takes_bias=True,
-    grouped=False,
+    name="efficient", dtypes=(*HALF, torch.float32), max_head_size=1 << 16, takes_bias=True, grouped=False
 )

@@ -1,4 +1,4 @@
-"""FlashAttention-3 for Hopper, through the package ``kernels`` of Hugging Face.
+"""Calls FlashAttention-3 for Hopper, through the package ``kernels`` of Hugging Face.
 
 Loading it runs compiled code from the hub, so nothing is loaded unless the user says so:
 
@@ -61,7 +61,7 @@ def supports(call: Call) -> tuple[bool, str]:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     function, reason = _load(*_settings())
     assert function is not None, reason
     q, k, v = rows_first(call)
@@ -70,13 +70,13 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _settings() -> tuple[str, bool]:
-    """The local copy, "" for none, and whether a download is allowed."""
+    """Returns the path of a local copy, or "", and whether a download is allowed."""
     return os.environ.get(LOCAL, ""), os.environ.get(ALLOW) == "1"
 
 
 @functools.cache
 def _load(path: str, allowed: bool) -> tuple[Callable[..., Any] | None, str]:
-    """`flash_attn_func` of a local copy, or of the hub; or None and why not. Found out once per setting."""
+    """Loads `flash_attn_func` from a local copy or the hub, once per setting; or returns None and why not."""
     ok, reason = usable()
     if not ok:
         return None, reason

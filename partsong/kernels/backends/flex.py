@@ -1,6 +1,7 @@
-"""PyTorch's flex_attention: mask kinds become a rule per element and a list of tiles, no mask is written out.
+"""Calls PyTorch's flex_attention: mask kinds become a rule per element and a list of tiles, no mask is written out.
 
-Compiled on CUDA. On the CPU it runs uncompiled, a check of the same rules: compiled there, it returns no log-sum-exp.
+It is compiled on CUDA. On the CPU it runs uncompiled, as a check of the same rules: compiled there, it returns no
+log-sum-exp.
 
 Every mask kind is one or both of two comparisons of integers, so that few graphs are compiled and none of them holds
 an offset, a block size or an id:
@@ -17,7 +18,6 @@ Source: Flex Attention, Dong et al., arXiv 2412.05496.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call, Segment
+from partsong.kernels.call import Call, Segment, has_triton
 from partsong.kernels.masks import SHARED, BlockCausal, Causal, Mask, Streams
 from partsong.kernels.merge import merge
 
@@ -55,7 +55,7 @@ def supports(call: Call) -> tuple[bool, str]:
     q = call.q
     if not (q.is_cpu or q.is_cuda):
         return False, f"the tensors are on {q.device.type}, not cuda or cpu"
-    if q.is_cuda and not _has_triton():
+    if q.is_cuda and not has_triton():
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if q.is_cuda and q.dtype not in _CUDA_DTYPES:
         return False, f"on CUDA it computes float16, bfloat16 and float32, not {q.dtype}"
@@ -67,22 +67,17 @@ def supports(call: Call) -> tuple[bool, str]:
     return True, f"torch's flex_attention, {'compiled' if q.is_cuda else 'uncompiled'}"
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of any call that is not empty: each segment where it lies, then the merge."""
+    """Computes attention for any call that is not empty: each segment where it lies, then the merge."""
     parts = [] if call.init is None else [call.init]
     for segment, part in zip(call.segments, call.by_segment(), strict=True):
-        out, lse = _one(part)
+        out, lse = _attend_segment(part)
         parts.append((out, lse + segment.bias if segment.bias else lse))
     return merge(parts)
 
 
-def _one(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a call with one segment that has no bias of its own."""
+def _attend_segment(call: Call) -> tuple[Tensor, Tensor]:
+    """Computes attention for a call with one segment that has no bias of its own."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     # On the CPU it refuses tensors that require a gradient even where none is asked for, so they are detached.
@@ -92,7 +87,7 @@ def _one(call: Call) -> tuple[Tensor, Tensor]:
             q,
             k,
             v,
-            score_mod=None if call.bias is None else _addition(call.bias.detach()),
+            score_mod=None if call.bias is None else _bias_as_score_mod(call.bias.detach()),
             block_mask=None if call.mask is None else _block_mask(call.mask, call.segments[0], q),
             scale=call.scale,
             enable_gqa=q.shape[1] != k.shape[1],
@@ -113,8 +108,8 @@ def _function(device: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, **options)
 
 
-def _addition(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The bias as a change of each score; where a dim has size 1, every index reads its only entry."""
+def _bias_as_score_mod(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Turns the bias into a change of each score; where a dim has size 1, every index reads its only entry."""
     in_batch, in_head, in_query, in_key = (int(size > 1) for size in bias.shape)
 
     def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -125,7 +120,7 @@ def _addition(bias: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Tests:
-    """The comparisons a mask kind comes down to.
+    """Holds the comparisons a mask kind comes down to.
 
     Attributes:
         order: (query `[1, Lq]`, key `[1, Lk]`) or None.
@@ -136,16 +131,17 @@ class _Tests:
     interval: tuple[Tensor, Tensor, Tensor] | None = None
 
     def rule(self) -> Rule:
-        """The tests as flex_attention's ``mask_mod``: whether query i of sample b sees key j."""
-        rules = []
-        if self.order is not None:
-            rules.append(_order(*(numbers[0] for numbers in self.order)))
-        if self.interval is not None:
-            rules.append(_interval(*self.interval))
-        return rules[0] if len(rules) == 1 else _both(*rules)
+        """Returns the tests as flex_attention's ``mask_mod``: whether query i of sample b sees key j."""
+        ordered = None if self.order is None else _order(*(numbers[0] for numbers in self.order))
+        inside = None if self.interval is None else _interval(*self.interval)
+        if ordered is not None and inside is not None:
+            return lambda b, h, i, j: ordered(b, h, i, j) & inside(b, h, i, j)
+        rule = ordered or inside
+        assert rule is not None
+        return rule
 
     def tiles(self) -> tuple[Tensor, Tensor]:
-        """Which tiles may hold a visible key, and which hold no other; bool `[B or 1, tiles of queries, of keys]`."""
+        """Finds the tiles that may hold a visible key, and those that hold no other: bool `[B or 1, queries, keys]`."""
         some, every = [], []
         if self.order is not None:
             (low_query, high_query), (low_key, high_key) = (_bounds(numbers) for numbers in self.order)
@@ -174,12 +170,8 @@ def _interval(query: Tensor, enter: Tensor, leave: Tensor) -> Rule:
     return inside
 
 
-def _both(one: Rule, other: Rule) -> Rule:
-    return lambda b, h, i, j: one(b, h, i, j) & other(b, h, i, j)
-
-
 def _bounds(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest number of each tile, `[..., L]` to `[..., tiles]`; the last tile repeats its last number."""
+    """Returns the least and largest number of each tile, `[..., L]` to `[..., tiles]`; the last number is repeated."""
     length = numbers.shape[-1]
     where = torch.arange(-(-length // TILE) * TILE, device=numbers.device).clamp(max=length - 1)
     low, high = torch.aminmax(numbers[..., where].unflatten(-1, (-1, TILE)), dim=-1)
@@ -203,14 +195,14 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
             order = _positions(mask.offset, position, q.shape[2], segment.length, q.device)
     else:
         interval = (_rows(mask.query, q), _rows(mask.enter, q), _rows(mask.leave, q))
-    return _listed(_Tests(order, interval), q.shape[2], segment.length)
+    return _build_block_mask(_Tests(order, interval), q.shape[2], segment.length)
 
 
 @functools.lru_cache(maxsize=8)
 def _by_position(
     mask: Causal | BlockCausal, position: int, num_queries: int, num_keys: int, device: torch.device
 ) -> Any:
-    """The block mask of a kind that is all numbers, kept for the other layers of a model.
+    """Builds the block mask of a kind that is all numbers, and keeps it for the other layers of a model.
 
     Masks with ids are worked out anew: their tensors may have changed in place.
     """
@@ -218,7 +210,7 @@ def _by_position(
         order = _positions(mask.offset, position, num_queries, num_keys, device)
         if isinstance(mask, BlockCausal):
             order = (order[0] // mask.block, order[1] // mask.block)
-        return _listed(_Tests(order), num_queries, num_keys)
+        return _build_block_mask(_Tests(order), num_queries, num_keys)
 
 
 def _positions(
@@ -232,8 +224,8 @@ def _rows(ids: Tensor, q: Tensor) -> Tensor:
     return torch.atleast_2d(ids).to(q.device, torch.int64)
 
 
-def _listed(tests: _Tests, num_queries: int, num_keys: int) -> Any:
-    """The block mask: per tile of queries its tiles of keys, those to be tested and those visible as a whole."""
+def _build_block_mask(tests: _Tests, num_queries: int, num_keys: int) -> Any:
+    """Builds the block mask: for each tile of queries, the tiles of keys to test and those visible as a whole."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some, every = (tiles[:, None] for tiles in tests.tiles())

@@ -1,8 +1,8 @@
-"""The Hopper backend: a warp-specialised kernel in Gluon, behind a version gate.
+"""Calls the warp-specialised Hopper kernel in Gluon, for the versions of triton it was compiled with.
 
-Gluon lives inside triton and renames its functions between minor versions, so only the versions this kernel was
-compiled with are taken. It has been compiled for sm_90 but not yet run on one: it is used where a tuned table or
-`force_backend` names it, never by itself.
+Gluon lives inside triton and renames its functions between minor versions, so no other version is tried. The kernel has
+been compiled for sm_90 but not yet run on one: it is used where a tuned table or `force_backend` names it, never by
+itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call
+from partsong.kernels.backends.cuda import is_aligned
+from partsong.kernels.call import HALF, Call, refusal
 
 __all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
 
@@ -62,29 +63,19 @@ def supports(call: Call) -> tuple[bool, str]:
     ok, reason = usable()
     if not ok:
         return False, reason
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in WIDTHS:
-        return False, f"it computes float16 and bfloat16 with head sizes 64 and 128, not {q.dtype} with {q.shape[3]}"
-    if call.bias is not None:
-        return False, "it takes no mask or bias but the square causal one"
-    if call.needs_gradient:
-        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
-    if not all(_readable(x) for x in (q, k, v)):
+    if q.shape[3] not in WIDTHS:
+        return False, f"its head sizes are 64 and 128, found {q.shape[3]}"
+    if reason := refusal(call, HALF, max(WIDTHS), takes_bias=False):
+        return False, reason
+    if not all(is_aligned(x) and min(x.stride()) > 0 for x in (q, k, v)):
         return False, "the copy engine needs 16-byte aligned rows and a contiguous last dim"
     if q.shape[0] * q.shape[1] > 65535:
         return False, f"batch x heads = {q.shape[0] * q.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's warp-specialised kernel"
 
 
-def _readable(x: Tensor) -> bool:
-    return (
-        x.stride(3) == 1
-        and x.data_ptr() % 16 == 0
-        and all(step > 0 and step * x.element_size() % 16 == 0 for step in x.stride()[:3])
-    )
-
-
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     gl = importlib.import_module("triton.experimental.gluon.language")
     hopper = importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     kernel: Any = importlib.import_module("partsong.kernels.backends.gluon_attention_kernel")

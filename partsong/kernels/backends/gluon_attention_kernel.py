@@ -1,4 +1,4 @@
-"""The Hopper kernel in Gluon: one warp loads, two warp groups compute, each 64 query rows of the same head.
+"""Computes attention on Hopper: one warp loads, two warp groups compute, each 64 query rows of the same head.
 
 Plain Triton ignores warp specialisation on sm_90. Here a producer warp keeps a ring of key and value tiles filled by
 the copy engine (TMA) and gives its registers away; the consumers wait for tiles only, and the softmax of one overlaps
@@ -27,7 +27,7 @@ _LOG2E, _LN2 = gl.constexpr(1.4426950408889634), gl.constexpr(0.6931471805599453
 
 @gluon.jit
 def _tiles_seen(last_row, num_keys, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Key tiles that rows up to `last_row` see any key of."""
+    """Counts the key tiles that rows up to `last_row` see any key of."""
     keys = num_keys
     if CAUSAL:
         keys = gl.minimum(num_keys, last_row + 1)
@@ -128,9 +128,10 @@ def hopper_attention_kernel(
     q_desc, k_desc, v_desc, out, lse, stride_ob, stride_oh, stride_ol, heads, group, num_queries, num_keys, scale,
     WIDTH: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
 ):  # fmt: skip
-    """out `[B, Hq, Lq, WIDTH]` and lse `[B, Hq, Lq]`; grid (tiles of 128 queries, B * Hq); 4 warps and 4 + 1 more.
+    """Computes out `[B, Hq, Lq, WIDTH]` and lse `[B, Hq, Lq]` on a grid (tiles of 128 queries, B * Hq).
 
-    Causal means the square one: as many queries as keys. The descriptors read `[1, 1, 64 | BLOCK_N, WIDTH]` tiles.
+    It takes 4 warps and 4 + 1 more. Causal means the square mask: as many queries as keys. The descriptors read tiles
+    of `[1, 1, 64 | BLOCK_N, WIDTH]`.
     """
     tile = gl.program_id(0)
     if CAUSAL:

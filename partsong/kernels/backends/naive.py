@@ -1,4 +1,4 @@
-"""The specification of `attention`: softmax written out. Runs everywhere, is the slowest, and the others must agree.
+"""Specifies `attention`: softmax written out. It runs everywhere, is the slowest, and the others must agree with it.
 
 s_ij = scale * q_i . k_j + bias_ij        lse_i = ln sum_j exp s_ij        out_i = sum_j exp(s_ij - lse_i) v_j
 """
@@ -30,7 +30,7 @@ def supports(call: Call) -> tuple[bool, str]:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     q, k, v = call.q, call.k, call.v
     batch, heads, length, _ = q.shape
     rows = max(1, MAX_LOGITS // (batch * heads * k.shape[2]))
@@ -38,17 +38,14 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
         dtype = compute_dtype(q.dtype)
         k, v = k.to(dtype), v.to(dtype)
-        parts = []
-        for start in range(0, length, rows):
-            here = slice(start, start + rows)
-            local = _rows(call, here)
-            parts.append(_softmax(q[:, :, here].to(dtype), k, v, local, call.scale))
+        slices = [slice(start, start + rows) for start in range(0, length, rows)]
+        parts = [_softmax(q[:, :, here].to(dtype), k, v, _rows(call, here), call.scale) for here in slices]
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(column, dim=2) for column in zip(*parts, strict=True))
         return out.to(q.dtype), lse
 
 
 def _rows(call: Call, here: slice) -> Tensor | None:
-    """What is added to the logits of some of the queries."""
+    """Returns what is added to the logits of some of the queries."""
     if call.mask is not None:  # the square causal one
         keys = torch.arange(call.num_keys, device=call.q.device)
         hidden = keys[None, :] > keys[here][:, None]

@@ -1,6 +1,6 @@
-"""The Triton backend: `Call` to kernel arguments, tile sizes, splits over the keys.
+"""Starts the Triton kernel: turns a `Call` into kernel arguments, tile sizes and splits over the keys.
 
-Also runs on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1`` before triton is first imported), for tests.
+It also runs on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1`` before triton is first imported), for tests.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import importlib
-import importlib.util
 import os
 import struct
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call, Segment
+from partsong.kernels.backends.cuda import is_aligned
+from partsong.kernels.call import Call, Segment, has_triton, refusal
 from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
 from partsong.kernels.tuned import tuned
 
@@ -30,7 +30,7 @@ MAX_HEAD_SIZE = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Tile sizes of one launch, and how it reads keys and values.
+    """Sets the tile sizes of one launch, and how it reads keys and values.
 
     Attributes:
         block_m: rows per program.
@@ -56,7 +56,7 @@ def interpreted() -> bool:
 
 def usable() -> tuple[bool, str]:
     """Whether this backend can run on this machine, and why (not)."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if interpreted():
         return True, "Triton's interpreter (TRITON_INTERPRET=1): for tests, not for speed"
@@ -75,12 +75,8 @@ def supports(call: Call) -> tuple[bool, str]:
     ok, reason = usable()
     if not ok:
         return False, reason
-    if q.dtype not in _DTYPES:
-        return False, f"it computes float16, bfloat16 and float32, not {q.dtype}"
-    if not 0 < q.shape[3] <= MAX_HEAD_SIZE:
-        return False, f"its head size goes from 1 to {MAX_HEAD_SIZE}, found {q.shape[3]}"
-    if call.needs_gradient:
-        return False, "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
+    if reason := refusal(call, _DTYPES, MAX_HEAD_SIZE):
+        return False, reason
     if q.shape[0] * call.k.shape[1] > 65535:
         return False, f"batch x key heads = {q.shape[0] * call.k.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's Triton kernel"
@@ -95,7 +91,7 @@ def fits_copy_engine(segments: Sequence[Segment]) -> bool:
 
 
 def run(call: Call, config: Config | None = None) -> tuple[Tensor, Tensor]:
-    """Attention of any call that is not empty; `config` overrides the tile sizes."""
+    """Computes attention for any call that is not empty; `config` overrides the tile sizes."""
     config = config or config_for(call)
     q, init = _unit_stride(call.q), call.init
     batch, heads, length, width = q.shape
@@ -117,14 +113,14 @@ def run(call: Call, config: Config | None = None) -> tuple[Tensor, Tensor]:
 
 
 def config_for(call: Call) -> Config:
-    """Tile sizes: the measured winner for this GPU and class of shapes, else a rule of thumb."""
+    """Chooses tile sizes: the measured winner for this GPU and class of shapes, else a rule of thumb."""
     q = call.q
     rows = q.shape[2] * (q.shape[1] // call.k.shape[1])
     if interpreted():
         return Config(block_m=16 if rows <= 16 else 32, block_n=32, num_warps=4, num_stages=1)
-    found = tuned("attention_triton", call)
-    if found is not None:
-        return Config(**found)
+    measured = tuned("attention_triton", call)
+    if measured is not None:
+        return Config(**measured)
     wide, full = q.shape[3] > 128, q.dtype is torch.float32
     if rows <= 16:
         return Config(
@@ -143,7 +139,7 @@ def config_for(call: Call) -> Config:
 
 
 def num_splits(call: Call, config: Config) -> int:
-    """Ways to cut the keys so that few queries still fill the GPU; 1 where the rows alone do."""
+    """Says into how many parts to cut the keys, so that few queries fill the GPU; 1 where the rows alone do."""
     q, key_heads = call.q, call.k.shape[1]
     rows = q.shape[2] * (q.shape[1] // key_heads)
     programs = -(-rows // config.block_m) * q.shape[0] * key_heads
@@ -168,7 +164,7 @@ def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse
     kernel = _device_code()
 
     batch, heads, length, width = q.shape
-    segments = [_readable(segment) for segment in call.segments]
+    segments = [_make_readable(segment) for segment in call.segments]
     first, key_heads = segments[0], segments[0].k.shape[1]
     # One segment without a bias needs no table: its address and strides are arguments, with their alignment known.
     segmented = len(segments) > 1 or bool(first.bias) or bool(first.position) or first.stream >= 0
@@ -206,7 +202,7 @@ def _make_room_for_descriptors(device: torch.device) -> None:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How float32 products are formed: three TF32 products on tensor cores, plain float32 in the interpreter."""
+    """Says how float32 products are formed: three TF32 products on tensor cores, plain float32 in the interpreter."""
     return "ieee" if interpreted() or dtype is not torch.float32 else "tf32x3"
 
 
@@ -286,18 +282,12 @@ def _table(segments: list[Segment]) -> Tensor:
 
 
 def _alignment(segments: Sequence[Segment]) -> int:
-    """Elements in 16 bytes if all rows of all segments start at multiples of that, else 1."""
-    size = segments[0].k.element_size()
-    unit = 16 // size
-    aligned = all(
-        x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
-        for segment in segments
-        for x in (segment.k, segment.v)
-    )
-    return unit if aligned else 1
+    """Counts the elements in 16 bytes if all rows of all segments start at multiples of that, else returns 1."""
+    aligned = all(is_aligned(x) for segment in segments for x in (segment.k, segment.v))
+    return 16 // segments[0].k.element_size() if aligned else 1
 
 
-def _readable(segment: Segment) -> Segment:
+def _make_readable(segment: Segment) -> Segment:
     if segment.k.stride(3) == segment.v.stride(3) == 1:
         return segment
     return Segment(_unit_stride(segment.k), _unit_stride(segment.v), segment.bias, segment.position, segment.stream)
@@ -308,6 +298,6 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 
 def _empty_like(q: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for the output in q's memory layout."""
+    """Makes room for the output in q's memory layout."""
     dense = torch.empty_like(q, dtype=dtype)  # a dense result even where q overlaps itself
     return dense if dense.stride(3) == 1 else torch.empty(q.shape, dtype=dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""The attention kernel in Triton: any number of key segments, mask kinds, bias, start value, splits over the keys.
+"""Computes attention in Triton: any number of key segments, mask kinds, bias, start value, splits over the keys.
 
 One program owns a tile of query rows of one key head. Query heads that share the key head are rows of the same tile,
 so grouped keys are read once and decoding has more than one row to multiply. Everything that changes the code is a
@@ -37,7 +37,7 @@ _WIDTH = tl.constexpr(TABLE_WIDTH)
 def _tile(
     base, stride, first, length, dims, width: tl.constexpr, tma: tl.constexpr, upcast: tl.constexpr, rows: tl.constexpr
 ):
-    """Rows `[first, first + rows)` of keys or values, zero beyond `length`: a product with garbage could be NaN.
+    """Loads rows `[first, first + rows)` of keys or values, zero beyond `length`: a product with garbage could be NaN.
 
     base is the address of row 0 or, for the copy engine (tma), the descriptor of all rows, which knows their stride.
     """
@@ -57,7 +57,7 @@ def _keep(
     cols, keys, length, position, stream, row_position, row_id, key_ids, leaves, block,
     ORDER: tl.constexpr, GROUP: tl.constexpr, KEY_IDS: tl.constexpr,
 ):  # fmt: skip
-    """Which keys of a tile each row sees."""
+    """Says which keys of a tile each row sees."""
     keep = (cols < length)[None, :]
     if ORDER == _CAUSAL:
         keep = keep & ((position + cols)[None, :] <= row_position[:, None])
@@ -124,7 +124,7 @@ def attention_kernel(
     INIT: tl.constexpr, SPLITS: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out `[SPLITS, B, Hq, Lq, D]` and lse `[SPLITS, B, Hq, Lq]` of attention; grid (row tiles, B * Hkv, SPLITS).
+    """Computes out `[SPLITS, B, Hq, Lq, D]` and lse `[SPLITS, B, Hq, Lq]`; grid (row tiles, B * Hkv, SPLITS).
 
     Row r of a key head is query ``r // GROUP_SIZE`` of query head ``head * GROUP_SIZE + r % GROUP_SIZE``.
     """

@@ -1,4 +1,4 @@
-"""The partial attention of xformers (since 0.0.34 that of mslk), which returns the log-sum-exp.
+"""Calls the partial attention of xformers (since 0.0.34 that of mslk), which returns the log-sum-exp.
 
 Its operators that do so take half precision, no bias, and the causal mask of as many queries as keys.
 """
@@ -43,7 +43,7 @@ def supports(call: Call) -> tuple[bool, str]:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """Attention of a plain call that is not empty."""
+    """Computes attention for a plain call that is not empty."""
     ops, reason = _load()
     assert ops is not None, reason
     q, k, v = rows_first(call)
@@ -61,7 +61,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _load() -> tuple[Any, str]:
-    """`xformers.ops`, or None and why it cannot be used; found out once."""
+    """Loads `xformers.ops` once, or returns None and why it cannot be used."""
     ok, reason = usable()
     if not ok:
         return None, reason

@@ -1,15 +1,15 @@
-"""What partsong knows of each architecture, as data: where tokens enter and leave, which attention mixes them.
+"""Holds what partsong knows of each architecture as data: where tokens enter and leave, and which attention mixes them.
 
-Supporting a new transformer means adding a row to `cross` or `joint`, of a video to `video`, a UNet one to `unet` or,
-with temporal layers, to `temporal`. Where a diffusers model class carries a context-parallel plan of its own
-(``_cp_plan``), a row may leave `splits` and `gather` out and the class' plan is read.
-A model without a row gets one inferred where it is plain enough, and the first call checks it.
+To support a new transformer, add a row to `cross` or `joint`. Video transformers go to `video`, UNets to `unet`, and
+UNets with temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a
+diffusers class has a context-parallel plan of its own (``_cp_plan``), a row may leave out `splits` and `gather`; they
+are then read from that plan. A plain model without a row gets an inferred one, which its first call checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
@@ -17,20 +17,32 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import cross, joint, temporal, unet, video
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Split, places
+from partsong.plugins import Registry
 
 __all__ = ["ADAPTERS", "Adapter", "Frames", "Split", "adapter_for", "places"]
 
-#: The supported architectures by the class name of their transformer.
-ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {row.model: row for row in (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS)}
+
+def _read(thing: Any) -> Adapter:
+    """Checks that a plug-in offers a row."""
+    if not isinstance(thing, Adapter):
+        raise TypeError(f"{thing!r} is not an Adapter")
+    return thing
+
+
+#: The supported architectures by the class name of their transformer; those of plug-ins last.
+ADAPTERS: Mapping[str, Adapter] = Registry(
+    "partsong.adapters",
+    (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS),
+    name=lambda row: row.model,
+    read=_read,
 )
 
 
 def adapter_for(module: nn.Module) -> Adapter:
-    """The row of a model, resolved; one inferred where `ADAPTERS` has none.
+    """Returns the row of a model with its cuts filled in, or an inferred row where `ADAPTERS` has none.
 
     Raises:
-        UnsupportedError: the architecture is not in `ADAPTERS`, and not plain enough to be inferred.
+        UnsupportedError: the architecture is not in `ADAPTERS`, and not plain enough to infer a row for it.
     """
     name = type(module).__name__
     if name in ADAPTERS:

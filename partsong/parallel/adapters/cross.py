@@ -1,8 +1,6 @@
-"""Models that see the text by cross-attention: it stays whole on every rank, only the picture's tokens are cut."""
+"""Lists models that read the text by cross-attention: every rank keeps all of it, and only picture tokens are cut."""
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
 
@@ -11,11 +9,13 @@ __all__ = ["ROWS"]
 EMBEDDED = row(pos_embed={0: Split(dim=1, output=True)})
 RESIDUALS = Split(dim=1, optional=True)
 
+_ATTENTION = row({"transformer_blocks.*.attn1": (IMAGE,)})
+
 ROWS = (
     Adapter(
         family="DiT",
         model="DiTTransformer2DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        attention=_ATTENTION,
         splits=EMBEDDED,
         gather=row(proj_out_2=Split(dim=1)),
         batched=("hidden_states", "timestep", "class_labels"),
@@ -23,9 +23,9 @@ ROWS = (
     Adapter(
         family="PixArt",
         model="PixArtTransformer2DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        attention=_ATTENTION,
         # The mask must be as long as the local tokens: diffusers silently pads one that is not.
-        splits=MappingProxyType({**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}}),
+        splits=row({**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}}),
         gather=row(proj_out=Split(dim=1)),
         batched=(
             "hidden_states",
@@ -39,9 +39,9 @@ ROWS = (
     Adapter(
         family="HunyuanDiT",
         model="HunyuanDiT2DModel",
-        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
         # The rotary embedding is a pair [S, D]; cross-attention turns its queries by it too.
-        splits=MappingProxyType(
+        splits=row(
             {**EMBEDDED, "": {"image_rotary_emb": Split(dim=0, optional=True), "controlnet_block_samples": RESIDUALS}}
         ),
         gather=row(proj_out=Split(dim=1)),
@@ -61,10 +61,10 @@ ROWS = (
     Adapter(
         family="Sana",
         model="SanaTransformer2DModel",
-        linear_attention=row(**{"transformer_blocks.*.attn1": "SanaLinearAttnProcessor2_0"}),
+        linear_attention=row({"transformer_blocks.*.attn1": "SanaLinearAttnProcessor2_0"}),
         convolutions=("transformer_blocks.*.ff.conv_depth",),
         whole_rows=True,
-        splits=MappingProxyType(
+        splits=row(
             {
                 "patch_embed": {0: Split(dim=1, output=True)},
                 "transformer_blocks.*": {"height": Split(dim=0)},
@@ -72,13 +72,7 @@ ROWS = (
             }
         ),
         gather=row(proj_out=Split(dim=1)),
-        batched=(
-            "hidden_states",
-            "encoder_hidden_states",
-            "timestep",
-            "guidance",
-            "encoder_attention_mask",
-        ),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance", "encoder_attention_mask"),
         residuals=("controlnet_block_samples",),
     ),
 )

@@ -1,28 +1,30 @@
-"""Models whose attention mixes picture and text: both streams are cut, or the one sequence they are joined to."""
+"""Lists models whose attention mixes picture and text: both are cut, or the one sequence they are joined to."""
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 from partsong.parallel.adapters.cross import EMBEDDED, RESIDUALS
 from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT, Adapter, Split, row
 
 __all__ = ["ROWS"]
 
-_IDS = Split(dim=-2)
 _TEXT = Split(dim=1, stream=TEXT)
 _JOINT = Split(dim=1, stream=JOINT)
 _MASK = Split(dim=1, stream=JOINT, optional=True)
 _BOTH = ("encoder_hidden_states", "hidden_states")
+_FLUX_INPUTS = {
+    "hidden_states": Split(dim=1),
+    "encoder_hidden_states": _TEXT,
+    "img_ids": Split(dim=-2),
+    "txt_ids": Split(dim=-2, stream=TEXT),
+}
+_FLUX_ATTENTION = row({"transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)})
 
 ROWS = (
     Adapter(
         family="SD3",
         model="SD3Transformer2DModel",
-        attention=row(
-            **{"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)},
-        ),
-        splits=MappingProxyType(
+        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)}),
+        splits=row(
             {
                 **EMBEDDED,
                 "context_embedder": {0: Split(dim=1, stream=TEXT, output=True)},
@@ -31,60 +33,27 @@ ROWS = (
         ),
         gather=row(proj_out=Split(dim=1)),
         blocks=row(transformer_blocks=_BOTH),
-        batched=(
-            "hidden_states",
-            "encoder_hidden_states",
-            "timestep",
-            "pooled_projections",
-        ),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         residuals=("block_controlnet_hidden_states",),
     ),
     Adapter(
         family="Flux",
         model="FluxTransformer2DModel",
-        attention=row(
-            **{"transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)},
-        ),
-        splits=MappingProxyType(
-            {
-                "": {
-                    "hidden_states": Split(dim=1),
-                    "encoder_hidden_states": _TEXT,
-                    "img_ids": _IDS,
-                    "txt_ids": Split(dim=-2, stream=TEXT),
-                    "controlnet_block_samples": RESIDUALS,
-                    "controlnet_single_block_samples": RESIDUALS,
-                }
-            }
+        attention=_FLUX_ATTENTION,
+        splits=row(
+            {"": {**_FLUX_INPUTS, "controlnet_block_samples": RESIDUALS, "controlnet_single_block_samples": RESIDUALS}}
         ),
         gather=row(proj_out=Split(dim=1)),
         blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
-        batched=(
-            "hidden_states",
-            "encoder_hidden_states",
-            "timestep",
-            "pooled_projections",
-            "guidance",
-        ),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections", "guidance"),
         residuals=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
     Adapter(
         family="Flux2",
         model="Flux2Transformer2DModel",
-        attention=row(
-            **{"transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)},
-        ),
+        attention=_FLUX_ATTENTION,
         # The class' own plan leaves position ids of two dimensions whole.
-        splits=row(
-            **{
-                "": {
-                    "hidden_states": Split(dim=1),
-                    "encoder_hidden_states": _TEXT,
-                    "img_ids": _IDS,
-                    "txt_ids": Split(dim=-2, stream=TEXT),
-                }
-            }
-        ),
+        splits=row({"": _FLUX_INPUTS}),
         gather=row(proj_out=Split(dim=1)),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
         refused=row(
@@ -95,9 +64,9 @@ ROWS = (
     Adapter(
         family="QwenImage",
         model="QwenImageTransformer2DModel",
-        attention=row(**{"transformer_blocks.*.attn": (TEXT, IMAGE)}),
-        # As the class' own plan has it, with the text told from the picture and the residuals cut as well.
-        splits=MappingProxyType(
+        attention=row({"transformer_blocks.*.attn": (TEXT, IMAGE)}),
+        # This is the class' own plan, but it names the text and cuts the residuals as well.
+        splits=row(
             {
                 "": {"controlnet_block_samples": RESIDUALS},
                 "transformer_blocks.0": {"hidden_states": Split(dim=1), "encoder_hidden_states": _TEXT},
@@ -125,36 +94,36 @@ ROWS = (
         family="AuraFlow",
         model="AuraFlowTransformer2DModel",
         attention=row(
-            **{"joint_transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)},
+            {"joint_transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)}
         ),
         # The register tokens are put before the text inside the model: it is cut where the first block takes both.
-        splits=MappingProxyType({**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": _TEXT}}),
+        splits=row({**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": _TEXT}}),
         gather=row(proj_out=Split(dim=1)),
     ),
-    # The two below join each picture with its own text, of any length, inside the model: that sequence is cut as one.
-    # Before, the layers that refine the picture alone are cut by themselves; those of the text are few and stay whole.
+    # The two below join each picture with its own text, of any length, inside the model. That sequence is cut as one.
+    # Earlier layers that refine the picture alone are cut by themselves; the few that refine the text stay whole.
     Adapter(
         family="Lumina2",
         model="Lumina2Transformer2DModel",
-        attention=row(**{"noise_refiner.*.attn": (IMAGE,), "layers.*.attn": (JOINT,)}),
+        attention=row({"noise_refiner.*.attn": (IMAGE,), "layers.*.attn": (JOINT,)}),
         splits=row(
-            **{
+            {
                 "noise_refiner.0": {"hidden_states": Split(dim=1)},
                 "noise_refiner.*": {"image_rotary_emb": Split(dim=1)},
                 "layers.0": {"hidden_states": _JOINT},
                 "layers.*": {"image_rotary_emb": _JOINT, "attention_mask": _MASK},
             }
         ),
-        gather=row(**{"noise_refiner.-1": Split(dim=1), "norm_out": _JOINT}),
+        gather=row({"noise_refiner.-1": Split(dim=1), "norm_out": _JOINT}),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"),
         repeats_keys=True,
     ),
     Adapter(
         family="Z-Image",
         model="ZImageTransformer2DModel",
-        attention=row(**{"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)}),
+        attention=row({"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)}),
         splits=row(
-            **{
+            {
                 "": {"controlnet_block_samples": _MASK},
                 "noise_refiner.0": {"x": Split(dim=1)},
                 "noise_refiner.*": {"attn_mask": Split(dim=1, optional=True), "freqs_cis": Split(dim=1)},
@@ -162,7 +131,7 @@ ROWS = (
                 "layers.*": {"attn_mask": _MASK, "freqs_cis": _JOINT},
             }
         ),
-        gather=row(**{"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
+        gather=row({"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
         sample="x",
         timestep="t",
         batched=("x", "t", "cap_feats"),

@@ -1,8 +1,8 @@
-"""What a row holds: how one architecture's tokens are cut, exchanged and put together again."""
+"""Defines what a row holds: how one architecture's tokens are cut, exchanged and put together again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 
-__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "row"]
+__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "read_class_plan", "row"]
 
 #: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
 IMAGE, TEXT, JOINT = "image", "text", "joint"
@@ -20,21 +20,21 @@ IMAGE, TEXT, JOINT = "image", "text", "joint"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """One tensor that is cut along its tokens, or put together again.
+    """Describes how one tensor is cut along its tokens, or put together again.
 
-    Tuples, lists and dictionaries of tensors are cut one by one. A whole number is taken for the rows of the token
-    grid and replaced by those of this rank, or, where it is `leading`, by how many of the first tokens this rank holds.
+    Tuples, lists and dictionaries of tensors are cut one by one. A whole number counts the rows of the token grid and
+    becomes the number of rows on this rank. Where it is `leading`, it counts the first tokens of the stream instead.
 
     Attributes:
         dim: the token dimension.
         stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
-        ndim: cut only tensors of this many dimensions (others hold nothing per token); None cuts any.
+        ndim: cut only tensors with this number of dimensions (others hold nothing per token); None cuts all.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
-        folded: the dimension holds the batch and, within each sample, the tokens: those of each sample are cut.
+        folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid.
-        present: the tensor `[B, L]` is nonzero at the stream's tokens that a sample has, which come first. The model
-            attends sample by sample, and to these tokens alone.
+        present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
+            attends sample by sample, to these tokens only.
     """
 
     dim: int
@@ -49,10 +49,10 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factored:
-    """Blocks that attend within a frame and blocks that attend along time, in turn.
+    """Names the blocks that attend within a frame and those that attend along time, where a model takes turns.
 
-    What enters a spatial block and what it returns is `[B * F, L, C]`, for F frames of L tokens. The model turns that
-    to `[B * L, F, C]` and back around the temporal blocks, with sizes it reads from the tensor.
+    A spatial block takes and returns `[B * F, L, C]`, for F frames of L tokens. Around the temporal blocks the model
+    turns that to `[B * L, F, C]` and back, with sizes it reads from the tensor.
 
     Attributes:
         spatial: path of the blocks that attend within a frame.
@@ -67,20 +67,24 @@ class Factored:
     per_token: tuple[str, ...] = ()
 
 
-def row(**values: Any) -> Mapping[Any, Any]:
-    """A mapping nobody changes."""
-    return MappingProxyType(values)
+Splits = Mapping[str, Mapping[str | int, Split]]
+Gather = Mapping[str, Split]
+
+
+def row(entries: Mapping[Any, Any] = MappingProxyType({}), /, **named: Any) -> Mapping[Any, Any]:
+    """Makes a read-only mapping."""
+    return MappingProxyType({**entries, **named})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frames:
-    """Where a video model has its frames.
+    """Says where a video model has its frames.
 
     Attributes:
         dim: the dimension of the sample that counts frames.
         argument: the argument that says how many there are, where the sample has no such dimension.
-        patch: the configuration value that says how many of them make one frame of tokens: a number, or the first of
-            several; None is one.
+        patch: the configuration value that says how many of them make one frame of tokens; of several numbers the
+            first counts. None means one.
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
@@ -95,26 +99,26 @@ class Frames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """One architecture.
+    """Describes one architecture.
 
-    Paths name modules from the root (``""``); they may hold ``*`` for one name, and ``-1`` for the last of a list.
+    Paths name modules from the root (``""``). In a path ``*`` stands for one name, and ``-1`` for the last of a list.
 
     Attributes:
         family: short name, as in the support table.
         model: class name of the diffusers transformer.
-        attention: path of softmax self-attention -> the token streams it mixes, in order. Attention that no path
-            names (cross-attention to a replicated text) stays local.
+        attention: path of softmax self-attention -> the token streams it mixes, in order. Any other attention, such as
+            cross-attention to a replicated text, stays local.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
         whole_rows: tokens are cut between rows of their grid: `sample` is `[B, C, H, W]` in patches of the
             configured ``patch_size``.
-        rows: the image stays an image, cut into rows, as in a UNet: convolutions, norms and attention look across. Its
-            one output split names where it enters, `gather` where it leaves, input splits what is added on the way.
+        rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
+            `gather` where it leaves, and input splits what is added on the way.
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
         gather: path of modules whose output is put together again -> how. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
             Needed only where blocks return more than ``hidden_states``.
-        long_skips: some blocks read what blocks far before them made.
+        long_skips: some blocks read what much earlier blocks returned.
         sample: the argument that holds the noisy latents, a tensor or a list with a tensor per picture.
         timestep: the argument that holds the timestep.
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
@@ -124,8 +128,8 @@ class Adapter:
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
-        factored: which blocks attend within a frame and which along time; None where attention is not taken apart so.
-        inferred: nobody wrote this row: it is checked against the serial model in the first call.
+        factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
+        inferred: the row was inferred, so the first call checks it against one rank.
     """
 
     family: str
@@ -135,8 +139,8 @@ class Adapter:
     convolutions: tuple[str, ...] = ()
     whole_rows: bool = False
     rows: bool = False
-    splits: Mapping[str, Mapping[str | int, Split]] | None = None
-    gather: Mapping[str, Split] | None = None
+    splits: Splits | None = None
+    gather: Gather | None = None
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     long_skips: bool = False
     sample: str = "hidden_states"
@@ -152,67 +156,78 @@ class Adapter:
 
     @property
     def attends_per_sample(self) -> bool:
-        """Whether an attention is computed sample by sample, each over the tokens that this sample has."""
+        """Says whether attention is computed sample by sample, each over the tokens that this sample has."""
         return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Arguments of the root module that must be the same on every rank."""
+        """Lists the arguments of the root module that must be the same on every rank."""
         return (*self.batched, *self.residuals)
 
     def resolved(self, module: nn.Module) -> Adapter:
-        """This row with `splits` and `gather` filled in, from the model class' own plan where the row has none."""
+        """Returns this row with `splits` and `gather`, read from the class' own plan where the row leaves them out."""
         if self.splits is not None and self.gather is not None:
             return self
         plan = getattr(module, "_cp_plan", None)
         if not plan:
             raise UnsupportedError(
-                f"{type(module).__name__} carries no context-parallel plan in this version of diffusers; "
-                "diffusers 0.40 or newer is needed"
+                f"{self.model} has no context-parallel plan in this version of diffusers; use diffusers 0.40 or newer"
             )
-        return _from_class_plan(self, plan)
+        splits, gather = read_class_plan(plan, self.model, lambda key: TEXT if key in self.text_inputs else IMAGE)
+        return replace(self, splits=splits, gather=gather)
 
     def streams_of(self, name: str) -> tuple[str, ...] | None:
-        """The token streams mixed by the attention module called `name`; None for any other module."""
+        """Returns the token streams that the attention module called `name` mixes; None for any other module."""
         return next((streams for path, streams in self.attention.items() if _fits(name, path)), None)
 
 
 def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Names of the modules at a path; none where the list that would hold them is empty.
+    """Lists the modules at a path by name; it is empty where the module list at that path is.
 
     Raises:
         UnsupportedError: there is no such module.
     """
     parent, _, last = path.rpartition(".")
     if last == "-1" and parent in modules:
-        siblings = [name for name in modules if _fits(name, f"{parent}.*")]
-        found = siblings[-1:]
+        names = [name for name in modules if _fits(name, f"{parent}.*")][-1:]
     else:
-        found = [name for name in modules if _fits(name, path)]
-    if not found and not (
-        isinstance(modules.get(parent), nn.ModuleList) and len(list(modules[parent].children())) == 0
-    ):
+        names = [name for name in modules if _fits(name, path)]
+    holder = modules.get(parent)
+    if not names and not (isinstance(holder, nn.ModuleList) and len(holder) == 0):
         raise UnsupportedError(f"there is no module {path!r} here; the model's layout has changed")
-    return found
+    return names
 
 
 def _fits(name: str, path: str) -> bool:
     return name.count(".") == path.count(".") and fnmatchcase(name, path)
 
 
-def _from_class_plan(adapter: Adapter, plan: Mapping[str, Any]) -> Adapter:
+def read_class_plan(
+    plan: Mapping[str, Any], model: str, stream_of: Callable[[str | int], str | None]
+) -> tuple[Splits, Gather]:
+    """Reads the context-parallel plan of a diffusers class.
+
+    Args:
+        plan: the class' ``_cp_plan``.
+        model: name of the class.
+        stream_of: gives the token stream of an argument or output; None leaves that one whole.
+
+    Raises:
+        UnsupportedError: an entry of the plan has an unknown form, or the plan does not gather exactly one output.
+    """
     splits: dict[str, dict[str | int, Split]] = {}
-    gather = {}
+    gather: dict[str, Split] = {}
     for path, entry in plan.items():
         if hasattr(entry, "gather_dim"):
             gather[path] = Split(dim=entry.gather_dim)
             continue
-        splits[path] = {}
-        for key, cut in entry.items():
-            stream = TEXT if key in adapter.text_inputs else IMAGE
-            splits[path][key] = Split(
-                dim=cut.split_dim, stream=stream, ndim=cut.expected_dims, output=cut.split_output, optional=True
-            )
+        if not isinstance(entry, Mapping):
+            raise UnsupportedError(f"the context-parallel plan of {model} has an entry of unknown form at {path!r}")
+        splits[path] = {
+            key: Split(dim=cut.split_dim, stream=stream, ndim=cut.expected_dims, output=cut.split_output, optional=True)
+            for key, cut in entry.items()
+            if (stream := stream_of(key)) is not None
+        }
     if len(gather) != 1:
-        raise UnsupportedError(f"the context-parallel plan of {adapter.model} names {len(gather)} outputs to gather")
-    return replace(adapter, splits=splits, gather=gather)
+        raise UnsupportedError(f"the context-parallel plan of {model} gathers {len(gather)} outputs, not one")
+    return splits, gather

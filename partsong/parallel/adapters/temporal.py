@@ -1,4 +1,4 @@
-"""Rows of UNets with temporal layers: frames are a batch to everything but a few modules, named here by class."""
+"""Lists UNets with temporal layers: frames are a batch to everything but a few modules, named here by class."""
 
 from __future__ import annotations
 

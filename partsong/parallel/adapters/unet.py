@@ -1,8 +1,6 @@
-"""Rows of UNets, whose images are cut into rows."""
+"""Lists UNets, whose images are cut into rows."""
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
 
@@ -18,16 +16,15 @@ ROWS = (
         model="UNet2DConditionModel",
         rows=True,
         attention=row(
-            **{
-                "down_blocks.*.attentions.*.transformer_blocks.*.attn1": (IMAGE,),
-                "mid_block.attentions.*.transformer_blocks.*.attn1": (IMAGE,),
-                "up_blocks.*.attentions.*.transformer_blocks.*.attn1": (IMAGE,),
+            {
+                f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,)
+                for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")
             }
         ),
-        splits=MappingProxyType(
+        splits=row(
             {
-                "conv_in": MappingProxyType({0: Split(dim=2, output=True)}),
-                "": MappingProxyType({name: Split(dim=2, optional=True) for name in (*_RESIDUALS, _MIDDLE)}),
+                "conv_in": row({0: Split(dim=2, output=True)}),
+                "": row({name: Split(dim=2, optional=True) for name in (*_RESIDUALS, _MIDDLE)}),
             }
         ),
         gather=row(conv_out=Split(dim=2)),

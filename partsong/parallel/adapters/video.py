@@ -1,8 +1,8 @@
-"""Video transformers: the tokens of all frames in one sequence, or frames and time attended to in turn."""
+"""Lists video transformers, which join all frames in one sequence or attend to frames and time in turn."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
 
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Factored, Frames, Split, row
 
@@ -13,47 +13,42 @@ _TEXT = Split(dim=1, stream=TEXT)
 _BOTH = ("hidden_states", "encoder_hidden_states")
 
 
-def _outputs(dim: int) -> MappingProxyType[str | int, Split]:
-    """Cosines and sines of a rotary embedding, as a module returns them."""
-    return MappingProxyType({index: Split(dim=dim, output=True) for index in (0, 1)})
+def _outputs(dim: int) -> Mapping[int, Split]:
+    """Cuts the cosines and sines of a rotary embedding that a module returns."""
+    return row({index: Split(dim=dim, output=True) for index in (0, 1)})
 
 
 ROWS = (
     Adapter(
         family="Wan",
         model="WanTransformer3DModel",
-        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image"),
         frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="SkyReels-V2",
         model="SkyReelsV2Transformer3DModel",
-        attention=row(**{"blocks.*.attn1": (IMAGE,)}),
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
         splits=row(
-            **{
+            {
                 "rope": _outputs(1),
                 "blocks.0": row(hidden_states=_TOKENS),
-                # With a timestep per frame, what it modulates by is [B, 6, S, C].
+                # With a timestep for each frame, the modulation is [B, 6, S, C].
                 "blocks.*": row(temb=Split(dim=2, ndim=4, optional=True)),
             }
         ),
-        # The last modulation, per token then, is no module's argument and cannot be cut: it meets all tokens.
-        gather=row(**{"blocks.-1": _TOKENS}),
+        # The last modulation, per token too, is no module's argument and cannot be cut, so it gets all tokens.
+        gather=row({"blocks.-1": _TOKENS}),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image", "fps"),
         frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="LTX-Video",
         model="LTXVideoTransformer3DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
         # The class' own plan cuts the text too; here it stays whole, and so does its mask.
-        splits=MappingProxyType(
-            {
-                "": row(hidden_states=_TOKENS, timestep=Split(dim=1, ndim=2, optional=True)),
-                "rope": _outputs(1),
-            }
-        ),
+        splits=row({"": row(hidden_states=_TOKENS, timestep=Split(dim=1, ndim=2, optional=True)), "rope": _outputs(1)}),
         gather=row(proj_out=_TOKENS),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask", "video_coords"),
         frames=Frames(argument="num_frames"),
@@ -61,10 +56,10 @@ ROWS = (
     Adapter(
         family="CogVideoX",
         model="CogVideoXTransformer3DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (TEXT, IMAGE)}),
-        # Sine and cosine positions are added to text and video before they are told apart, where nothing is cut yet.
+        attention=row({"transformer_blocks.*.attn1": (TEXT, IMAGE)}),
+        # Sine and cosine positions are added while text and video are one sequence, which is not cut yet.
         splits=row(
-            **{
+            {
                 "": row(image_rotary_emb=Split(dim=0, optional=True)),
                 "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
             }
@@ -77,15 +72,13 @@ ROWS = (
     Adapter(
         family="HunyuanVideo",
         model="HunyuanVideoTransformer3DModel",
-        # The layers that refine the text alone are few and stay whole. The mask of video and text is made whole too.
-        attention=row(
-            **{"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)},
-        ),
+        # The few layers that refine the text alone stay whole, and so does the mask of video and text.
+        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
         splits=row(
-            **{
+            {
                 "rope": _outputs(0),
                 "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
-                # Tokens of a given first frame are modulated by a timestep of their own.
+                # Tokens of a given first frame have a timestep of their own.
                 "transformer_blocks.*": row(num_tokens=Split(dim=0, leading=True, optional=True)),
                 "single_transformer_blocks.*": row(num_tokens=Split(dim=0, leading=True, optional=True)),
             }
@@ -105,9 +98,9 @@ ROWS = (
     Adapter(
         family="Mochi",
         model="MochiTransformer3DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (IMAGE, TEXT)}),
+        attention=row({"transformer_blocks.*.attn1": (IMAGE, TEXT)}),
         splits=row(
-            **{
+            {
                 "rope": _outputs(0),
                 "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
                 "transformer_blocks.*": row(encoder_attention_mask=Split(dim=1, stream=TEXT, present=True)),
@@ -118,14 +111,14 @@ ROWS = (
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask"),
         frames=Frames(),
     ),
-    # The tokens of every frame are cut alike: a rank has some places in all frames, and time passes within it.
+    # The tokens of every frame are cut alike, so a rank has the same places in all frames and all times of these.
     Adapter(
         family="Latte",
         model="LatteTransformer3DModel",
-        attention=row(**{"transformer_blocks.*.attn1": (IMAGE,)}),
+        attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
         splits=row(
-            **{
-                "pos_embed": MappingProxyType({0: Split(dim=1, output=True)}),
+            {
+                "pos_embed": row({0: Split(dim=1, output=True)}),
                 "temporal_transformer_blocks.*": row(timestep=Split(dim=0, folded=True)),
             }
         ),

@@ -1,1 +1,1 @@
-"""Clip parallelism: every rank runs the whole model on its own frames of a video."""
+"""Runs the whole model on every rank, each on its own frames of a video."""

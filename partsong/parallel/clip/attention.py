@@ -1,8 +1,7 @@
-"""Attention of a clip's frames to the frames they see, on whichever rank those are.
+"""Attends from a clip's frames to the frames they see, on whichever rank those are.
 
-The keys and values of frames that a rank needs come in one message per peer, point to point, and only those frames:
-neighbours for the window, samples of the others. They are put in the order of the video, so that the window of a frame
-is one run of memory.
+Each peer sends the keys and values of the frames that a rank needs, and only those, in one message. They are put in the
+order of the video, so that the window of a frame is one run of memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.kernels import Segment, attention, merge
 from partsong.parallel.clip.keys import ClipLayout, KeySet
-from partsong.parallel.exchange.key_blocks import unpack_keys_values, write_keys_values
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import split_sizes
@@ -30,7 +29,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Keys and values `[B, Hkv, L, D]` that are the same on every rank: those of the text.
+    """Holds keys and values `[B, Hkv, L, D]` that are the same on every rank: those of the text.
 
     Attributes:
         k: the keys.
@@ -63,13 +62,13 @@ class Emphasis:
 
 
 class FrameAttention:
-    """Attention between frames that lie on several ranks, or on one.
+    """Attends between frames that lie on several ranks, or on one.
 
     Args:
         axis: the ranks, in the order of the video.
         model: class name of the model, for messages.
-        window: frames to each side that are seen by themselves; None is all of them.
-        stride: length of a block of the others; None leaves them out.
+        window: frames to each side that are seen by themselves; None sees all of them.
+        stride: length of a block of the other frames; None leaves them out.
         emphasis: what is added to the logits, and when.
     """
 
@@ -81,7 +80,7 @@ class FrameAttention:
         self.emphasis = (0.0, 0.0)
         self._known: tuple[Any, ...] = ()
         self._bias: Tensor | None = None
-        # Bytes of all samples and attentions of a call: of one frame's keys and values, and of what is gathered.
+        # Bytes in all attentions of a call: of one frame's keys and values, and of what is gathered.
         self._frame_bytes = self._gathered_bytes = 0
 
     def _layout(self, frames: int) -> ClipLayout:
@@ -90,7 +89,7 @@ class FrameAttention:
 
     @property
     def own(self) -> slice:
-        """This rank's frames."""
+        """Returns this rank's frames."""
         clip = self.layout.clip(self.axis.index)
         return slice(clip.start, clip.stop)
 
@@ -98,9 +97,9 @@ class FrameAttention:
         """Lays the frames of a call out over the ranks.
 
         Args:
-            frames: of the video, as the model attends to them.
-            batch: videos in the call.
-            reach: frames a clip needs at least.
+            frames: frames of the video, as the model attends to them.
+            batch: number of videos in the call.
+            reach: fewest frames a clip may have.
 
         Raises:
             UnsupportedError: there are too few frames for the number of ranks.
@@ -116,17 +115,17 @@ class FrameAttention:
         self._frame_bytes = self._gathered_bytes = 0
 
     def note_time(self, timestep: Any) -> None:
-        """Takes note of the timestep of a call, which decides what is emphasised."""
+        """Notes the timestep of a call, which decides what is emphasised."""
         if not (self._emphasis.near or self._emphasis.far):
             return  # reading it would make a GPU wait
         times = torch.as_tensor(timestep)
-        now = 0.0 if times.is_meta else float(times.max())  # frames that are given have a timestep of nothing
+        now = 0.0 if times.is_meta else float(times.max())  # frames that are given have a timestep of 0
         self.emphasis = self._emphasis.at(now)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, unit: int, scale: float | None, shared: Shared | None = None
     ) -> Tensor:
-        """Attention of this rank's frames to all frames they see.
+        """Attends from this rank's frames to all frames they see.
 
         Args:
             q: queries `[B, Hq, F * unit, D]` of the rank's F frames.
@@ -138,7 +137,7 @@ class FrameAttention:
         """
         k, v = self._fetch(k, v, unit)
         if unit == 1 and shared is None:
-            # One token a frame: a small table of weights beats many small calls.
+            # With one token per frame, one call with a table of weights beats many small calls.
             return attention(q, k, v, bias=self._weights(q), scale=scale)[0]
         parts = []
         for frames, runs in self.layout.runs(self.axis.index, self.emphasis):
@@ -148,7 +147,7 @@ class FrameAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _weights(self, like: Tensor) -> Tensor | None:
-        """What is added to the logits `[own frames, seen frames]`; None where that is nothing."""
+        """Returns what is added to the logits `[own frames, seen frames]`; None where all of it is 0."""
         known = (self.layout, self.emphasis, like.dtype, like.device)
         if self._known != known:
             table = self.layout.table(self.axis.index, self.emphasis)
@@ -158,13 +157,13 @@ class FrameAttention:
         return self._bias
 
     def _fetch(self, k: Tensor, v: Tensor, unit: int) -> KeysValues:
-        """Keys and values of all frames that this rank's frames see, in the order of the video."""
+        """Brings the keys and values of all frames that this rank's frames see, in the order of the video."""
         me, (batch, heads, _, dim) = self.axis.index, k.shape
         self._frame_bytes += 2 * unit * batch * heads * dim * k.element_size()
         if self.axis.size == 1:
             return k, v
         counts = [len(self.layout.sent(peer, me)) * unit for peer in range(self.axis.size)]
-        block = k.new_empty((sum(counts), batch, 2, heads, dim))
+        block = empty_block(k, sum(counts))
         parts = block.split(counts)
         write_keys_values(parts[me], k, v)
         peers = [peer for peer in range(self.axis.size) if peer != me]
@@ -173,26 +172,23 @@ class FrameAttention:
         return unpack_keys_values(block)
 
     def _picked(self, own: Tensor, peer: int, unit: int) -> Tensor:
-        """The rows of this rank's frames that a peer sees, in one piece."""
+        """Returns the rows of this rank's frames that a peer sees, in one piece."""
         me = self.axis.index
         start = self.layout.clip(me).start
         frames = [frame - start for frame in self.layout.sent(me, peer)]
         if frames and frames[-1] - frames[0] == len(frames) - 1:
             return own[frames[0] * unit : (frames[-1] + 1) * unit]
-        picked = own.new_empty((len(frames) * unit, *own.shape[1:]))
-        for place, frame in enumerate(frames):
-            picked[place * unit : (place + 1) * unit] = own[frame * unit : (frame + 1) * unit]
-        return picked
+        return torch.cat([own[:0], *(own[frame * unit : (frame + 1) * unit] for frame in frames)])
 
     def attend_to_all(self, q: Tensor, own: KeysValues, shared: Shared, scale: float | None) -> Tensor:
-        """Attention of queries that every rank has to the frames of all ranks and to keys that every rank has.
+        """Attends with queries that every rank has to the frames of all ranks and to keys that every rank has.
 
-        Each rank computes it over its own frames; the results and their log-sum-exps are gathered and merged.
+        Each rank attends to its own frames; the results and their log-sum-exps are gathered and merged.
 
         Args:
             q: queries `[B, Hq, L, D]`, the same on every rank.
             own: keys and values of this rank's frames.
-            shared: what every rank has.
+            shared: keys and values that every rank has.
             scale: logit scale.
         """
         among = _attention(q, [], scale, shared)
@@ -206,7 +202,7 @@ class FrameAttention:
         return merge([*parts, (among[0].to(lse.dtype), among[1])])[0].to(q.dtype)
 
     def predict(self, batch: int, index: int) -> int:
-        """Bytes the rank at `index` sends in all attentions of a call of `batch` videos."""
+        """Returns the bytes the rank at `index` sends in all attentions of a call of `batch` videos."""
         everyone = self._gathered_bytes * (self.axis.size - 1)
         return batch * (self.layout.num_sent(index) * self._frame_bytes + everyone) // self.batch
 
@@ -214,13 +210,13 @@ class FrameAttention:
 def _attention(
     q: Tensor, segments: Sequence[Segment], scale: float | None, shared: Shared | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention to frames, and to what is shared, whose mask covers it alone."""
+    """Attends to frames, and to what is shared, whose mask covers nothing else."""
     if shared is None:
         return attention(q, segments=segments, scale=scale)
     every, mask = [*segments, Segment(shared.k, shared.v)], shared.mask
     if mask is None:
         return attention(q, segments=every, scale=scale)
-    frames = sum(segment.length for segment in segments)
-    if mask.dtype == torch.bool:
-        return attention(q, segments=every, mask=F.pad(mask, (frames, 0), value=True), scale=scale)
-    return attention(q, segments=every, bias=F.pad(mask, (frames, 0)), scale=scale)
+    keeps = mask.dtype == torch.bool
+    padded = F.pad(mask, (sum(segment.length for segment in segments), 0), value=keeps)
+    keep, bias = (padded, None) if keeps else (None, padded)
+    return attention(q, segments=every, mask=keep, bias=bias, scale=scale)

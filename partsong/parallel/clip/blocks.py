@@ -1,4 +1,4 @@
-"""What is known of the blocks of video models whose frames are cut into clips: class names, and what they read."""
+"""Knows the blocks of video models whose frames are cut into clips: their class names, and what they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THREE_D = (
     "TemporalConvLayer TransformerTemporalModel Conv3d"
 )
 _KNOWN = UNET_BLOCKS | frozenset(f"{_MOTION} {_THREE_D}".split())
-#: Modules that see time, text and other conditions but never the video.
+#: Names of modules that see time, text and other conditions, but never the video.
 _OFF_THE_PATH = ("time_", "add_", "encoder_hid_proj")
 #: FreeNoise's classes, which look at overlapping windows of frames one after another.
 _FREE_NOISE = frozenset({"FreeNoiseTransformerBlock", "SplitInferenceModule"})
@@ -29,7 +29,7 @@ _ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
 
 
 def check_blocks(module: nn.Module, adapter: Adapter) -> None:
-    """Refuses a model with parts that may look across frames in a way nobody here has thought of.
+    """Refuses a model with parts that may look across frames in an unknown way.
 
     Raises:
         UnsupportedError: names the part, says why and what to use.
@@ -50,11 +50,10 @@ def check_blocks(module: nn.Module, adapter: Adapter) -> None:
 
 
 def frames_beyond(name: str, child: nn.Module) -> int:
-    """Frames that a layer reads to each side of its own, 0 for most.
+    """Counts the frames that a layer reads to each side of its own, 0 for most layers.
 
     Raises:
-        UnsupportedError: a convolution over frames that does not keep their number, or is adapted in a way that hooks
-            cannot reach.
+        UnsupportedError: a convolution over frames changes their number, or has an adapter that hooks cannot reach.
     """
     layer: Any = child
     if isinstance(getattr(layer, "base_layer", None), nn.Conv3d) and not _is_plain_lora(layer):

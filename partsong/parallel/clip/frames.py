@@ -1,8 +1,8 @@
-"""Video models that look at frames one by one but for a few modules, as UNets with temporal layers do, cut into clips.
+"""Cuts the frames of video models in which only a few modules look across frames, as in UNets with temporal layers.
 
-Everything between those modules sees frames as a batch and needs nothing. Inside them, convolutions over time get the
+All other modules take frames as a batch and stay as they are. In the mixing ones, convolutions over time get the
 neighbours' border frames, group norms the statistics of all frames, positions the clip's place in the video, and
-attention the frames its key set names.
+attention the frames that its key set names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClipFrames(Cut):
         module: the denoiser; its sample is `[B, C, F, H, W]`.
         adapter: its row.
         axis: the ranks, in the order of the video.
-        attention: of the frames to those they see.
+        attention: attends from the frames to those they see.
     """
 
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis, attention: FrameAttention) -> None:
@@ -48,14 +48,14 @@ class ClipFrames(Cut):
         self._mixing: dict[str, nn.Module] = {}
         self._reach = 1
         self._longest = math.inf
-        # Bytes per video: to one neighbour, and to everybody.
+        # Bytes per video that go to one neighbour, and to every other rank.
         self._border_bytes: list[int] = []
         self._shared_bytes: list[int] = []
         self._frame_bytes = 0
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Frames of each rank."""
+        """Returns the frames of each rank."""
         return {"frames": self.attention.layout.sizes}
 
     def describe(self, tokens: Mapping[str, int]) -> str:
@@ -79,9 +79,7 @@ class ClipFrames(Cut):
             if compute is not None:
                 hooks.add(child, self._around(compute, child), "clip")
         if not self._mixing:
-            raise UnsupportedError(
-                f"no attention over frames found in this {self.adapter.model}; its layout has changed"
-            )
+            raise UnsupportedError(f"{self.adapter.model} has no attention over frames here; its layout has changed")
         hooks.add(self.module, AroundHook(self._run, inspect.signature(self.module.forward)), "clip")
 
     def _children(self, mixers: list[str]) -> Iterator[tuple[str, nn.Module]]:
@@ -91,7 +89,7 @@ class ClipFrames(Cut):
                 yield name, child
 
     def _computed(self, child: nn.Module) -> Callable[..., Tensor] | None:
-        """How a layer is computed on a clip, where that differs from how it is on the whole video."""
+        """Returns how a layer is computed on a clip; None where that is as on the whole video."""
         if isinstance(child, nn.GroupNorm):
             return self._normalise
         if hasattr(child, "pe"):
@@ -105,8 +103,8 @@ class ClipFrames(Cut):
         """Lays the frames of a call out over the ranks.
 
         Raises:
-            UnsupportedError: too few frames for the ranks, more than the model has positions for, or a model that was
-                changed since the hooks were put on.
+            UnsupportedError: there are too few frames for the ranks, or more than the model has positions for, or the
+                model was changed since the hooks were put on.
         """
         frames = sample.shape[self.frames.dim]
         if frames > self._longest:
@@ -125,7 +123,7 @@ class ClipFrames(Cut):
         self._shared_bytes.clear()
 
     def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """One call of the model with this rank's frames."""
+        """Calls the model with this rank's frames."""
         self.attention.note_time(named[self.adapter.timestep])
         if self.axis.size == 1:
             return forward(**named)
@@ -137,7 +135,7 @@ class ClipFrames(Cut):
         return map_sample(forward(**named), self._gather)
 
     def _unfolded(self, value: Any, name: str, batch: int, frames: int) -> Any:
-        """This rank's frames of tensors whose first dimension is batch x frames."""
+        """Returns this rank's frames of tensors whose first dimension is batch x frames."""
         if not isinstance(value, Tensor):
             return type(value)(self._unfolded(part, name, batch, frames) for part in value)
         if len(value) != batch * frames:
@@ -153,19 +151,19 @@ class ClipFrames(Cut):
         return gather_tokens(self.axis, clip, sizes, self.frames.dim, name="gather of the output frames").contiguous()
 
     def _normalise(self, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-        """The group norm of `[B, C, F, H, W]` with the statistics of the whole video."""
+        """Computes the group norm of `[B, C, F, H, W]` with the statistics of the whole video."""
         own = group_norm_stats(x, norm.num_groups)
         self._shared_bytes.append(2 * own[0].numel() * own[0].element_size() // self.attention.batch)
         mean, var = self.borders.statistics(0, own, self.attention.layout.sizes)
         return group_norm_apply(x, mean, var, norm.weight, norm.bias, norm.eps)
 
     def _convolve(self, conv: nn.Conv3d, x: Tensor) -> Tensor:
-        """The convolution of `[B, C, F, H, W]` with the neighbours' frames; zeros only at the ends of the video."""
+        """Convolves `[B, C, F, H, W]` with the neighbours' frames; only the ends of the video get zeros."""
         reach, rows, columns = (int(side) for side in conv.padding)
         first, last = x[:, :, :reach], x[:, :, x.shape[2] - reach :]
         self._border_bytes.append(first.numel() * first.element_size() // self.attention.batch)
-        nothing = torch.zeros_like(first)
-        before, after = (nothing if part is None else part for part in self.borders.ghosts(0, first, last))
+        zeros = torch.zeros_like(first)
+        before, after = (zeros if part is None else part for part in self.borders.ghosts(0, first, last))
         whole = torch.cat([before, x, after], dim=2)
         return F.conv3d(whole, conv.weight, conv.bias, conv.stride, (0, rows, columns), conv.dilation, conv.groups)
 
@@ -187,7 +185,7 @@ class ClipFrames(Cut):
         return attend
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward of `batch` videos."""
+        """Returns the bytes the rank at `index` sends in one forward of `batch` videos."""
         size = self.axis.size
         neighbours = (index > 0) + (index < size - 1)
         shared = sum(self._shared_bytes) + self.attention.layout.sizes[index] * self._frame_bytes
@@ -196,5 +194,5 @@ class ClipFrames(Cut):
 
 
 def _positions(child: Any) -> float:
-    """Frames that a table of positions has room for; other modules have no bound."""
+    """Returns the number of frames that a table of positions has room for; other modules have no limit."""
     return child.pe.shape[1] if hasattr(child, "pe") else math.inf

@@ -1,7 +1,7 @@
-"""Which frames a frame attends to, and how many frames each of them stands for: the keys of clip parallelism.
+"""Says which frames a frame attends to, and for how many frames each of them stands.
 
-A frame sees the frames near it, each by itself, and the rest of the video through samples. All of it follows from the
-frame's place in the whole video, so it is the same however many ranks share the frames.
+A frame sees the frames near it, each by itself, and the rest of the video through samples. That depends only on its
+place in the whole video, so it is the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -9,27 +9,31 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["ClipLayout", "KeySet", "Run"]
 
-#: Frames `[start, stop)` of those that a clip sees, and the logarithm of how many frames each of them counts for.
+T = TypeVar("T")
+
+#: Frames `[start, stop)` of those that a clip sees, and the logarithm of the number of frames each stands for.
 Run = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """The keys of every frame of a video.
+    """Says which keys every frame of a video sees.
 
-    Frame f sees frame g by itself where ``|g - f| <= window``. The video is divided into blocks of `stride` frames
-    (the last may be shorter); the middle frame of a block, its sample, stands for those frames of its block that f
-    does not see by themselves. So every frame of the video counts exactly once, and beyond the ends there is nothing.
+    Frame f sees frame g by itself where ``|g - f| <= window``. The video is divided into blocks of `stride` frames, of
+    which the last may be shorter. The middle frame of a block is its sample. It stands for those frames of the block
+    that f does not see by themselves. So every frame of the video counts exactly once.
 
     Attributes:
         frames: length of the video.
-        window: frames to each side that are seen by themselves; None is all of them.
+        window: frames to each side that are seen by themselves; None sees all of them.
         stride: length of a block; None leaves out what is not near.
 
     Example:
@@ -41,19 +45,15 @@ class KeySet:
     window: int | None
     stride: int | None
 
-    def is_near(self, query: int, frame: int) -> bool:
-        """Whether a frame is seen by itself."""
-        return self.window is None or abs(frame - query) <= self.window
-
     def sample_of(self, frame: int) -> int:
-        """The frame that stands for a frame that is not near."""
+        """Returns the frame that stands for a frame that is not near."""
         assert self.stride is not None
         start = frame - frame % self.stride
         return (start + min(start + self.stride, self.frames) - 1) // 2
 
     def counts(self, query: int) -> tuple[tuple[int, int, int], ...]:
-        """The frames a frame sees, in order: (frame, 1 where it is seen by itself else 0, others it stands for)."""
-        near = [self.is_near(query, frame) for frame in range(self.frames)]
+        """Lists the frames a frame sees: (frame, 1 if it is seen by itself else 0, number of others it stands for)."""
+        near = [self.window is None or abs(frame - query) <= self.window for frame in range(self.frames)]
         others = [0] * self.frames
         if self.stride is not None:
             for frame in range(self.frames):
@@ -62,11 +62,11 @@ class KeySet:
         return tuple(key for key in every if key[1] or key[2])
 
     def log_weights(self, query: int, emphasis: tuple[float, float] = (0.0, 0.0)) -> dict[int, float]:
-        """What is added to the logits of the frames that a frame sees.
+        """Returns what is added to the logits of the frames that a frame sees.
 
         Args:
             query: the frame.
-            emphasis: what is added for a frame seen by itself, and for what a sample stands for.
+            emphasis: what is added for a frame seen by itself, and for frames that a sample stands for.
         """
         near, far = emphasis
         weights = {}
@@ -79,10 +79,10 @@ class KeySet:
 
 @dataclass(frozen=True, slots=True)
 class ClipLayout:
-    """The frames of a video over ranks.
+    """Lays the frames of a video out over ranks.
 
     Attributes:
-        keys: which frame sees which.
+        keys: says which frame sees which.
         sizes: frames of each rank's clip, in order.
     """
 
@@ -90,36 +90,35 @@ class ClipLayout:
     sizes: tuple[int, ...]
 
     def clip(self, index: int) -> range:
-        """The frames of a rank."""
+        """Returns the frames of a rank."""
         start = offsets(self.sizes)[index]
         return range(start, start + self.sizes[index])
 
     def seen(self, index: int) -> tuple[int, ...]:
-        """The frames that a rank's frames see, in order; its own are among them."""
+        """Lists the frames that a rank's frames see, in order; its own are among them."""
         return _seen(self.keys, self.clip(index))
 
     def sent(self, source: int, reader: int) -> tuple[int, ...]:
-        """The frames of one rank that another one's see, in order."""
+        """Lists the frames of one rank that another one's see, in order."""
         clip = self.clip(source)
         return tuple(frame for frame in self.seen(reader) if frame in clip)
 
     def num_sent(self, index: int) -> int:
-        """Frames a rank sends, each counted as often as it is sent."""
+        """Counts the frames a rank sends, each as often as it is sent."""
         peers = (peer for peer in range(len(self.sizes)) if peer != index)
         return sum(len(self.sent(index, peer)) for peer in peers)
 
     def table(self, index: int, emphasis: tuple[float, float]) -> tuple[tuple[float, ...], ...]:
-        """For each frame of a rank what is added to the logits of each frame the rank sees; -inf where it sees not."""
+        """Returns what each frame of a rank adds to the logits of each frame the rank sees; -inf for an unseen one."""
         return _table(self.keys, self.clip(index), emphasis)
 
     def runs(self, index: int, emphasis: tuple[float, float]) -> list[tuple[range, tuple[Run, ...]]]:
-        """The same in pieces: runs of the rank's frames with equal keys, and for each the runs of keys they see."""
-        table, found, start = self.table(index, emphasis), [], 0
-        for row, same in itertools.groupby(table):
-            stop = start + len(list(same))
-            found.append((range(start, stop), _runs_of(row)))
-            start = stop
-        return found
+        """Returns the table in pieces: runs of the rank's frames with equal keys, and the runs of keys each sees."""
+        rows = _equal_runs(self.table(index, emphasis))
+        return [
+            (frames, tuple((keys.start, keys.stop, weight) for keys, weight in _equal_runs(row) if weight != -math.inf))
+            for frames, row in rows
+        ]
 
 
 @functools.lru_cache(maxsize=64)
@@ -134,11 +133,10 @@ def _table(keys: KeySet, clip: range, emphasis: tuple[float, float]) -> tuple[tu
     return tuple(tuple(row.get(frame, -math.inf) for frame in seen) for row in weights)
 
 
-def _runs_of(row: tuple[float, ...]) -> tuple[Run, ...]:
-    runs, start = [], 0
-    for weight, same in itertools.groupby(row):
+def _equal_runs(items: Iterable[T]) -> Iterator[tuple[range, T]]:
+    """Yields the places of each run of equal items, and the item."""
+    start = 0
+    for item, same in itertools.groupby(items):
         stop = start + len(list(same))
-        if weight != -math.inf:
-            runs.append((start, stop, weight))
+        yield range(start, stop), item
         start = stop
-    return tuple(runs)

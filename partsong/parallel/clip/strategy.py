@@ -1,4 +1,4 @@
-"""Clip parallelism: every rank runs the whole model on its own frames of a video (arXiv 2406.16260)."""
+"""Gives each rank a clip of a video's frames, on which it runs the whole model (arXiv 2406.16260)."""
 
 from __future__ import annotations
 
@@ -28,29 +28,23 @@ _Emphasis = Annotated[float, Number(0.0)]
 class ClipParallel(Strategy):
     """Gives each rank a clip of the video's frames; attention sees the near frames and a sample of the rest.
 
-    Every rank runs the whole model on its clip. Where the model looks across frames, the ranks exchange what is
-    needed: convolutions over time get border frames, norms over time the statistics of the whole video, and attention
-    the frames within `window` of each of its own and one out of every `stride` others, which counts for as many frames
-    as it stands for. A frame's keys depend on its place in the video only, so the video is the same on 1, 2, 3 or 4
-    ranks, one included. Approximate; with ``window=None``, or one that reaches from end to end, it is exact.
+    Every rank runs the whole model on its clip. Where the model looks across frames, the ranks exchange what is needed.
+    Convolutions over time get border frames, and norms over time the statistics of the whole video. Attention gets the
+    frames within `window` of each of its own, and one out of every `stride` others, which counts for all frames it
+    stands for. A frame's keys depend only on its place in the video, so the video is the same on any number of ranks.
+    Approximate; with ``window=None``, or a window that reaches from end to end, it is exact.
 
     Args:
-        degree: number of ranks; None takes all ranks that other strategies leave. Any number of frames of at least
-            that many.
+        degree: number of ranks, at most the number of frames; None takes all ranks that other strategies leave.
         window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.
             Frames are those the model sees: of a video autoencoder's latent, not of the video.
-        stride: of all other frames the middle one of every `stride` is attended to, in the others' place; 1 is every
-            frame, None leaves out what lies outside the window. None is the default because a model with positions
-            along time has seen no distances longer than its training videos.
+        stride: length of the blocks of other frames, of which only the middle one is attended to; 1 is every frame, and
+            None leaves out all frames outside the window, since a model may not know positions so far away.
         local_emphasis: added to the logits of near frames below the timestep `emphasis_from`; the paper adds 10.
         global_emphasis: added to the logits of the sampled frames from that timestep on; the paper adds 10.
-        emphasis_from: that timestep, on the scale the model is called with (0 to 1000 as a rule).
+        emphasis_from: that timestep, on the scale the model is called with, usually 0 to 1000.
 
-    Source: Video-Infinity, arXiv 2406.16260; the key set, the exact norms and the ends of the video are partsong's.
-
-    Example:
-        >>> ClipParallel(window=4, stride=2).kind
-        'approximate'
+    Source: Video-Infinity, arXiv 2406.16260. Partsong adds the key set, exact norms, and the ends of the video.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("clip",)
@@ -64,7 +58,7 @@ class ClipParallel(Strategy):
     emphasis_from: _Emphasis = 800.0
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models without frames, and those whose frames cannot be told from the text."""
+        """Refuses models without frames, and those whose frames cannot be separated from the text."""
         if adapter.factored is not None:
             return "it adds the positions of all frames in the middle of its blocks; use DynamicSequence"
         if adapter.frames is None:
@@ -80,10 +74,10 @@ class ClipParallel(Strategy):
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> ClipFrames | ClipTokens | None:
-        """The clip of this rank; None where one rank sees everything.
+        """Returns the clip of this rank; None where one rank sees everything.
 
         Raises:
-            UnsupportedError: an architecture without frames, or another strategy that cuts tokens.
+            UnsupportedError: the architecture has no frames, or another strategy cuts tokens.
         """
         axis = mesh.axis("clip")
         if axis.size == 1 and self.window is None:

@@ -1,4 +1,4 @@
-"""Transformers over the tokens of all frames, cut into clips: each rank has whole frames of tokens, and the text."""
+"""Cuts transformers over the tokens of all frames into clips: each rank has whole frames of tokens, and the text."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["ClipTokens", "token_frames"]
 class ClipTokens(SequenceParallel):
     """Cuts a transformer's tokens between frames.
 
-    Self-attention sees the frames that the key set names. A text that attends along with the video is whole on every
-    rank: it is a key of every frame, and it attends to all frames itself, each by itself.
+    Self-attention sees the frames that the key set names. Text in the same attention is whole on every rank. It is seen
+    by every frame, and it attends to all frames, each by itself.
 
     Args:
         module: the transformer.
         adapter: its row, resolved.
         mesh: the ranks.
-        attention: of the frames to those they see.
+        attention: attends from the frames to those they see.
     """
 
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, attention: FrameAttention) -> None:
@@ -67,14 +67,14 @@ class ClipTokens(SequenceParallel):
             frames, tokens = self.attention.layout.keys.frames, tensor.shape[cut.dim]
             if tokens % frames:
                 raise UnsupportedError(
-                    f"{self.adapter.model}: {name} has {tokens} tokens, which are no whole number for each of {frames} "
-                    "frames; its layout has changed"
+                    f"{self.adapter.model}: {name} has {tokens} tokens, which do not divide by {frames} frames; its "
+                    "layout has changed"
                 )
             self._unit = tokens // frames
         return super()._cut(tensor, cut, name)
 
     def _note_text(self, tensor: Tensor, cut: Split, name: str) -> None:
-        """The text is left whole; every rank holds all of it."""
+        """Notes the number of text tokens, all of which every rank holds."""
         length = tensor.shape[cut.dim]
         if self.sizes.setdefault(TEXT, (length,) * self.axis.size)[0] != length:
             raise UnsupportedError(
@@ -89,13 +89,13 @@ class ClipTokens(SequenceParallel):
         return number, samples, {**sizes, **everywhere}
 
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
-        """The text's part of a key mask `[B, 1, 1, L]`; the video must be seen whole."""
+        """Returns the text's part of a key mask `[B, 1, 1, L]`, which must not mask the video."""
         name, streams, _ = self.layers[layer]
         lengths = [sum(self.sizes[IMAGE]) if stream == IMAGE else self.sizes[TEXT][0] for stream in streams]
         if mask.ndim != 4 or mask.shape[1:] != (1, 1, sum(lengths)) or TEXT not in streams:
             raise UnsupportedError(
-                f"{name}: only masks of the text's padding, over all frames and the text, can be cut into clips; found "
-                f"shape {tuple(mask.shape)}; use Ulysses, CfgParallel or DataParallel"
+                f"{name}: only masks of the text's padding, over all frames and the text, can be cut into clips; this "
+                f"one has shape {tuple(mask.shape)}; use Ulysses, CfgParallel or DataParallel"
             )
         parts = dict(zip(streams, mask.split(lengths, dim=-1), strict=True))
         video = parts[IMAGE] if mask.dtype == torch.bool else parts[IMAGE] == 0
@@ -104,7 +104,7 @@ class ClipTokens(SequenceParallel):
         return (parts[TEXT],)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of this rank's frames, and of the text, to what each of them sees."""
+        """Attends from this rank's frames, and from the text, to what each of them sees."""
         streams, lengths = zip(*call.runs[self.axis.index], strict=True)
         if streams == (IMAGE,):
             return self.attention.attend(call.q, call.k, call.v, self._unit, call.scale)
@@ -112,28 +112,28 @@ class ClipTokens(SequenceParallel):
         by_stream = dict(zip(streams, parts, strict=True))
         (q, k, v), (text_q, text_k, text_v) = by_stream[IMAGE], by_stream[TEXT]
         text = Shared(text_k, text_v, None if call.masks is None else call.masks[0])
-        found = {
+        outputs = {
             IMAGE: self.attention.attend(q, k, v, self._unit, call.scale, text),
             TEXT: self.attention.attend_to_all(text_q, (k, v), text, call.scale),
         }
-        return torch.cat([found[stream] for stream in streams], dim=2)
+        return torch.cat([outputs[stream] for stream in streams], dim=2)
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward of `batch` videos."""
+        """Returns the bytes the rank at `index` sends in one forward of `batch` videos."""
         cut = {IMAGE: self.cut_sizes(self.attention.layout.keys.frames * self._unit)}
         return self.predict_gather(batch, cut, index) + self.attention.predict(batch, index)
 
 
 def token_frames(adapter: Adapter, module: Any, named: dict[str, Any]) -> int:
-    """Frames of tokens in a call of a model.
+    """Counts the frames of tokens in a call of a model.
 
     Args:
         adapter: its row.
-        module: the model, whose configuration may tell how many frames make one frame of tokens.
+        module: the model, whose configuration may say how many frames make one frame of tokens.
         named: its arguments.
 
     Raises:
-        UnsupportedError: an argument that tells the number of frames is missing.
+        UnsupportedError: the argument that gives the number of frames is missing.
     """
     frames = adapter.frames
     assert frames is not None

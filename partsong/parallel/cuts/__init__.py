@@ -1,1 +1,1 @@
-"""Ways to cut a model's input over ranks: by tokens, rows, samples or layers."""
+"""Cuts a model's input over ranks: by tokens, rows, samples or layers."""

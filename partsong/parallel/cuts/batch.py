@@ -1,4 +1,4 @@
-"""Samples of a batch shared out over ranks, and the two branches of guidance where they are called one by one."""
+"""Shares out the samples of a batch over ranks, and the two branches of guidance where they are called one by one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BatchSplit:
         self.axis, self.batched, self.residuals, self.folded = axis, batched, residuals, folded
 
     def run(self, forward: Forward, named: Mapping[str, Any], sample: Tensor | list[Tensor]) -> Any:
-        """One call, with the batch counted on `sample`."""
+        """Makes one call; the batch is counted on `sample`."""
         total = len(sample)
         sizes = split_sizes(total, self.axis.size)
         start, size = offsets(sizes)[self.axis.index], sizes[self.axis.index]
@@ -52,7 +52,7 @@ class BatchSplit:
         return map_sample(output, lambda x: gather_tokens(self.axis, x[:size], sizes, 0, name="gather of samples"))
 
     def predict(self, sample_bytes: int, total: int, index: int) -> int:
-        """Bytes the rank at `index` sends for a batch of `total` samples of `sample_bytes` each."""
+        """Returns the bytes the rank at `index` sends for `total` samples of `sample_bytes` each."""
         return split_sizes(total, self.axis.size)[index] * sample_bytes * (self.axis.size - 1)
 
 
@@ -67,13 +67,11 @@ def _rows(value: Any, rows: slice, total: int) -> Any:
 
 
 def _each(values: Any, rows: slice, total: int) -> Any:
-    if isinstance(values, dict):
-        return {key: _rows(value, rows, total) for key, value in values.items()}
-    return [_rows(value, rows, total) for value in values]
+    return _rows(values, rows, total) if isinstance(values, dict) else [_rows(value, rows, total) for value in values]
 
 
 def _folded(value: Any, rows: slice, total: int) -> Any:
-    """The frames of some samples, of a tensor `[samples * frames, ...]` or of several."""
+    """Returns the frames of some samples, from a tensor `[samples * frames, ...]` or from several."""
     if not isinstance(value, Tensor):
         return type(value)(_folded(part, rows, total) for part in value)
     frames = len(value) // total
@@ -85,8 +83,8 @@ class GuidancePair:
 
     In the first step every rank computes all branches and remembers their arguments. From then on the first call of
     a step is taken as the start of the same sequence of calls: each rank computes its own branch at once, the results
-    are exchanged, and the later calls find their answer ready. A call whose arguments are not the expected ones is
-    computed for real, on all ranks alike, so a pipeline that changes its mind gets the right answer more slowly.
+    are exchanged, and the later calls find their answer ready. A call with other arguments than expected is computed on
+    all ranks alike, so a pipeline that changes them in mid-generation gets the right answer more slowly.
 
     Args:
         axis: the ranks over the branches.
@@ -106,7 +104,7 @@ class GuidancePair:
         self._last, self._now, self._ready = [], [], {}
 
     def run(self, forward: Forward, named: Mapping[str, Any]) -> Any:
-        """One call of the denoiser."""
+        """Makes one call of the denoiser."""
         branch, current = self.clock.branch, dict(named)
         if branch == 0:
             self._last, self._now, self._ready = self._now, [], {}
@@ -138,24 +136,20 @@ class GuidancePair:
         samples = {b: sample_of(out).contiguous() for b, out in outputs.items() if b in mine}
         for b in range(len(branches)):
             samples.setdefault(b, torch.empty_like(sample_of(template), memory_format=torch.contiguous_format))
-        self._swap(samples, mine)
+        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
+        for b in sorted(samples):
+            sends = dict.fromkeys(peers, samples[b]) if b in mine else {}
+            recvs = {} if b in mine else {b % self.axis.size: samples[b]}
+            exchange(self.axis, sends, recvs, name="exchange of guidance branches").wait()
         self._ready = {b: (branches[b], map_sample(template, lambda _, b=b: samples[b])) for b in samples}
 
     def _expect(self, last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a branch: what it shared with the first branch last time moves on, the rest stays."""
+        """Guesses a branch's arguments: those it shared with the first branch last time move on, the others stay."""
         before = self._last[0]
         return {name: first.get(name) if _equal(value, before.get(name)) else value for name, value in last.items()}
 
-    def _swap(self, samples: dict[int, Tensor], mine: list[int]) -> None:
-        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
-        for b in sorted(samples):
-            owner = b % self.axis.size
-            sends = dict.fromkeys(peers, samples[b]) if b in mine else {}
-            recvs = {} if b in mine else {owner: samples[b]}
-            exchange(self.axis, sends, recvs, name="exchange of guidance branches").wait()
-
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
-        """Bytes the rank at `index` sends in a step after the first."""
+        """Returns the bytes the rank at `index` sends in a step after the first."""
         return len(range(index, branches, self.axis.size)) * sample_bytes * (self.axis.size - 1)
 
 

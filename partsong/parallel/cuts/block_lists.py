@@ -1,4 +1,4 @@
-"""The blocks of a transformer in order of execution, and what each hands on to the next."""
+"""Lists the blocks of a transformer in order of execution, and what each hands on to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Block", "blocks_of", "chain_reason"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block.
+    """Describes one block.
 
     Attributes:
         name: path of the module.
@@ -31,7 +31,7 @@ class Block:
 
 
 def chain_reason(adapter: Adapter) -> str | None:
-    """Why a model's blocks are not a chain, each taking what the one before returned; None where they are."""
+    """Says why a model's blocks are not a chain, each taking what the one before returned; None where they are."""
     mixed = any(streams != (IMAGE,) for streams in adapter.attention.values())
     reasons = {
         "it works on rows of an image, not on tokens": adapter.rows,
@@ -45,12 +45,12 @@ def chain_reason(adapter: Adapter) -> str | None:
 
 
 def blocks_of(module: nn.Module, adapter: Adapter) -> list[Block]:
-    """The blocks, first to last.
+    """Lists the blocks, first to last.
 
     Raises:
         UnsupportedError: the model has no such list.
     """
-    # Where nothing else is said, self-attention over the picture names the lists of blocks, which return one value.
+    # Where the row names no lists, those with self-attention over the picture are taken; they return one value.
     paths = (*adapter.attention, *adapter.linear_attention)
     lists = adapter.blocks or {path.partition(".")[0]: ("hidden_states",) for path in paths}
     blocks = []

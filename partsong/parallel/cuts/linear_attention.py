@@ -1,8 +1,8 @@
-"""What a model exchanges whose attention is linear: sums over tokens, and border rows for its convolutions.
+"""Exchanges what a model with linear attention needs: sums over tokens, and border rows for its convolutions.
 
 Linear attention reads keys and values only through one small matrix per head, a sum over all tokens. Every rank sums
-its own, the sums are added in rank order, so all ranks hold the same bits, and the rest is local. Its place in the
-network is often shared with a depthwise convolution over the token grid, which needs the neighbours' border rows.
+its own, and the sums are added in rank order, so all ranks hold the same bits. The rest is local. Such networks often
+have a depthwise convolution over the token grid as well, which needs the neighbours' border rows.
 Both are exact and the same under every strategy that cuts tokens: there is nothing large to send, displace or pass on.
 """
 
@@ -49,15 +49,13 @@ class TokenSums:
                 count += 1
         for path in self.adapter.convolutions:
             for name in places(path, modules):
-                convolution = modules[name]
-                halo = _halo(name, convolution)
-                run = self._with_borders(name, halo)
-                hooks.add(convolution, AroundHook(run, inspect.signature(convolution.forward)), "borders")
+                run = self._with_borders(name, _halo(name, modules[name]))
+                hooks.add(modules[name], AroundHook(run, inspect.signature(modules[name].forward)), "borders")
         return count
 
     def _summed(self, name: str) -> Callable[[Tensor], Tensor]:
         def change(part: Tensor) -> Tensor:
-            self._sums[name] = part[0].numel() * part.element_size()
+            self._sums[name] = part[0].nbytes
             return sum_over_ranks(self.axis, part)
 
         return change
@@ -65,7 +63,7 @@ class TokenSums:
     def _with_borders(self, name: str, halo: int) -> Callable[..., Any]:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
             own: Tensor = named["input"]  # [B, C, rows, width]
-            self._borders[name] = own[0, :, :halo].numel() * own.element_size()
+            self._borders[name] = own[0, :, :halo].nbytes
             batch, channels, rows, width = own.shape
             wide = own.new_zeros(batch, channels, rows + 2 * halo, width)
             wide[:, :, halo:-halo] = own
@@ -75,7 +73,7 @@ class TokenSums:
         return run
 
     def predict(self, batch: int, index: int) -> int:
-        """Bytes the rank at `index` sends in one forward of `batch` samples."""
+        """Returns the bytes the rank at `index` sends in one forward of `batch` samples."""
         neighbours = (index > 0) + (index < self.axis.size - 1)
         return batch * (sum(self._sums.values()) * (self.axis.size - 1) + sum(self._borders.values()) * neighbours)
 
@@ -109,7 +107,7 @@ class TokenSumHook(ModelHook):
 
 
 class _Products(TorchFunctionMode):
-    """Of the two products of linear attention, values by keys sums over tokens, the one with the queries does not."""
+    """Completes the first of linear attention's two matrix products, values by keys, which sums over tokens."""
 
     def __init__(self, summed: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -124,15 +122,15 @@ class _Products(TorchFunctionMode):
 
 
 def _check_processor(name: str, module: Any, processor: str) -> None:
-    found = type(module.processor)
-    if processor not in [kind.__name__ for kind in found.__mro__]:
+    kind = type(module.processor)
+    if processor not in [base.__name__ for base in kind.__mro__]:
         raise UnsupportedError(
-            f"{name} has the processor {found.__name__}; its linear attention is known with {processor} only"
+            f"{name} has the processor {kind.__name__}; its linear attention is known with {processor} only"
         )
 
 
 def _halo(name: str, convolution: Any) -> int:
-    """Width of the border a convolution needs; one that moves or strides over the grid is refused."""
+    """Returns the width of the border a convolution needs; one that does not keep the grid is refused."""
     size = convolution.kernel_size[0]
     plain = convolution.stride == (1, 1) and convolution.dilation == (1, 1) and convolution.padding_mode == "zeros"
     if not plain or size % 2 == 0 or convolution.padding[0] != size // 2:

@@ -1,6 +1,6 @@
-"""What is known of the blocks and layers of convolutional models: which may be cut into rows, and what they read.
+"""Says which blocks and layers of convolutional models may be cut into rows, and what they read.
 
-Class names, so that a model is covered by what it is made of and not by what it is called.
+They are listed by class name, so that a model is covered by its parts and not by its own name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DEEP = (
 )
 _CAUSAL = "CausalConv3d RMS_norm Upsample Resample ResidualBlock AttentionBlock MidBlock UpBlock Encoder3d Decoder3d"
 _VIDEO = "ZeroPad2d AvgDown3D DupUp3D WanResidualDownBlock WanResidualUpBlock"
-#: Likewise of the encoders and decoders of autoencoders.
+#: The same for the encoders and decoders of autoencoders.
 AUTOENCODER_BLOCKS = _LAYERS.union(
     *map(_names, (_KL, _TINY, _DEEP, _VIDEO)),
     (family + name for family in ("Wan", "QwenImage") for name in _CAUSAL.split()),
@@ -69,7 +69,7 @@ _PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D"})
 
 
 def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
-    """Refuses a model with parts that may look across rows in a way nobody here has thought of.
+    """Refuses a model with parts that may look across rows in an unknown way.
 
     Raises:
         UnsupportedError: names the part, says why and what to use.
@@ -78,22 +78,18 @@ def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
         kind = type(child)
         if name.startswith(_OFF_THE_PATH):
             continue
+        reason: str | None = "is not known to this splitting into rows"
         if kind.__module__.startswith("peft."):
-            reason = _adapted(child)
-            if reason is None:
-                continue
+            reason = _adapter_problem(child)
         elif kind.__name__ in known:
-            reason = _unusual(child)
-            if reason is None:
-                continue
-        else:
-            reason = "is not known to this splitting into rows"
-        where = f"{name} ({kind.__name__})" if name else kind.__name__
-        raise UnsupportedError(f"{type(module).__name__}: {where} {reason}; {advice}")
+            reason = _setting_problem(child)
+        if reason is not None:
+            where = f"{name} ({kind.__name__})" if name else kind.__name__
+            raise UnsupportedError(f"{type(module).__name__}: {where} {reason}; {advice}")
 
 
-def _unusual(child: Any) -> str | None:
-    """Why a module of a known class cannot be cut, if it is set up in an unusual way."""
+def _setting_problem(child: Any) -> str | None:
+    """Says why a module of a known class cannot be cut with its settings; None where it can."""
     kind = type(child).__name__
     if kind == "ResnetBlock2D" and (child.upsample is not None or child.downsample is not None):
         return "changes the resolution inside a residual block"
@@ -113,8 +109,8 @@ def _unusual(child: Any) -> str | None:
     return None
 
 
-def _adapted(child: Any) -> str | None:
-    """Why a layer of peft cannot be cut: only a plain LoRA computes with modules that hooks can reach."""
+def _adapter_problem(child: Any) -> str | None:
+    """Says why a layer of peft cannot be cut: only a plain LoRA computes with modules that hooks can reach."""
     if not isinstance(getattr(child, "base_layer", None), nn.Conv2d):
         return None  # a linear layer looks at each position by itself, however it is adapted
     plain = hasattr(child, "lora_A") and not any(getattr(child, "use_dora", {}).values())
@@ -122,17 +118,17 @@ def _adapted(child: Any) -> str | None:
 
 
 def is_low_rank(name: str) -> bool:
-    """Whether a layer is a LoRA's, which reads what the layer beside it reads."""
+    """Says whether a layer is a LoRA's, which reads what the layer beside it reads."""
     return ".lora_" in name
 
 
 def is_causal(child: nn.Module) -> bool:
-    """Whether a module is a convolution over frames that pads by itself, as those of video autoencoders."""
+    """Says whether a module is a convolution over frames that pads by itself, as those of video autoencoders."""
     return isinstance(child, nn.Conv3d) and hasattr(child, "_padding")
 
 
 def border_rows(child: nn.Module) -> int:
-    """Rows beyond each of its own that a convolution reads, above and below together; 0 for other modules."""
+    """Returns how many rows a convolution reads beyond each of its own, above and below; 0 for other modules."""
     if isinstance(child, nn.Conv2d) or is_causal(child):
         conv: Any = child
         return conv.dilation[-2] * (conv.kernel_size[-2] - 1)
@@ -143,7 +139,7 @@ def check_convolution(name: str, child: nn.Module) -> None:
     """Refuses a convolution that neither keeps nor halves the height.
 
     Raises:
-        UnsupportedError: names it and says what would do.
+        UnsupportedError: names it and says which convolutions can be cut.
     """
     conv: Any = child
     padding = conv._padding[2] if is_causal(conv) else conv.padding[-2]
@@ -157,7 +153,7 @@ def check_convolution(name: str, child: nn.Module) -> None:
 
 
 def level_change(child: nn.Module) -> int:
-    """-1 for a module that doubles the rows, 1 for one that halves them other than by a convolution's stride."""
+    """Returns -1 for a module that doubles the rows, 1 for one that halves them without a convolution's stride."""
     kind = type(child).__name__
     if kind in ("Upsample2D", "DCUpBlock2d") or isinstance(child, nn.Upsample):
         return -1
@@ -165,17 +161,17 @@ def level_change(child: nn.Module) -> int:
 
 
 def halves_evenly(module: nn.Module) -> bool:
-    """Whether a model takes only heights that halve without a rest."""
+    """Says whether a model takes only heights that halve without a rest."""
     return any(type(child).__name__ in _PAIRS for child in module.modules())
 
 
 def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Names of convolutions that read an image just enlarged, in which every column stands twice."""
-    found = set()
+    """Names the convolutions that read an image just enlarged, in which every column stands twice."""
+    names = set()
     for name, child in modules.items():
         inside = [f"{name}.{part}" for part, _ in child.named_children()]
         if type(child).__name__ == "Upsample2D" or getattr(child, "interpolate", None) is True:
-            found.update(inside)
+            names.update(inside)
         if isinstance(child, nn.Sequential):
-            found.update(after for before, after in pairwise(inside) if isinstance(modules[before], nn.Upsample))
-    return found
+            names.update(after for before, after in pairwise(inside) if isinstance(modules[before], nn.Upsample))
+    return names

@@ -1,4 +1,4 @@
-"""Images cut into rows: a convolutional model in which every rank computes a run of rows, with its neighbours' help.
+"""Cuts images into rows: every rank computes a run of rows of a convolutional model, with its neighbours' help.
 
 Cuts are made so that each halving of the image stays within a rank: the coarsest level is shared out evenly and finer
 ones follow. Convolutions, group norms and self-attention are hooked where they stand; what they need from other ranks
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Stage, attend_through
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Stage, attend_through, predict_through
 from partsong.parallel.cuts.linear_attention import TokenSumHook, sum_over_ranks
 from partsong.parallel.cuts.row_blocks import (
     border_rows,
@@ -40,7 +40,7 @@ __all__ = ["RowLevels", "RowSplit", "halved"]
 
 @dataclass(frozen=True, slots=True)
 class RowLevels:
-    """Which rows each rank holds at every resolution of a model.
+    """Says which rows each rank holds at every resolution of a model.
 
     Attributes:
         heights: rows of the whole image, finest level first; each level has about half the rows of the one before.
@@ -51,11 +51,11 @@ class RowLevels:
     parts: int
 
     def starts(self, level: int) -> tuple[int, ...]:
-        """First row of each rank at a level, and the height."""
+        """Returns the first row of each rank at a level, and the height."""
         return _starts(self.heights, self.parts, level)
 
     def sizes(self, level: int) -> tuple[int, ...]:
-        """Rows of each rank at a level.
+        """Returns the rows of each rank at a level.
 
         Example:
             >>> RowLevels((11, 6, 3), 2).sizes(0)
@@ -71,7 +71,7 @@ def _starts(heights: tuple[int, ...], parts: int, level: int) -> tuple[int, ...]
 
 
 def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
-    """Heights from `height` down through convolutions of stride 2 (padding 0: the row below is padded outside)."""
+    """Returns the heights after convolutions of stride 2 (padding 0: the row below is padded outside)."""
     heights = [height]
     for padding in paddings:
         heights.append((heights[-1] + (2 * padding if padding else 1) - 3) // 2 + 1)
@@ -80,7 +80,7 @@ def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """What one layer sends: bytes per sample to the rank before, to the rank after, and to everybody else."""
+    """Counts what one layer sends: bytes per sample to the rank before, to the rank after, and to all others."""
 
     before: int = 0
     after: int = 0
@@ -88,14 +88,14 @@ class _Move:
 
 
 class RowSplit:
-    """Hooks on the layers of one convolutional module that is called with a rank's rows.
+    """Hooks the layers of one convolutional module that is called with a rank's rows.
 
     Args:
         module: the module whose layers are hooked.
         axis: the ranks, from the image's top to its bottom.
         borders: how they come to know of each other's rows.
         stages: the attention stages, outermost first.
-        is_attention: whether the module of that name is a self-attention over the image.
+        is_attention: says whether the module of a name is a self-attention over the image.
         input_name: what the module takes, in messages.
     """
 
@@ -140,11 +140,11 @@ class RowSplit:
 
     @property
     def own(self) -> slice:
-        """This rank's rows at the current level."""
+        """Returns this rank's rows at the current level."""
         return self.own_at(self.level)
 
     def own_at(self, level: int) -> slice:
-        """This rank's rows at a level."""
+        """Returns this rank's rows at a level."""
         starts = self.levels.starts(level)
         return slice(starts[self.axis.index], starts[self.axis.index + 1])
 
@@ -157,8 +157,8 @@ class RowSplit:
                 continue
             if border_rows(child):
                 check_convolution(name, child)
-                compute = self._convolve_frames if is_causal(child) else self._convolve
-                hooks.add(child, self._around(compute, child, self._number(), name in doubled), "rows")
+                convolve = self._convolve_frames if is_causal(child) else self._convolve
+                hooks.add(child, self._around(convolve, child, self._number(), name in doubled), "rows")
                 if int(child.stride[-2]) > 1 and not is_low_rank(name):  # type: ignore[index]
                     hooks.add(child, OutputHook(self._changed(1)), "rows-level")
             elif isinstance(child, nn.GroupNorm):
@@ -166,9 +166,8 @@ class RowSplit:
             elif level_change(child):
                 hooks.add(child, OutputHook(self._changed(level_change(child))), "rows")
             elif hasattr(child, "apply_linear_attention"):
-                hooks.add(
-                    child, InputHook(self._check_sums(name, child), inspect.signature(child.forward)), "rows-input"
-                )
+                check = InputHook(self._check_sums(name, child), inspect.signature(child.forward))
+                hooks.add(child, check, "rows-input")
                 hooks.add(child, TokenSumHook(self._summed, name), "rows")
             elif self.is_attention(name):
                 attend = self._attention(self._number(), name)
@@ -192,7 +191,7 @@ class RowSplit:
         return change
 
     def _convolve(self, conv: nn.Conv2d, layer: int, doubled: bool, x: Tensor) -> Tensor:
-        """The convolution of this rank's rows, with the rows around them."""
+        """Computes the convolution of this rank's rows, with the rows around them."""
         padding, stride = int(conv.padding[0]), conv.stride[0]
         if stride > 1 and padding == 0:  # the row of zeros put below by the caller stands for the next rank's first
             x, reach, edge = x[..., :-1, :], 1, 1
@@ -203,7 +202,7 @@ class RowSplit:
         return F.conv2d(whole, conv.weight, conv.bias, conv.stride, pad, conv.dilation, conv.groups)
 
     def _convolve_frames(self, conv: Any, layer: int, doubled: bool, x: Tensor, past: Tensor | None = None) -> Tensor:
-        """A convolution over frames too, `[B, C, T, H, W]`, which sees past frames but no later ones."""
+        """Computes a convolution over frames too, `[B, C, T, H, W]`, which sees past frames but no later ones."""
         columns, _, rows, _, frames, _ = conv._padding
         if past is not None and frames:
             x, frames = torch.cat([past, x], dim=2), frames - past.shape[2]
@@ -211,7 +210,7 @@ class RowSplit:
         return F.conv3d(whole, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
 
     def _framed(self, x: Tensor, layer: int, doubled: bool, padding: int, reach: int, edge: int) -> Tensor:
-        """The rows of this rank between `padding` rows from above and `reach` from below, `edge` zeros at the end."""
+        """Puts this rank's rows between `padding` from above and `reach` from below, with `edge` zeros at the end."""
         rows = x.shape[-2]
         assert rows >= max(padding, reach), "a rank holds fewer rows than a convolution reaches"
         first = x[..., :reach, :] if reach else None
@@ -224,22 +223,23 @@ class RowSplit:
         return torch.cat([part for part in (above, x, below) if part is not None], dim=-2)
 
     def _ghosts(self, layer: int, first: Tensor | None, last: Tensor | None, every: int) -> list[Tensor | None]:
-        """The rows around this rank's; of rows whose columns are all repeated `every` times, one copy is sent."""
+        """Returns the rows around this rank's; where all columns stand `every` times, one copy is sent."""
         width = next(rows for rows in (first, last) if rows is not None).shape[-1]
         thin = [None if rows is None else rows[..., ::every] for rows in (first, last)]
-        self._note(*thin)
-        found = self.borders.ghosts(layer, *thin)
-        return [None if rows is None else _repeated(rows, every, width) for rows in found]
+        before, after = (0 if rows is None else self._per_sample(rows) for rows in thin)
+        self.moves.append(_Move(before, after))
+        ghosts = self.borders.ghosts(layer, *thin)
+        return [None if rows is None else _repeated(rows, every, width) for rows in ghosts]
 
     def _normalise(self, norm: nn.GroupNorm, layer: int, x: Tensor) -> Tensor:
-        """The group norm with the statistics of the whole image."""
+        """Computes the group norm with the statistics of the whole image."""
         own = group_norm_stats(x, norm.num_groups)
         self.moves.append(_Move(everyone=2 * self._per_sample(own[0])))
         mean, var = self.borders.statistics(layer, own, self.levels.sizes(self.level))
         return group_norm_apply(x, mean, var, norm.weight, norm.bias, norm.eps)
 
     def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
-        """Linear attention is computed another way where it has few positions: refused, on all ranks alike."""
+        """Refuses linear attention over few positions, which is computed another way; on all ranks alike."""
 
         def check(named: dict[str, Any]) -> None:
             fewest, least = min(self.levels.sizes(self.level)), attention.attention_head_dim + 1
@@ -256,13 +256,9 @@ class RowSplit:
         self.moves.append(_Move(everyone=self._per_sample(part)))
         return sum_over_ranks(self.axis, part)
 
-    def _note(self, first: Tensor | None, last: Tensor | None) -> None:
-        before, after = (0 if rows is None else self._per_sample(rows) for rows in (first, last))
-        self.moves.append(_Move(before=before, after=after))
-
     def _per_sample(self, tensor: Tensor) -> int:
         # Frames may be folded into the first dimension, so its length is no number of samples.
-        return tensor.numel() * tensor.element_size() // self.batch
+        return tensor.nbytes // self.batch
 
     def _attention(self, layer: int, name: str) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -284,22 +280,18 @@ class RowSplit:
         return attend
 
     def predict(self, batch: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
         size, moved = self.axis.size, 0
         if self.borders.sends(*step):
             moved += sum(move.before for move in self.moves) * (index > 0)
             moved += sum(move.after for move in self.moves) * (index < size - 1)
         if self.borders.sends_statistics(*step):
             moved += sum(move.everyone for move in self.moves) * (size - 1)
-        return batch * moved + sum(self._predict_attention(shape, batch, index, step) for shape in self.shapes)
-
-    def _predict_attention(self, seen: AttentionShape, batch: int, index: int, step: tuple[int, bool]) -> int:
-        moved = 0
-        shape = replace(seen, batch=batch * seen.batch, index=index, step=step[0], is_last=step[1])
-        for stage in self.stages:
-            sent, shape = stage.predict(shape)
-            moved += sent
-        return moved
+        shapes = (
+            replace(shape, batch=batch * shape.batch, index=index, step=step[0], is_last=step[1])
+            for shape in self.shapes
+        )
+        return batch * moved + sum(predict_through(self.stages, shape) for shape in shapes)
 
 
 def _repeated(rows: Tensor, every: int, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One rank's run of a model's blocks, on the tokens of one part at a time.
+"""Runs one rank's share of a model's blocks on the tokens of one part at a time.
 
 The model's own forward runs on every rank, but only the rank's own blocks compute. The others hand on what they were
 given, so everything around them (embeddings, rotations, the last projection, which cost next to nothing) is the
@@ -25,7 +25,7 @@ from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample,
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["Layers", "PartLayout", "StagedBlocks"]
+__all__ = ["Layers", "PartLayout", "StagedBlocks", "check_layers"]
 
 
 class _StageSizes:
@@ -44,7 +44,7 @@ Layers = Annotated[tuple[int, ...], _StageSizes()]
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """What a call of the model looks like from outside its blocks, learned without running any.
+    """Describes what a call of the model looks like from outside its blocks, learned without running any.
 
     A part is the number of a patch, or None for the whole picture.
 
@@ -60,11 +60,11 @@ class PartLayout:
 
     @property
     def owners(self) -> Tensor:
-        """The patch of every position of a sample, `[B, ...]` like the sample."""
+        """Returns the patch of every position of a sample, `[B, ...]` like the sample."""
         return sample_of(self.output)
 
     def read(self, sample: Tensor, part: int | None) -> Tensor:
-        """The positions of a part, `[B, n]`."""
+        """Reads the positions of a part, `[B, n]`."""
         flat = sample.flatten(1)
         return (flat if part is None else flat[:, self.positions[part]]).contiguous()
 
@@ -74,22 +74,22 @@ class PartLayout:
         sample.view(len(sample), -1)[:, where] = values
 
     def returned(self, sample: Tensor) -> Any:
-        """What the model would return with this sample."""
+        """Returns what the model would return with this sample."""
         return map_sample(self.output, lambda _: sample)
 
     def empty_output(self, part: int | None) -> Tensor:
-        """Room for a part of the sample."""
+        """Returns room for a part of the sample."""
         count = self.owners[0].numel() if part is None else len(self.positions[part])
         return self.owners.new_empty((len(self.owners), count))
 
     def empty_input(self, part: int | None, stage: int) -> Tensor:
-        """Room for what enters a stage, in one piece."""
+        """Returns room for what enters a stage, in one piece."""
         tensors = self.inputs[part][stage]
         return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=self.owners.device)
 
 
 class StagedBlocks(SequenceParallel):
-    """The blocks of one rank in a pipeline of stages.
+    """Holds the blocks of one rank in a pipeline of stages.
 
     Args:
         module: the transformer.
@@ -99,7 +99,7 @@ class StagedBlocks(SequenceParallel):
         num_patches: parts that travel one after another.
 
     Raises:
-        UnsupportedError: a model whose blocks hand on more than tokens, or that cannot be cut into patches.
+        UnsupportedError: the model's blocks hand on more than tokens, or it cannot be cut into patches.
         ArgumentError: the stages do not add up to the model's blocks.
     """
 
@@ -126,7 +126,7 @@ class StagedBlocks(SequenceParallel):
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last stage."""
+        """Says whether this is the last stage."""
         return self.pipe.index == self.pipe.size - 1
 
     def attach(self, hooks: HookSet) -> None:
@@ -143,7 +143,7 @@ class StagedBlocks(SequenceParallel):
         self._entering.clear()
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """What a call with such arguments looks like; learned once per set of shapes.
+        """Says what a call with such arguments looks like; learned once per set of shapes.
 
         Raises:
             UnsupportedError: the picture cannot be cut into patches.
@@ -168,18 +168,18 @@ class StagedBlocks(SequenceParallel):
         finally:
             self._learning = False
         if self.num_patches == 1:
-            output = map_sample(output, torch.zeros_like)  # whatever was made of the number of the only part
+            output = map_sample(output, torch.zeros_like)  # the model may have changed the number of the only part
         owners = sample_of(output)[0].flatten()
         positions = tuple((owners == part).nonzero().flatten() for part in range(self.num_patches))
         if sum(map(len, positions)) != len(owners):
             raise UnsupportedError(
-                f"{self.adapter.model}: its output is not its last tokens in another order, so no patch of it can be "
-                "told from another; use Ulysses or DisplacedPatch"
+                f"{self.adapter.model}: its output is not its last tokens in another order, so its patches cannot be "
+                "located in it; use Ulysses or DisplacedPatch"
             )
         return PartLayout(output, positions, inputs)
 
     def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
-        """This rank's blocks on one part.
+        """Runs this rank's blocks on one part.
 
         Args:
             named: arguments of the model's call.
@@ -200,11 +200,11 @@ class StagedBlocks(SequenceParallel):
         if self.is_last:
             return layout.read(sample_of(output), part)
         leaving = self._entering[self.starts[index + 1]]
-        for got, wanted in zip(leaving, layout.inputs[part][index + 1], strict=True):
-            if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        for after, before in zip(leaving, layout.inputs[part][index + 1], strict=True):
+            if after.shape != before.shape or after.dtype != before.dtype:
                 raise UnsupportedError(
-                    f"{self.adapter.model}: blocks turn {list(wanted.shape)} of {wanted.dtype} into {list(got.shape)} "
-                    f"of {got.dtype}; only blocks that keep shape and type can be staged"
+                    f"{self.adapter.model}: blocks turn {list(before.shape)} of {before.dtype} into "
+                    f"{list(after.shape)} of {after.dtype}; only blocks that keep shape and type can be staged"
                 )
         return torch.cat([tensor.flatten() for tensor in leaving])
 
@@ -243,7 +243,7 @@ class StagedBlocks(SequenceParallel):
         return run
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
-        """This part's rows among those of the whole; the numbers of the patches while learning."""
+        """Puts this part's rows among those of the whole; while learning, the numbers of the patches."""
         sizes = self.sizes[cut.stream]
         if len(sizes) == 1 and not self._learning:
             return output
@@ -257,24 +257,33 @@ class StagedBlocks(SequenceParallel):
         return whole.movedim(0, cut.dim)
 
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """The mask of this part: nothing is gathered."""
+        """Returns the mask of this part: nothing is gathered."""
         return (rows[:, None, None],)
 
     def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The mask of this part, out of those of all parts."""
+        """Picks the mask of this part out of those of all parts."""
         return (shares[self.axis.index],)
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the stage at `index` sends in one call of the model: to the next, or the output to all others."""
+        """Returns the bytes the stage at `index` sends in one call: to the next, or the output to all others."""
         assert self.last_layout is not None
         if index == self.pipe.size - 1:
-            owners = self.last_layout.owners
-            return owners.numel() * owners.element_size() * (self.pipe.size - 1)
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.last_layout.inputs[None][index + 1])
+            return self.last_layout.owners.nbytes * (self.pipe.size - 1)
+        return sum(tensor.nbytes for tensor in self.last_layout.inputs[None][index + 1])
+
+
+def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | None, knob: str = "degree") -> None:
+    """Refuses another number of stages than of ranks, which a knob gives; None is any number.
+
+    Raises:
+        ArgumentError: names the strategy and both numbers.
+    """
+    if layers is not None and ranks is not None and len(layers) != ranks:
+        raise ArgumentError(f"{strategy}: layers={layers} names {len(layers)} stages, not {knob}={ranks}")
 
 
 def _shape_of(value: Any) -> Any:
-    """What of an argument decides how a call looks; hashable."""
+    """Returns what of an argument decides how a call looks; hashable."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, Mapping):
@@ -287,7 +296,7 @@ def _shape_of(value: Any) -> Any:
 def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:
     if layers is None:
         if blocks < stages:
-            raise ArgumentError(f"{blocks} blocks of {adapter.model} cannot be {stages} stages")
+            raise ArgumentError(f"{blocks} blocks of {adapter.model} cannot be {stages} stages; use at most {blocks}")
         return split_sizes(blocks, stages)
     if len(layers) != stages or sum(layers) != blocks:
         raise ArgumentError(

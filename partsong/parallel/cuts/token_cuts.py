@@ -1,17 +1,18 @@
-"""What of a model's tensors belongs to a rank: which are cut along their tokens, and where."""
+"""Cuts a model's tensors along their tokens: which, and where."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.cuts.unpadded_tokens import PresentTokens
+from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
@@ -40,7 +41,7 @@ class TokenCuts(Cut):
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis) -> None:
         self.module, self.adapter, self.axis = module, adapter, axis
         self.sizes: dict[str, tuple[int, ...]] = {}
-        self.batch, self.present = 1, PresentTokens()
+        self.batch, self.present = 1, UnpaddedTokens()
         self._unit = 1
 
     def attach_cuts(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
@@ -51,21 +52,19 @@ class TokenCuts(Cut):
             outputs = {key: cut for key, cut in entry.items() if cut.output}
             if inputs:
                 signature = inspect.signature(modules[name].forward)
-                hooks.add(
-                    modules[name], InputHook(lambda named, i=inputs: self._cut_inputs(named, i), signature), "split"
-                )
+                hooks.add(modules[name], InputHook(partial(self._cut_inputs, cuts=inputs), signature), "split")
             if outputs:
-                hooks.add(modules[name], OutputHook(lambda out, o=outputs: self._cut_outputs(out, o)), "split-output")
+                hooks.add(modules[name], OutputHook(partial(self._cut_outputs, cuts=outputs)), "split-output")
 
     def _by_module(
         self, splits: Mapping[str, Mapping[str | int, Split]], modules: dict[str, nn.Module]
     ) -> dict[str, dict[str | int, Split]]:
-        """The cuts of every module that some paths name: one hook each, however many paths."""
-        found: dict[str, dict[str | int, Split]] = {}
+        """Returns the cuts of every module that some paths name: one hook each, for all its paths."""
+        cuts: dict[str, dict[str | int, Split]] = {}
         for path, entry in splits.items():
             for name in places(path, modules):
-                found.setdefault(name, {}).update(entry)
-        return found
+                cuts.setdefault(name, {}).update(entry)
+        return cuts
 
     def _cut_inputs(self, named: dict[str, Any], cuts: dict[str, Split]) -> None:
         for name, cut in cuts.items():
@@ -102,9 +101,9 @@ class TokenCuts(Cut):
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts:
-            what = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
+            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
             raise UnsupportedError(
-                f"{self.adapter.model}: {what} cannot be cut over {parts} {self.parts_name}; "
+                f"{self.adapter.model}: {size} cannot be cut over {parts} {self.parts_name}; "
                 f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
             )
         sizes = self.cut_sizes(total)
@@ -119,7 +118,7 @@ class TokenCuts(Cut):
         return tensor.narrow(cut.dim, start, sizes[self.axis.index])
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
-        """Tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
+        """Returns the tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
         return tuple(self._unit * size for size in split_sizes(total // self._unit, self.axis.size))
 
     def begin_forward(self, sample: Any) -> None:
@@ -136,7 +135,7 @@ class TokenCuts(Cut):
             self._unit = sample.shape[-1] // patch
 
     def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
-        """Tokens each rank contributes to an attention over `streams`."""
+        """Returns the tokens each rank contributes to an attention over `streams`."""
         for stream in streams:
             if stream not in self.sizes:
                 raise UnsupportedError(f"{self.adapter.model}: no {stream} tokens were cut; its layout has changed")
@@ -144,5 +143,5 @@ class TokenCuts(Cut):
 
 
 def totals(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[int, ...]:
-    """Tokens of each rank over several streams."""
+    """Adds up the tokens of each rank over several streams."""
     return tuple(map(sum, zip(*(sizes[stream] for stream in streams), strict=True)))

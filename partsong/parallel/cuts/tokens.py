@@ -1,4 +1,4 @@
-"""Tokens sharded over ranks: what is cut where, and the attention that puts it together again.
+"""Shards tokens over ranks: what is cut where, and the attention that puts it together again.
 
 Each rank holds a contiguous run of every token stream (image, text). Projections, norms and feed-forward layers see
 local tokens only; self-attention goes through the chain of stages in `attention_call`.
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.attention_call import TOKEN_AXES, AttentionCall, AttentionShape, Runs, Stage, attend_through
+from partsong.parallel.attention_call import (
+    TOKEN_AXES,
+    AttentionCall,
+    AttentionShape,
+    Runs,
+    Stage,
+    attend_through,
+    predict_through,
+)
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.hooks.model_hooks import Attend, AttentionHook, HookSet, OutputHook
@@ -67,11 +75,7 @@ class SequenceParallel(TokenCuts):
                 hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
 
     def begin_forward(self, sample: Any) -> None:
-        """Forgets the token counts of the last call: the next one may have another shape.
-
-        Args:
-            sample: the noisy latents of this call.
-        """
+        """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
         self._mask_bytes.clear()
 
@@ -106,7 +110,7 @@ class SequenceParallel(TokenCuts):
         return attend
 
     def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
-        """A number for the next attention of a layer, the samples it is for, and each rank's tokens by stream."""
+        """Returns a number for the next attention of a layer, its samples, and each rank's tokens by stream."""
         self.shard_sizes(streams)
         if not self.present.counts:
             return layer, self.batch, self.sizes
@@ -118,7 +122,7 @@ class SequenceParallel(TokenCuts):
         return attend_through(self.stages, call)
 
     def _once_per_group(self, query: Tensor, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values as they were before the model repeated them for every query head of a group."""
+        """Returns keys and values as they were before the model repeated them for every query head of a group."""
         _, kv_heads, _ = head_counts(self.layers[layer][2])
         if not self.adapter.repeats_keys or key.shape[1] != query.shape[1]:
             return key, value
@@ -133,7 +137,7 @@ class SequenceParallel(TokenCuts):
         if mask.shape[-2] != 1 or mask.shape[-1] not in (local, total) or not is_alike:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: only key-padding masks (the same for all queries and heads) can be cut; "
-                f"found shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
+                f"this one has shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
             )
         rows = mask[:, 0, 0].contiguous()  # [B, L]
         if rows.shape[1] == total:
@@ -142,32 +146,32 @@ class SequenceParallel(TokenCuts):
         return self._whole_masks(rows, sizes)
 
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """The key masks of all parts out of this one's."""
+        """Gathers the key masks of all parts from this one's."""
         whole = gather_tokens(self.axis, rows.to(torch.uint8) if rows.dtype == torch.bool else rows, sizes, 1)
         whole = whole.to(rows.dtype)
         return tuple(part[:, None, None] for part in whole.split(list(sizes), dim=1))
 
     def _shares(self, rows: Tensor, streams: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """A mask of all tokens, stream after stream, as the masks of the ranks' tokens."""
+        """Cuts a mask of all tokens, stream after stream, into the masks of the ranks' tokens."""
         whole = rows.split([sum(self.sizes[stream]) for stream in streams], dim=1)
         cut = [part.split(list(self.sizes[stream]), dim=1) for part, stream in zip(whole, streams, strict=True)]
         return tuple(torch.cat(parts, dim=1)[:, None, None] for parts in zip(*cut, strict=True))
 
     def _known_masks(self, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The key masks of all parts, known without an exchange."""
+        """Returns the key masks of all parts, known without an exchange."""
         return shares
 
     def _calls(
         self, layer: int, batch: int, cut: Mapping[str, tuple[int, ...]]
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
-        """The attentions of a layer in one forward, as `_next_call` tells them."""
+        """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
             return [(layer, batch * self._folds.get(layer, 1), cut)]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
         return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` of the token axes sends in one forward of a step (its number, whether the last)."""
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether the last)."""
         cut = {stream: self.cut_sizes(total) for stream, total in tokens.items()}
         moved = self.sums.predict(batch, index)
         for layer, (_, streams, module) in enumerate(self.layers):
@@ -175,26 +179,24 @@ class SequenceParallel(TokenCuts):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
                 shape = AttentionShape(samples, *head_counts(module), itemsize, sizes, index, *step, number, runs)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
-                for stage in self.stages:
-                    sent, shape = stage.predict(shape)
-                    moved += sent
+                moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)
 
     def predict_gather(self, batch: int, cut: Mapping[str, tuple[int, ...]], index: int) -> int:
-        """Bytes the rank at `index` sends where tokens are put together again."""
+        """Returns the bytes the rank at `index` sends where tokens are put together again."""
         per_token = (cut[stream][index] * token_bytes for stream, token_bytes in self._gathered.values())
         return batch * sum(per_token) * (self.axis.size - 1)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
-    """What each rank contributes to an attention over `streams`."""
+    """Says what each rank contributes to an attention over `streams`."""
     return tuple(
         tuple(zip(streams, lengths, strict=True)) for lengths in zip(*(sizes[s] for s in streams), strict=True)
     )
 
 
 def head_counts(module: Any) -> tuple[int, int, int]:
-    """Query heads, key/value heads and head dimension of a diffusers attention module."""
+    """Returns query heads, key/value heads and head dimension of a diffusers attention module."""
     heads = module.heads
     if getattr(module, "fused_projections", False) or not hasattr(module, "to_q"):
         head_dim = getattr(module, "head_dim", None) or module.inner_dim // heads

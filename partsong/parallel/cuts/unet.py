@@ -1,4 +1,4 @@
-"""A UNet under a plan: its latent is cut into rows, its prediction put together again."""
+"""Cuts a UNet's latent into rows, and puts its prediction together again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RowParallel(Cut):
         self.split = RowSplit(module, self.axis, borders, stages, is_attention)
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
-        self._gathered = (0, 0)
+        self._row_bytes = 0
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the cutting, gathering and layer hooks on the module.
@@ -95,17 +95,16 @@ class RowParallel(Cut):
         return image[:, :, self.split.own].contiguous()
 
     def _gather(self, rows: Tensor) -> Tensor:
-        self._gathered = (rows[0, :, 0].numel(), rows.element_size())
+        self._row_bytes = rows[0, :, 0].nbytes
         sizes = self.split.levels.sizes(0)
         return gather_tokens(self.axis, rows, sizes, 2, name="gather of the output rows").contiguous()
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Rows of each rank."""
+        """Returns the rows of each rank."""
         return {"latent rows": self.split.levels.sizes(0)}
 
     def predict(self, batch: int, tokens: Mapping[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
-        row, size = self._gathered
-        gathered = batch * self.split.levels.sizes(0)[index] * row * size * (self.axis.size - 1)
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        gathered = batch * self.split.levels.sizes(0)[index] * self._row_bytes * (self.axis.size - 1)
         return gathered + self.split.predict(batch, index, step)

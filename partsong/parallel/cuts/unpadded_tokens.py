@@ -1,4 +1,4 @@
-"""Which tokens of a padded stream each sample has, where a model attends sample by sample, and to these alone."""
+"""Counts the tokens of a padded stream that each sample has, where a model attends sample by sample."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = ["PresentTokens"]
+__all__ = ["UnpaddedTokens"]
 
 
-class PresentTokens:
+class UnpaddedTokens:
     """Counts the tokens that each sample has on each rank, and the samples that each attention has served.
 
-    Such a model calls attention once per sample, so that the padding of a shorter text is neither asked nor seen. A
-    rank's share of the text then has another length in every sample, from all of its tokens to none.
+    Such a model calls attention once per sample, so that the padding of a shorter text neither attends nor is attended
+    to. A rank's share of the text then has another length in every sample, from all of its tokens to none.
 
     Attributes:
         counts: for each sample, its tokens on each rank; empty where no mask was cut in this call of the model.
@@ -60,7 +60,7 @@ class PresentTokens:
         self._stream = stream
 
     def next_sample(self, layer: int) -> int:
-        """Which sample the next call of an attention is for."""
+        """Returns the sample that the next call of an attention is for."""
         sample, self._served[layer] = self._served[layer], self._served[layer] + 1
         if sample >= len(self.counts):
             raise UnsupportedError(
@@ -70,10 +70,10 @@ class PresentTokens:
         return sample
 
     def of_sample(self, sizes: Mapping[str, tuple[int, ...]], sample: int) -> dict[str, tuple[int, ...]]:
-        """The tokens of each rank in one sample, by stream.
+        """Returns the tokens of each rank in one sample, by stream.
 
         Args:
             sizes: tokens of each rank, padding included.
-            sample: its number; a rank with other samples than this one's tells theirs as if they were these.
+            sample: its number; the samples of other ranks are counted as if they were this rank's.
         """
         return {**sizes, self._stream: self.counts[sample % len(self.counts)]}

@@ -1,1 +1,1 @@
-"""Ways to exchange keys, values, border rows and statistics between ranks, one file for each strategy."""
+"""Exchanges keys, values, border rows and statistics between ranks, with one file for each strategy."""

@@ -1,8 +1,7 @@
-"""What convolutions and group norms need from other ranks when an image is cut into rows.
+"""Exchanges what convolutions and group norms need from other ranks when an image is cut into rows.
 
-A convolution reads a few rows beyond its own, which belong to the two neighbours; a group norm needs the statistics
-of the whole image. `SyncBorders` waits for the fresh values. `DisplacedBorders` reads those of the step before while
-the fresh ones travel: written layer by layer into flat buffers, sent in a few messages, read one step later.
+A convolution reads a few rows of the two neighbours, and a group norm needs the statistics of the whole image.
+`SyncBorders` waits for the fresh values. `DisplacedBorders` reads those of the step before while the fresh ones travel.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ LAYERS_PER_MESSAGE = 16
 
 
 class SyncBorders(Borders):
-    """Fresh values, waited for."""
+    """Waits for fresh values."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
     def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
-        """The rows right above and below this rank's."""
+        """Returns the rows right above and below this rank's."""
         sends, recvs = neighbours(self.axis, first, last)
         incoming = {peer: torch.empty_like(like, memory_format=torch.contiguous_format) for peer, like in recvs.items()}
         outgoing = {peer: rows.contiguous() for peer, rows in sends.items()}
@@ -41,40 +40,36 @@ class SyncBorders(Borders):
         return incoming.get(self.axis.index - 1), incoming.get(self.axis.index + 1)
 
     def gathered(self, own: Statistics) -> Tensor:
-        """Everybody's statistics `[ranks, 2, B, G]`."""
+        """Gathers the statistics of all ranks, `[ranks, 2, B, G]`."""
         table = own[0].new_empty((self.axis.size, 2, *own[0].shape))
         table[self.axis.index, 0], table[self.axis.index, 1] = own
         all_gather(self.axis, table, [1] * self.axis.size, name="group norm statistics").wait()
         return table
 
     def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
-        """Mean and variance of the whole image."""
+        """Returns the mean and variance of the whole image."""
         return merged(counts, self.gathered(own))
 
     def sends(self, step: int, is_last: bool) -> bool:
-        """Always."""
+        """Says that every step sends border rows."""
         return True
 
     def sends_statistics(self, step: int, is_last: bool) -> bool:
-        """All steps are alike."""
+        """Says that every step sends statistics."""
         return True
 
     def abandon(self) -> None:
-        """Nothing is ever under way."""
+        """Does nothing, since no message is left under way."""
 
 
 def neighbours(axis: Axis, first: Tensor | None, last: Tensor | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Which rows go to which peer, and a tensor of the shape that comes from each."""
+    """Returns the rows that go to each neighbour, and a tensor of the shape that comes from it."""
     before, after = axis.index - 1, axis.index + 1
-    sends: dict[int, Tensor] = {}
-    recvs: dict[int, Tensor] = {}
-    if before >= 0:
-        sends |= {} if first is None else {before: first}
-        recvs |= {} if last is None else {before: last}
-    if after < axis.size:
-        sends |= {} if last is None else {after: last}
-        recvs |= {} if first is None else {after: first}
-    return sends, recvs
+
+    def existing(rows: dict[int, Tensor | None]) -> dict[int, Tensor]:
+        return {peer: part for peer, part in rows.items() if part is not None and 0 <= peer < axis.size}
+
+    return existing({before: first, after: last}), existing({before: last, after: first})
 
 
 def _letter(sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Letter:
@@ -83,13 +78,13 @@ def _letter(sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Letter:
 
 
 def merged(counts: Sequence[int], table: Tensor) -> Statistics:
-    """The whole image's statistics out of a table `[ranks, 2, B, G]`."""
+    """Merges a table `[ranks, 2, B, G]` into the statistics of the whole image."""
     return merge_group_norm_stats(counts, list(table[:, 0]), list(table[:, 1]))
 
 
 @dataclass(slots=True)
 class _Branch:
-    """One guidance branch: what its synchronous steps saw, then its mailboxes.
+    """Keeps what one guidance branch saw in its synchronous steps, and then its mailboxes.
 
     Attributes:
         letters: what each layer sends and receives, in order of execution, for rows and for statistics.
@@ -105,18 +100,18 @@ class _Branch:
 
 
 class DisplacedBorders(Borders):
-    """Values of the step before, or forecasts from the last two, while the fresh ones travel.
+    """Reads values of the step before, or forecasts from the last two steps, while the fresh ones travel.
 
-    With ``order=0`` a group norm's statistics are corrected as DistriFusion does, by the change of the own ones
-    (arXiv 2402.19481, with the biased variance that torch has); with ``order=1`` the others' are extrapolated in
-    time, and the own ones are fresh.
+    With ``order=0`` a group norm's statistics are corrected by how much the rank's own have changed, as in DistriFusion
+    (arXiv 2402.19481) but with torch's biased variance. With ``order=1`` those of the other ranks are extrapolated in
+    time, and the rank's own are fresh.
 
     Args:
         axis: the ranks, from the image's top to its bottom.
         clock: where the generation stands.
         warmup_steps: first steps that wait for fresh values.
         order: 0 or 1, as in `DisplacedPatch`.
-        fresh_norms: statistics are waited for in every step.
+        fresh_norms: whether every step waits for fresh statistics.
     """
 
     def __init__(
@@ -140,15 +135,15 @@ class DisplacedBorders(Borders):
         self._branches.clear()
 
     def sends(self, step: int, is_last: bool) -> bool:
-        """What is sent in the last step has no reader, unless that step is a synchronous one."""
+        """Says that the last step sends nothing, unless it is synchronous: no later step would read it."""
         return not is_last or step < self.warmup_steps
 
     def sends_statistics(self, step: int, is_last: bool) -> bool:
-        """Fresh ones are sent in the last step too."""
+        """Says the same of statistics, of which the last step too sends fresh ones."""
         return self.fresh_norms or self.sends(step, is_last)
 
     def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
-        """The rows right above and below this rank's, as far as they are known."""
+        """Returns the rows right above and below this rank's, as far as they are known."""
         branch = self._branch()
         sends, recvs = neighbours(self.axis, first, last)
         before, after = self.axis.index - 1, self.axis.index + 1
@@ -164,7 +159,7 @@ class DisplacedBorders(Borders):
         return old.get(before), old.get(after)
 
     def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
-        """Mean and variance of the whole image, as far as they are known."""
+        """Returns the mean and variance of the whole image, as far as they are known."""
         if self.fresh_norms:
             return merged(counts, self._sync.gathered(own))
         branch, mine = self._branch(), torch.stack(own)
@@ -183,7 +178,7 @@ class DisplacedBorders(Borders):
         if self.order == 0:
             whole = merged(counts, table)
             return corrected_group_norm_stats(whole, (stale[0], stale[1]), own)
-        # A variance that falls fast may be extrapolated below nothing; the own one is the better guess then.
+        # A variance that falls fast may be extrapolated below zero; the rank's own is then the better guess.
         table[:, 1] = torch.where(table[:, 1] > 0, table[:, 1], own[1])
         return merged(counts, table)
 
@@ -195,7 +190,7 @@ class DisplacedBorders(Borders):
 
     def _remember(self, branch: _Branch, kind: str, layer: int, letter: Letter, known: dict[int, Tensor]) -> None:
         branch.letters.setdefault(kind, {})[layer] = letter
-        # The last two steps are all that a forecast looks at.
+        # A forecast reads the last two steps only.
         branch.history[layer] = [*branch.history.get(layer, [])[-1:], known]
 
     def _box(self, branch: _Branch, layer: int, like: Tensor) -> Mailbox:

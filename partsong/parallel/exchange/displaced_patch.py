@@ -1,4 +1,4 @@
-"""Displaced patch parallelism: the other ranks' keys and values are one step old (arXiv 2402.19481)."""
+"""Splits tokens over ranks and reads the other ranks' keys and values one step late (arXiv 2402.19481)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
-from partsong.parallel.exchange.key_blocks import unpack_keys_values
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
 from partsong.parallel.exchange.slots import Slots, View, num_rows, view_of, visible
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -28,24 +28,19 @@ WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
 class DisplacedPatch(Strategy):
     """Splits tokens over ranks; after the warm-up each attends to its own fresh keys and to a forecast of the others'.
 
-    Diffusion changes little from step to step, so the exchange needs not be waited for: keys and values travel behind
-    the computation and are read one step later. DistriFusion reads them as they are (``order=0``); here they are by
-    default carried on along the line through the last two steps, which moves no byte more and costs one more buffer.
-    Approximate; with ``warmup_steps`` at or above the number of steps it is exact.
+    Diffusion changes little from step to step. So no rank waits for the exchange: keys and values travel while ranks
+    compute, and are read one step later. DistriFusion reads them as they are (``order=0``). By default they are
+    extrapolated here from the last two steps, which moves no more bytes and costs one more buffer. Approximate; with
+    ``warmup_steps`` at or above the number of steps it is exact.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        warmup_steps: first steps that wait for fresh keys and values; at least 1, since there is nothing old to read
-            in the first step.
+        warmup_steps: first steps that wait for fresh keys and values; the first step always has to.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
-        norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer; ``forecast``
-            displaces them too, which four ranks on few rows do not bear.
+        norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer. ``forecast``
+            displaces them too, which spoils pictures on four ranks with few rows each.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
-
-    Example:
-        >>> DisplacedPatch(warmup_steps=4).kind
-        'approximate'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
@@ -58,7 +53,7 @@ class DisplacedPatch(Strategy):
     norms: Literal["fresh", "forecast"] = "fresh"
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         how = "one step old" if self.order == 0 else "extrapolated from the last two steps"
         return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
 
@@ -69,11 +64,11 @@ class DisplacedPatch(Strategy):
         return super(DisplacedPatch, self).refuses(adapter)
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
-        """Border rows of an image are as old as the keys and values, and so are norms where they are forecast."""
+        """Returns border rows as old as the keys and values; norms are as old where they are forecast."""
         return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=self.norms == "fresh")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
 
 
@@ -96,16 +91,15 @@ class DisplacedStage(Stage):
         self._slots.clear()
 
     def portion(self, layer: int) -> float:
-        """How far this rank sees, in patches: everything."""
+        """Returns how far this rank sees, in patches: without a limit."""
         return math.inf
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
-        """Attention of the local queries to all slots; `inner` computes it."""
+        """Attends with the local queries to all slots; `inner` computes it."""
         key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
         slots = self._slots.get(key)
         if slots is None:
-            batch, heads, _, dim = call.k.shape
-            like = call.k.new_empty((0, batch, 2, heads, dim))
+            like = empty_block(call.k, 0)
             slots = self._slots[key] = Slots(self.axis, runs, like, self.portion(call.layer), self.order)
         assert slots.runs == runs, "the token count changed within a generation"
         if self.clock.step < self.warmup_steps or slots.is_empty:
@@ -113,18 +107,18 @@ class DisplacedStage(Stage):
         return self.run_displaced(call, slots, inner)
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attention to the fresh keys of everybody."""
+        """Attends to the fresh keys of all ranks."""
         return attend_to(slots.gather(call), view_of(slots.runs, self.axis.index, math.inf), call, inner)
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attention to own fresh keys and to those of the others that are known."""
+        """Attends to own fresh keys and to a forecast of the others'."""
         rows = slots.forecast(call, self.clock.step_ratio if self.order else None)
         if not self.clock.is_last_step:
             slots.send(rows)
         return attend_to(rows, slots.view, call, inner)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends in a step: to every other rank what it sees (the last ones have no reader)."""
+        """Returns the bytes this rank sends in a step: to each other rank what that one sees, in the last nothing."""
         is_warm = shape.step < self.warmup_steps
         if shape.is_last and not is_warm:
             return 0, shape
@@ -135,7 +129,7 @@ class DisplacedStage(Stage):
 
 
 def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Inner) -> Tensor:
-    """Attention of a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
+    """Attends with a call's queries to the keys and values in a buffer, which holds the rows of `view`."""
     k, v = unpack_keys_values(rows)
     pieces = [(index, stream, part) for index, shard in enumerate(view) for stream, part in shard]
     runs = tuple((stream, part.stop - part.start) for _, stream, part in pieces)

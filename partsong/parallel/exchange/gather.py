@@ -7,10 +7,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
-from partsong.parallel.exchange.key_blocks import unpack_keys_values, write_keys_values
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather
 from partsong.parallel.ranks.mesh import Axis
-from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["GatherStage"]
 
@@ -22,16 +21,14 @@ class GatherStage(Stage):
         self.axis = axis
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
-        """Attention of the local queries to everybody's keys; `inner` computes it."""
-        batch, heads, _, dim = call.k.shape
-        whole = call.k.new_empty((sum(call.sizes), batch, 2, heads, dim))
-        start = offsets(call.sizes)[call.index]
-        write_keys_values(whole[start : start + call.sizes[call.index]], call.k, call.v)
+        """Attends with the local queries to the keys of all ranks; `inner` computes it."""
+        whole = empty_block(call.k, sum(call.sizes))
+        write_keys_values(whole.split(list(call.sizes))[call.index], call.k, call.v)
         all_gather(self.axis, whole, call.sizes, name="gather of keys and values").wait()
         k, v = unpack_keys_values(whole)
         return inner(replace(call, k=k, v=v, sizes=(sum(call.sizes),), index=0))
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends: its keys and values to every other rank."""
+        """Returns the bytes this rank sends: its keys and values to every other rank."""
         unit = shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return shape.sizes[shape.index] * unit * (self.axis.size - 1), shape

@@ -1,18 +1,16 @@
-"""Keys and values in one piece of memory, tokens first, so that blocks of several ranks can lie end to end."""
+"""Packs keys and values into one piece of memory, tokens first, so that blocks of several ranks can lie end to end."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["pack_keys_values", "unpack_keys_values", "write_keys_values"]
+__all__ = ["empty_block", "unpack_keys_values", "write_keys_values"]
 
 
-def pack_keys_values(k: Tensor, v: Tensor) -> Tensor:
-    """`[L, B, 2, H, D]` in one piece of memory, tokens first, so blocks of several ranks can lie end to end."""
-    batch, heads, length, dim = k.shape
-    block = k.new_empty((length, batch, 2, heads, dim))
-    write_keys_values(block, k, v)
-    return block
+def empty_block(like: Tensor, tokens: int) -> Tensor:
+    """Makes room `[tokens, B, 2, H, D]` for keys and values that resemble keys `[B, H, L, D]`."""
+    batch, heads, _, dim = like.shape
+    return like.new_empty((tokens, batch, 2, heads, dim))
 
 
 def write_keys_values(block: Tensor, k: Tensor, v: Tensor) -> None:
@@ -22,6 +20,6 @@ def write_keys_values(block: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def unpack_keys_values(block: Tensor) -> tuple[Tensor, Tensor]:
-    """Views `[B, H, L, D]` of the keys and values in a block."""
+    """Returns views `[B, H, L, D]` of the keys and values in a block."""
     k, v = block.permute(2, 1, 3, 0, 4)
     return k, v

@@ -1,4 +1,4 @@
-"""Partial patches: displaced keys and values of what lies near, and only these are sent (arXiv 2412.02962)."""
+"""Displaces the keys and values of tokens that lie near, and sends only these (arXiv 2412.02962)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
 
 __all__ = ["CANDIDATES", "PartialPatch", "PartialStage"]
 
-#: Portions that ``"auto"`` tries, smallest first; where none is good enough it takes everything.
+#: Portions that ``"auto"`` tries, smallest first; if all are too small, it takes everything.
 CANDIDATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 
@@ -27,52 +27,41 @@ CANDIDATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 class PartialPatch(DisplacedPatch):
     """Like `DisplacedPatch`, but each rank attends to, and is sent, only what lies near its own patch.
 
-    After the warm-up a rank sees its own patch, fresh, and of its neighbours' the tokens within `portion` of a patch
-    from its border, forecast as in `DisplacedPatch`; the text of all ranks is always seen. Only what is seen is sent,
-    from rank to rank. Approximate; with ``warmup_steps`` at or above the number of steps it is exact, and with a
-    portion of at least the number of ranks less one it is `DisplacedPatch`.
+    After the warm-up a rank sees its own patch, fresh, and the neighbours' tokens within `portion` of a patch from its
+    border, forecast as in `DisplacedPatch`. It always sees the text of all ranks. Only what is seen is sent, from rank
+    to rank. Approximate; with ``warmup_steps`` at or above the number of steps it is exact, and with a portion of at
+    least the number of ranks less one it is `DisplacedPatch`.
 
-    ``portion="auto"`` gives every attention layer its own: in the last step of the warm-up, where all keys are there,
-    each rank computes its attention a second time for each of `CANDIDATES`, from that portion of fresh keys. The error
-    of a portion is the Euclidean norm of the difference over that of the full output, taken over all of the rank's
-    samples, heads and tokens, and the largest over ranks, guidance branches and waves of heads. The layer gets the
-    smallest candidate with an error of at most `error_budget`, or else everything. All ranks get the same.
+    ``portion="auto"`` gives every attention layer its own portion, the same on all ranks: the smallest of `CANDIDATES`
+    whose error is at most `error_budget`, or else everything. The error is the norm of the change in the attention's
+    output over that of the full output, in the last step of the warm-up. The worst rank, branch and wave counts.
 
     Args:
-        degree: number of ranks; None takes all ranks that other strategies leave.
-        warmup_steps: first steps that wait for fresh keys and values; at least 1.
-        order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
-        norms: as in `DisplacedPatch`.
-        portion: how far a rank sees, in patches, above 0: beyond 1 it reaches into the next patch but one. Parts of a
-            patch are rounded up to tokens. ``"auto"`` chooses for each layer.
+        degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order` and `norms`.
+        portion: how far a rank sees, in patches; more than 1 reaches into the next patch but one. Parts of a patch are
+            rounded up to tokens. ``"auto"`` chooses for each layer.
         error_budget: the largest error ``"auto"`` accepts from leaving keys out, in one layer and step.
 
-    Source: PCPP, arXiv 2412.02962, carried over to transformers; sending no more than is seen, portions per layer and
-    the forecast are partsong's.
-
-    Example:
-        >>> PartialPatch(portion=0.5).kind
-        'approximate'
+    Source: PCPP, arXiv 2412.02962, carried over to transformers. Partsong adds the forecast, a portion for each layer,
+    and sends no more than is seen.
     """
 
     portion: AboveZero | Literal["auto"] = 0.3
     error_budget: Annotated[float, Number(0.0)] = 0.05
 
     def stale(self) -> str:
-        """What is old, how it is read, and how much of it."""
+        """Says what is old, how it is read, and how much of it."""
         far = f"{self.portion} of a patch far"
         if self.portion == "auto":
             far = f"as far as each layer needs for an error of {self.error_budget}"
         return f"{super(PartialPatch, self).stale()}, and seen {far}"
 
     def unpredictable(self) -> str | None:
-        """Portions that layers choose for themselves depend on what they compute."""
-        if self.portion != "auto":
-            return None
-        return 'portion="auto" depends on what the layers compute; give a number'
+        """Says that layers which choose their own portion depend on what they compute."""
+        return 'portion="auto" depends on what the layers compute; give a number' if self.portion == "auto" else None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [PartialStage(mesh.axis("patch"), clock, self, mesh.axis(*AXES))]
 
 
@@ -80,7 +69,7 @@ class PartialStage(DisplacedStage):
     """Attends to own fresh and others' forecast keys nearby, and sends the fresh ones to those that see them.
 
     Attributes:
-        portions: what ``"auto"`` has chosen for each layer in this generation; empty before.
+        portions: what ``"auto"`` has chosen for each layer in this generation; empty until then.
     """
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: PartialPatch, everyone: Axis) -> None:
@@ -92,29 +81,29 @@ class PartialStage(DisplacedStage):
         self._errors: dict[int, Tensor] = {}
 
     def reset(self) -> None:
-        """Waits for what is under way and forgets it, the portions too."""
+        """Waits for what is under way, and forgets it and the portions."""
         super().reset()
         self.portions, self._errors = {}, {}
 
     def portion(self, layer: int) -> float:
-        """How far this rank sees, in patches; everything as long as nothing is chosen."""
+        """Returns how far this rank sees, in patches; without a limit until a portion is chosen."""
         return self.portions.get(layer, math.inf) if self._fixed is None else self._fixed
 
     @property
     def bytes_once(self) -> int:
-        """Bytes this rank has sent in this generation to agree on portions."""
+        """Returns the bytes this rank has sent in this generation to agree on portions."""
         return 8 * len(self.portions) * len(self.candidates) * (self.everyone.size - 1)
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attention to the fresh keys of everybody; in the last such step also to portions of them."""
+        """Attends to the fresh keys of all ranks; in the last such step also to portions of them."""
         out = super().run_warmup(call, slots, inner)
-        is_asked = self._fixed is None and not self.portions
-        if is_asked and self.clock.step >= self.warmup_steps - 1 and not self.clock.is_last_step:
+        is_open = self._fixed is None and not self.portions
+        if is_open and self.clock.step >= self.warmup_steps - 1 and not self.clock.is_last_step:
             self._measure(call, slots, out, inner)
         return out
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attention to own fresh keys and to those of the others that are known and near."""
+        """Attends to own fresh keys and to a forecast of the others' that are near."""
         if self._fixed is None and not self.portions:
             self._choose()
         if slots.portion != self.portion(call.layer):
@@ -132,12 +121,12 @@ class PartialStage(DisplacedStage):
         self._errors[call.layer] = worst if known is None else torch.maximum(known, worst)
 
     def _choose(self) -> None:
-        """Gives every layer its portion: the errors of all ranks are compared once, in the first step they matter."""
+        """Gives every layer its portion, from the errors of all ranks, in the first step in which portions matter."""
         mine = [error for layer in sorted(self._errors) for error in self._errors[layer].tolist()]
         table = agree(self.everyone, mine, name="choice of portions")
         width, everything = len(self.candidates), float(self.axis.size - 1)
         for position, layer in enumerate(sorted(self._errors)):
             by_rank = [row[position * width :][:width] for row in table]
             fits = [all(error <= self.error_budget for error in errors) for errors in zip(*by_rank, strict=True)]
-            chosen = (portion for portion, fit in zip(self.candidates, fits, strict=True) if fit)
-            self.portions[layer] = next(chosen, everything)
+            fitting = (portion for portion, fit in zip(self.candidates, fits, strict=True) if fit)
+            self.portions[layer] = next(fitting, everything)

@@ -1,4 +1,4 @@
-"""Ring attention: key/value blocks travel around the ranks while each computes on the one it has (arXiv 2310.01889)."""
+"""Passes key/value blocks around the ranks while each computes on the one it has (arXiv 2310.01889)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from partsong.kernels import attention
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
-from partsong.parallel.exchange.key_blocks import pack_keys_values, unpack_keys_values
+from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -24,17 +24,13 @@ __all__ = ["Ring", "RingStage"]
 class Ring(Strategy):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
-    The next block is in flight while the current one is computed, and each block's attention goes on from the result
-    so far by its log-sum-exp. Any number of heads, also fewer than ranks; memory for two blocks, never for all keys.
+    The next block is under way while the current one is computed, and each block's attention continues from the result
+    so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for two blocks of keys.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: Ring Attention, arXiv 2310.01889.
-
-    Example:
-        >>> Ring(degree=3).degree
-        3
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
@@ -42,20 +38,21 @@ class Ring(Strategy):
     degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [RingStage(mesh.axis("ring"))]
 
 
 class RingStage(Stage):
-    """Attends to one key/value block after the other as they come around."""
+    """Attends to one key/value block after the other, as they come around."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
-        """Attention of the local queries to the blocks of all ranks; `inner` is not needed."""
+        """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
         k, v, total, pending = call.k, call.v, None, None
-        block = pack_keys_values(call.k, call.v)
+        block = empty_block(k, k.shape[2])
+        write_keys_values(block, k, v)
         for turn in range(self.axis.size):
             owner = (self.axis.index - turn) % self.axis.size
             if turn < self.axis.size - 1:
@@ -72,7 +69,7 @@ class RingStage(Stage):
         return total[0].to(call.q.dtype)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends: its own block, then every block it passes on."""
+        """Returns the bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, shape
 
@@ -80,7 +77,7 @@ class RingStage(Stage):
 def _attend(
     call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """The result so far with the block of rank `owner` added to it."""
+    """Adds the block of rank `owner` to the result so far."""
     mask = None if call.masks is None else call.masks[owner]
     keep, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
     out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)

@@ -1,4 +1,4 @@
-"""Keys and values that outlive their step: the rows a rank holds of each shard, in buffers filled while it computes."""
+"""Keeps keys and values for the next step, in buffers that are filled while the rank computes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["Slots", "View", "num_rows", "select", "view_of", "visible"]
 
-#: Rows of one shard, as pieces (stream, rows), and of every shard.
+#: The rows of one shard as pieces (stream, rows), and those of every shard.
 Pieces = tuple[tuple[str, slice], ...]
 View = tuple[Pieces, ...]
 
 
 def visible(shard: Runs, distance: int, portion: float) -> Pieces:
-    """The rows of a shard that a rank `distance` shards behind it (ahead where negative) sees.
+    """Returns the rows of a shard that a rank `distance` shards later (earlier where negative) sees.
 
-    All text, and of the image the tokens within `portion` of a patch from the rank's border: of the neighbour's patch
-    that part, of the next but one what is beyond 1, rounded up to whole tokens.
+    These are all text, and the image tokens within `portion` of a patch from the rank's border, rounded up. A portion
+    above 1 covers the neighbour's patch and reaches into the next but one.
 
     Example:
         >>> visible((("text", 2), ("image", 10)), 1, 0.3)
@@ -48,17 +48,17 @@ def visible(shard: Runs, distance: int, portion: float) -> Pieces:
 
 
 def view_of(runs: Sequence[Runs], viewer: int, portion: float) -> View:
-    """What one rank sees of every shard: of its own everything."""
+    """Returns what one rank sees of every shard; of its own it sees everything."""
     return tuple(visible(shard, viewer - index, portion) for index, shard in enumerate(runs))
 
 
 def num_rows(pieces: Pieces) -> int:
-    """Tokens in the pieces of a shard."""
+    """Counts the tokens in the pieces of a shard."""
     return sum(rows.stop - rows.start for _, rows in pieces)
 
 
 def _joined(pieces: Pieces) -> list[slice]:
-    """The rows in as few slices as they lie in."""
+    """Joins the pieces into as few slices as possible."""
     joined: list[slice] = []
     for _, rows in pieces:
         if joined and joined[-1].stop == rows.start:
@@ -69,7 +69,7 @@ def _joined(pieces: Pieces) -> list[slice]:
 
 
 def select(whole: Tensor, runs: Sequence[Runs], view: View) -> Iterator[Tensor]:
-    """The parts of a buffer with the rows of all shards that belong to a view, in order."""
+    """Yields the parts of a buffer, which holds the rows of all shards, that belong to a view."""
     starts = offsets([sum(length for _, length in shard) for shard in runs])
     for start, pieces in zip(starts, view, strict=True):
         for rows in _joined(pieces):
@@ -77,16 +77,16 @@ def select(whole: Tensor, runs: Sequence[Runs], view: View) -> Iterator[Tensor]:
 
 
 class Slots:
-    """Keys and values of the last steps for one layer and branch, and room to receive the next.
+    """Holds keys and values of the last steps for one layer and branch, and room to receive the next.
 
-    `held` has the newest last. A buffer is reused only after the messages that read or fill it are done, and the steps
-    after the warm-up make none.
+    `held` has the newest last. A buffer is reused only after the messages that read or fill it are done. Steps after
+    the warm-up allocate none.
 
     Args:
         axis: the ranks.
         runs: the token runs of every shard.
         like: a block `[L, B, 2, H, D]` of any length.
-        portion: how far this rank sees, in patches; infinite for everything.
+        portion: how far this rank sees, in patches; infinity has no limit.
         order: steps to look back on before the last.
     """
 
@@ -108,7 +108,7 @@ class Slots:
         self._outgoing = {peer: _Outgoing(visible(self.runs[me], peer - me, portion), like) for peer in peers}
 
     def narrow(self, portion: float) -> None:
-        """Sees no farther than `portion` from here on, after having seen everything."""
+        """Limits the view to `portion` from here on, when it had no limit so far."""
         self.settle()
         held, self.held = self.held, []
         self._lay_out(held[-1], portion)
@@ -116,21 +116,17 @@ class Slots:
             self._keep(whole)
 
     def gather(self, call: AttentionCall) -> Tensor:
-        """A synchronous step: everybody's fresh rows, all of them whatever the view."""
+        """Gathers the fresh rows of all ranks, in a step that waits for them; the view does not limit it."""
         self.settle()
         sees_all = sum(self._sizes) == sum(call.sizes)
         whole = self._free.pop() if sees_all else _block(self._free[-1], sum(call.sizes))
-        start = offsets(call.sizes)[self.axis.index]
-        write_keys_values(whole[start : start + call.sizes[self.axis.index]], call.k, call.v)
+        write_keys_values(whole.split(list(call.sizes))[self.axis.index], call.k, call.v)
         all_gather(self.axis, whole, call.sizes, name="displaced patches, warm-up").wait()
-        if sees_all:
-            self._hold(whole)
-        else:
-            self._keep(whole)
+        (self._hold if sees_all else self._keep)(whole)
         return whole
 
     def forecast(self, call: AttentionCall, ratio: float | None) -> Tensor:
-        """Own fresh rows and a forecast of the others' in view, which is the last step's where `ratio` is None."""
+        """Returns own fresh rows and a forecast of the others' in view; without a `ratio`, that is the last step's."""
         self.settle()
         if ratio is None or len(self.held) < 2:
             rows = self.held[-1]
@@ -144,7 +140,7 @@ class Slots:
         return rows
 
     def send(self, rows: Tensor) -> None:
-        """Sends each peer what it sees of this step's own rows, and receives the like, to be read in the next."""
+        """Sends each peer what it sees of this rank's rows, and receives rows to read in the next step."""
         spare = next(buffer for buffer in self._free if buffer is not rows)
         self._free = [buffer for buffer in self._free if buffer is not spare]
         self._incoming = spare
@@ -162,7 +158,7 @@ class Slots:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing old can be read, now or after a wait."""
+        """Says whether nothing old can be read, now or after a wait."""
         return not self.held and self._pending is None
 
     def _keep(self, whole: Tensor) -> None:
@@ -177,11 +173,11 @@ class Slots:
 
 
 class _Outgoing:
-    """What one peer sees of this rank's rows, as one piece of memory."""
+    """Puts what one peer sees of this rank's rows into one piece of memory."""
 
     def __init__(self, pieces: Pieces, like: Tensor) -> None:
         self._slices = _joined(pieces)
-        # Rows that lie together are sent from where they are; others need a place to be put together.
+        # Rows that lie together are sent from where they are; others are first copied into one buffer.
         self._packed = _block(like, 0 if len(self._slices) == 1 else num_rows(pieces))
 
     def of(self, own: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Synchronous patch parallelism: every rank waits for fresh keys, values, border rows and statistics."""
+"""Splits an image into patches, whose ranks wait for fresh keys, values, border rows and statistics."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ __all__ = ["SyncPatch"]
 class SyncPatch(Strategy):
     """Splits the image into patches, one per rank, that wait for each other wherever the model looks across. Exact.
 
-    On a UNet a patch is a run of rows: convolutions get the neighbours' border rows, group norms the statistics of
-    the whole image (with torch's biased variance), and self-attention all keys and values. On a transformer it is a
-    run of tokens, and only self-attention looks across. Any number of ranks, rows that do not divide, any batch.
+    On a UNet a patch is a run of rows: convolutions get the neighbours' border rows, group norms the statistics of the
+    whole image (with torch's biased variance), and self-attention all keys and values. On a transformer it is a run of
+    tokens, and only self-attention looks across. The rows need not divide by the number of ranks.
 
-    Every rank holds the keys and values of one layer at a time; `Ring` needs less memory and hides the way, `Ulysses`
-    moves less.
+    Every rank holds the keys and values of one layer at a time. `Ring` needs less memory and computes while messages
+    travel, and `Ulysses` moves fewer bytes.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: the synchronous form of DistriFusion, arXiv 2402.19481.
-
-    Example:
-        >>> SyncPatch(degree=3).kind
-        'exact'
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
@@ -42,5 +38,5 @@ class SyncPatch(Strategy):
     degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> Sequence[Stage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [GatherStage(mesh.axis("patch"))]

@@ -1,4 +1,4 @@
-"""Token ring: keys and values stay, queries travel one way and partial results the other (arXiv 2412.20501)."""
+"""Passes queries around the ranks and sends partial results straight back; keys and values stay (arXiv 2412.20501)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,14 @@ class TokenRing(Strategy):
     """Splits tokens over ranks; queries go around them, and partial results come straight back. Exact.
 
     Keys and values never move. While a rank computes on one block of queries, the next block is on its way in and the
-    last partial result on its way home, in opposite directions, so both directions of the links carry data. Any
-    number of heads; key masks stay where their keys are. `Ring` sends fewer bytes in all, and far fewer where several
-    query heads share a key/value head; this one halves what goes in one direction where none do.
+    last partial result on its way back, so both directions of the links carry data. Takes any number of heads; masks of
+    keys stay with their keys. `Ring` sends fewer bytes in all, and far fewer where query heads share a key/value head.
+    Where they do not, this one sends half as much in each direction.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 
     Source: TokenRing, arXiv 2412.20501.
-
-    Example:
-        >>> TokenRing(degree=3).degree
-        3
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
@@ -46,7 +42,7 @@ class TokenRing(Strategy):
     degree: Count | None = None
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[TokenRingStage]:
-        """The attention stages this strategy adds to a plan."""
+        """Returns the attention stages this strategy adds to a plan."""
         return [TokenRingStage(mesh.axis("ring"))]
 
 
@@ -57,8 +53,8 @@ class TokenRingStage(Stage):
         self.axis = axis
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
-        """Attention of the local queries to the keys of all ranks; `inner` is not needed."""
-        # Tokens before heads: that is how queries lie in memory already, so sending them copies nothing.
+        """Attends with the local queries to the keys of all ranks; `inner` is not needed."""
+        # Queries lie in memory with tokens before heads, so sending them in that order copies nothing.
         block = call.q.transpose(1, 2).contiguous()
         mask = None if call.masks is None else call.masks[call.index]
         parts: list[Partial] = []
@@ -68,7 +64,7 @@ class TokenRingStage(Stage):
             if turn < self.axis.size:
                 part = masked_attention(block.transpose(1, 2), call.k, call.v, mask, call.scale)
                 letter = _pack(part) if turn else None
-                # One's own part is no message; it is the first, so its memory layout is that of the result.
+                # A rank keeps its own part. It is the first, so the result has its memory layout.
                 parts += [] if turn else [part]
             pending.wait()
             parts += [] if returned is None else [_unpack(returned, call.q)]
@@ -78,9 +74,9 @@ class TokenRingStage(Stage):
     def _exchange(
         self, call: AttentionCall, turn: int, block: Tensor, letter: Tensor | None
     ) -> tuple[Pending, Tensor, Tensor | None]:
-        """Passes a block of queries on and sends the last turn's result home, posted together so that both travel.
+        """Posts two messages together: a block of queries to pass on, and the last turn's result to its owner.
 
-        In turn t a rank holds the queries of the t-th rank before it, and the t-th rank behind it holds its own.
+        In turn t a rank holds the queries of the rank t places before it; the rank t places further holds its own.
         """
         size, me = self.axis.size, self.axis.index
         sends: dict[int, Tensor] = {}
@@ -95,7 +91,7 @@ class TokenRingStage(Stage):
         return exchange(self.axis, sends, recvs, name="token ring"), incoming, returned
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Bytes this rank sends: every block of queries but the one that ends here, and every result but its own."""
+        """Returns the bytes this rank sends: all queries but those that end here, and all results but its own."""
         size, dim = self.axis.size, shape.head_dim
         before = [shape.sizes[(shape.index - turn) % size] for turn in range(size)]
         queries = sum(before[:-1]) * shape.batch * shape.heads * dim * shape.itemsize
@@ -104,18 +100,18 @@ class TokenRingStage(Stage):
 
 
 def _lse_bytes(itemsize: int) -> int:
-    """Kernels give the log-sum-exp in float32, and in float64 for float64."""
+    """Returns the bytes of one log-sum-exp, which kernels give in float32, or in float64 for float64."""
     return max(itemsize, 4)
 
 
 def _letter_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Size of a partial result for queries `[B, H, L, D]`."""
+    """Returns the bytes of a partial result for queries `[B, H, L, D]`."""
     *rows, dim = shape
     return math.prod(rows) * (_lse_bytes(itemsize) + dim * itemsize)
 
 
 def _pack(part: Partial) -> Tensor:
-    """A partial result as one message; the log-sum-exp comes first, which keeps both aligned."""
+    """Packs a partial result into one message; the log-sum-exp comes first, which keeps both aligned."""
     out = part[0]
     letter = torch.empty(_letter_bytes(out.shape, out.element_size()), dtype=torch.uint8, device=out.device)
     for target, source in zip(_unpack(letter, out), part, strict=True):
@@ -124,7 +120,7 @@ def _pack(part: Partial) -> Tensor:
 
 
 def _unpack(letter: Tensor, like: Tensor) -> Partial:
-    """Views `[B, H, L, D]` and `[B, H, L]` of the output and the log-sum-exp in a message."""
+    """Returns views `[B, H, L, D]` and `[B, H, L]` of the output and the log-sum-exp in a message."""
     batch, heads, length, dim = like.shape
     width = _lse_bytes(like.element_size())
     lse, out = letter.split([batch * heads * length * width, batch * heads * length * dim * like.element_size()])

@@ -1,4 +1,4 @@
-"""Unified sequence parallelism: Ulysses within fast groups, a ring between them (arXiv 2405.07719)."""
+"""Combines Ulysses within fast groups of ranks with a ring between the groups (arXiv 2405.07719)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ __all__ = ["Usp"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usp(Strategy):
-    """Ulysses over neighbouring ranks and a ring over the groups they form. Exact.
+    """Runs Ulysses over neighbouring ranks and a ring over the groups they form. Exact.
 
     Args:
-        ulysses_degree: ranks sharing heads; None is what the ring leaves.
-        ring_degree: groups in the ring; None is what Ulysses leaves. With both None the ring gets 2 when the ranks
-            divide by 4, else 1.
+        ulysses_degree: ranks that share heads; None takes what the ring leaves.
+        ring_degree: groups in the ring; None takes what Ulysses leaves. With both None the ring gets 2 groups when the
+            number of ranks divides by 4, and else 1.
 
     Source: USP, arXiv 2405.07719.
-
-    Example:
-        >>> Usp(ulysses_degree=2, ring_degree=2).share(4)
-        {}
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")
@@ -38,16 +34,16 @@ class Usp(Strategy):
     ring_degree: Count | None = None
 
     def wanted(self) -> dict[str, int | None]:
-        """The two degrees."""
+        """Returns the two degrees."""
         return {"ring": self.ring_degree, "ulysses": self.ulysses_degree}
 
     def share(self, ranks: int) -> dict[str, int]:
-        """Fills the open degrees from `ranks`, which the given one has already been divided out of."""
+        """Lays `ranks` ranks out over the degrees that are None; both None prefers a ring of 2 groups."""
         if self.ulysses_degree is None and self.ring_degree is None:
             ring = 2 if ranks % 4 == 0 else 1
             return {"ring": ring, "ulysses": ranks // ring}
-        return {axis: ranks for axis, degree in self.wanted().items() if degree is None}
+        return super(Usp, self).share(ranks)
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[Stage]:
-        """The attention stages this strategy adds to a plan, outermost call first."""
+        """Returns the attention stages this strategy adds to a plan, outermost call first."""
         return [UlyssesStage(mesh.axis("ulysses")), RingStage(mesh.axis("ring"))]

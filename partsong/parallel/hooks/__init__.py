@@ -1,1 +1,1 @@
-"""Removable hooks on a user's modules, and the clock that says where a generation stands."""
+"""Puts removable hooks on a user's modules, and keeps the clock that says where a generation stands."""

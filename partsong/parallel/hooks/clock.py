@@ -1,4 +1,4 @@
-"""Where in a generation a denoiser call stands: which step, which guidance branch."""
+"""Tells which step and which guidance branch of a generation a denoiser call belongs to."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["StepClock"]
 class StepClock:
     """Counts steps, and calls within a step.
 
-    A pipeline drives it through its scheduler: ``set_timesteps`` begins a generation, ``step`` ends a step, whatever
-    the scheduler's order. For a bare module the timesteps it is called with drive it: a smaller one is the next
-    step, an equal one the next branch of the same step, a larger one a new generation.
+    A pipeline drives it through its scheduler: ``set_timesteps`` begins a generation, and ``step`` ends a step, also
+    for schedulers of higher order. For a bare module the timesteps of the calls drive it. A smaller timestep is the
+    next step, an equal one the next branch of the same step, and a larger one a new generation.
 
     Attributes:
         step: index of the current step.
         branch: index of the current call within the step.
         num_steps: steps of this generation where known.
-        steps_before: steps that were made in the generation before.
+        steps_before: number of steps in the generation before.
     """
 
-    #: Farthest a forecast may reach, in units of the last step: beyond it a straight line is a bad guess.
+    #: How far a forecast may reach, in units of the last step; beyond that a straight line is a bad guess.
     MAX_RATIO = 2.0
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class StepClock:
         """Starts a generation.
 
         Args:
-            times: the timestep of every step where known beforehand.
+            times: the timestep of every step, where that is known beforehand.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
         self.num_steps = None if times is None else len(times)
@@ -52,7 +52,7 @@ class StepClock:
             callback()
 
     def begun_at(self, timestep: Any) -> None:
-        """Notes at which timestep the first step was made: image-to-image pipelines skip those before."""
+        """Notes the timestep of the first step, since image-to-image pipelines skip earlier ones."""
         now = _first(timestep)
         if now in self._times:
             self._times = self._times[self._times.index(now) :]
@@ -71,7 +71,7 @@ class StepClock:
 
     @property
     def is_called(self) -> bool:
-        """Whether the denoiser was called in this step."""
+        """Says whether the denoiser was called in this step."""
         return self._calls > 0
 
     def _follow(self, timestep: Any) -> None:
@@ -85,7 +85,7 @@ class StepClock:
 
     @property
     def step_ratio(self) -> float | None:
-        """Length of the way from the last step to this one over that of the one before; None where unknown."""
+        """Returns the interval from the last step to this one over the interval before it; None where unknown."""
         if not 2 <= self.step < len(self._times):
             return None
         before, last, now = self._times[self.step - 2 : self.step + 1]
@@ -93,7 +93,7 @@ class StepClock:
 
     @property
     def is_last_step(self) -> bool:
-        """Whether no further step follows; False where the number of steps is unknown."""
+        """Says whether no further step follows; False where the number of steps is unknown."""
         return self.num_steps is not None and self.step >= self.num_steps - 1
 
 

@@ -1,4 +1,4 @@
-"""Removable hooks: diffusers' own hook registry, installed by name and taken off without a trace."""
+"""Puts hooks on modules by diffusers' own registry, and takes them off without a trace."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 
 PREFIX = "partsong."
 
-#: Attention of queries to keys and values `[B, H, L, D]` under a mask or none, with a logit scale or the usual one.
+#: Computes attention from queries, keys and values `[B, H, L, D]`, an optional mask and an optional logit scale.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 
 class HookSet:
-    """The hooks one plan has put on modules."""
+    """Keeps the hooks that one plan has put on modules."""
 
     def __init__(self) -> None:
         self._placed: list[tuple[nn.Module, str]] = []
@@ -51,12 +51,12 @@ class HookSet:
         self._placed.append((module, PREFIX + name))
 
     def remove(self) -> None:
-        """Takes every hook off, last first, and the registry too where it is empty then."""
+        """Takes every hook off, last first, and then also the registry where it is empty."""
         for module, name in reversed(self._placed):
             registry = HookRegistry.check_if_exists_or_initialize(module)
             registry.remove_hook(name, recurse=False)
             if not registry.hooks:
-                # The registry leaves a bound method on the instance; without it the class' own forward shows again.
+                # The registry leaves a bound method on the instance, which hides the class' own forward.
                 vars(module).pop("forward", None)
                 vars(module).pop("_diffusers_hook", None)
         self._placed.clear()
@@ -64,7 +64,7 @@ class HookSet:
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Lets the modules run as they would without these hooks."""
-        shown: dict[nn.Module, Any] = {module: module.forward for module, _ in self._placed}
+        hooked: dict[nn.Module, Any] = {module: module.forward for module, _ in self._placed}
         for module, name in reversed(self._placed):
             hook = HookRegistry.check_if_exists_or_initialize(module).get_hook(name)
             assert hook is not None, "a hook of this plan was taken off by somebody else"
@@ -72,12 +72,12 @@ class HookSet:
         try:
             yield
         finally:
-            for module, forward in shown.items():
+            for module, forward in hooked.items():
                 vars(module)["forward"] = forward
 
 
 class InputHook(ModelHook):
-    """Maps a module's arguments, given by name."""
+    """Changes a module's arguments, which it gets by name."""
 
     def __init__(self, change: Callable[[dict[str, Any]], None], signature: Any) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class InputHook(ModelHook):
 
 
 class OutputHook(ModelHook):
-    """Maps what a module returns."""
+    """Changes what a module returns."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class OutputHook(ModelHook):
 
 
 class AroundHook(ModelHook):
-    """Replaces a module's call by ``run(forward, arguments)``, arguments by name."""
+    """Replaces a module's call by ``run(forward, arguments)``, with the arguments by name."""
 
     def __init__(self, run: Callable[[Callable[..., Any], dict[str, Any]], Any], signature: Any) -> None:
         super().__init__()
@@ -121,13 +121,13 @@ class AroundHook(ModelHook):
 class AttentionHook(ModelHook):
     """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
 
-    Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, which all of
-    diffusers' native ones do; any other is refused at its first call, and so are causal attention and dropout.
+    Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, as diffusers'
+    native ones do. Other processors are refused at their first call, and so are causal attention and dropout.
 
     Args:
         attend: is called with queries, keys, values, mask and scale in place of the operator.
-        name: of the module, for messages.
-        once: refuse more than one call of the operator in a forward; otherwise each one is sent to `attend`.
+        name: the module's name, for messages.
+        once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
     """
 
     def __init__(self, attend: Attend, name: str, *, once: bool = True) -> None:
@@ -164,7 +164,7 @@ class AttentionHook(ModelHook):
 
 
 def original_forward(hook: ModelHook) -> Callable[..., Any]:
-    """What a module's forward was before a hook was put on it."""
+    """Returns the forward that a module had before the hook was put on it."""
     reference: Any = hook.fn_ref
     return reference.original_forward or reference.forward
 
@@ -193,7 +193,7 @@ def map_sample(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def sample_of(output: Any) -> Tensor:
-    """The sample in what a diffusers model returned, `[B, ...]`; a list with a tensor per picture is stacked."""
+    """Returns the sample `[B, ...]` of what a diffusers model returned; stacks a list with a tensor per picture."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, list):

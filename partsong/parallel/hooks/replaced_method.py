@@ -1,4 +1,4 @@
-"""Replaces methods of a user's object, and gives them back."""
+"""Replaces methods of a user's object, and restores them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.errors import UnsupportedError
 __all__ = ["Method", "ReplacedMethods", "replace_method"]
 
 Method = Callable[..., Any]
-#: Makes, of a method, what is called instead.
+#: Takes a method and returns the function to call instead.
 Around = Callable[[Method], Method]
 
 
@@ -25,7 +25,7 @@ class ReplacedMethods:
         """Replaces a method of one object until `restore`; see `replace_method`.
 
         Raises:
-            UnsupportedError: somebody has replaced that method of the object already.
+            UnsupportedError: that method of the object is replaced already.
         """
         if name in vars(owner):
             raise UnsupportedError(f"{type(owner).__name__}.{name} is already replaced on this object; undo that first")
@@ -33,23 +33,23 @@ class ReplacedMethods:
         self._replaced.append((owner, name))
 
     def restore(self) -> None:
-        """Lets the classes' own methods show again, last first."""
+        """Restores the classes' own methods, last first."""
         for owner, name in reversed(self._replaced):
             vars(owner).pop(name, None)
         self._replaced.clear()
 
 
 def replace_method(owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:
-    """Puts a method in the place of another on one object; where the object is deep-copied, the copy has its own.
+    """Replaces a method of one object; a deep copy of the object has a method of its own.
 
-    A plain function in the method's place would be the same one on a copy, and change the original. Pipelines that
+    A plain function in the method's place would be shared by a copy, and would change the original. Pipelines that
     denoise frames at several noise levels keep a copy of their scheduler for each frame.
 
     Args:
         owner: the object.
-        name: of its method.
-        around: makes, of the method, what is called instead.
-        around_copies: the same for the method of a copy; None leaves it as it is.
+        name: name of its method.
+        around: takes the method and returns the function to call instead.
+        around_copies: the same for the method of a copy; None leaves that one as it is.
 
     Example:
         >>> import copy
@@ -64,12 +64,12 @@ def replace_method(owner: Any, name: str, around: Around, around_copies: Around 
         >>> counter.count, twin.count
         (0, 1)
     """
-    # Past the object's own __setattr__, which for a pipeline would note the method in its configuration.
+    # This goes round the object's own __setattr__, with which a pipeline would add the method to its configuration.
     vars(owner)[name] = _Replacement(owner, name, around, around_copies)
 
 
 class _Replacement:
-    """Stands for a method on one object, and for the copy's own method on a deep copy of it."""
+    """Stands in for a method of one object, and becomes the copy's own method on a deep copy of it."""
 
     def __init__(self, owner: Any, name: str, around: Around, around_copies: Around | None) -> None:
         original = getattr(owner, name)
@@ -85,6 +85,6 @@ class _Replacement:
         if copy is None:
             return self
         if self._around_copies is None:
-            # The copy is still empty: this is its class' method.
+            # The copy has no attributes yet, so this is its class' method.
             return getattr(copy, self._name)
         return _Replacement(copy, self._name, self._around_copies, self._around_copies)

@@ -1,1 +1,1 @@
-"""Attaches strategies to a pipeline, and says beforehand what they will move."""
+"""Attaches strategies to a pipeline, and predicts what they will move."""

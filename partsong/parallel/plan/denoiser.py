@@ -1,4 +1,4 @@
-"""One denoiser under a plan: what happens around each call of it."""
+"""Runs one denoiser under a plan: all that happens around each call of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, check_alike
 from partsong.parallel.ranks.mesh import AXES
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.strategy import Cut, refuse
 
 __all__ = ["Denoiser"]
@@ -89,7 +88,7 @@ class Denoiser:
         clock = self.plan.clock
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
-            self.plan.seen.state_bytes = share_random_state(self.everyone, self.plan.mesh.device)
+            self.plan.share_random_state()
         self._note_step(named, clock.step)
         shared = functools.partial(self._share, functools.partial(self._compute, forward))
         if self.verified:
@@ -117,7 +116,7 @@ class Denoiser:
 
     def _note_step(self, named: dict[str, Any], step: int) -> None:
         if step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.checked:
-            self._agree(named)
+            check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
         self.seen.steps.add(step)
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -146,12 +145,6 @@ class Denoiser:
         return output
 
     def _refuse(self, named: dict[str, Any]) -> None:
-        if self.cut is None:
-            return
-        for name, reason in self.adapter.refused.items():
+        for name, reason in self.adapter.refused.items() if self.cut is not None else ():
             if named.get(name) is not None:
                 raise UnsupportedError(f"{self.adapter.model}: {name} was given; {reason}")
-
-    def _agree(self, named: dict[str, Any]) -> None:
-        """Refuses, on all ranks alike, a call whose inputs differ between ranks."""
-        check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})

@@ -1,4 +1,4 @@
-"""What a plan splits and moves, predicted from shapes alone; the ledger counts the same bytes when they are sent."""
+"""Predicts what a plan splits and moves from shapes alone; the ledger counts the same bytes when they are sent."""
 
 from __future__ import annotations
 
@@ -89,13 +89,12 @@ class _Account:
 
     def place(self, rank: int, *axes: str) -> int:
         """Returns the index of a rank along flattened axes; ranks count through the mesh with the last axis fastest."""
-        coordinates, rest = {}, rank
+        stride, index, scale = 1, 0, 1
         for axis in reversed(AXES):
-            rest, coordinates[axis] = divmod(rest, self.degrees[axis])
-        index = 0
-        for axis in AXES:
             if axis in axes:
-                index = index * self.degrees[axis] + coordinates[axis]
+                index += rank // stride % self.degrees[axis] * scale
+                scale *= self.degrees[axis]
+            stride *= self.degrees[axis]
         return index
 
     def step_bytes(self, step: int, rank: int) -> int:
@@ -159,11 +158,10 @@ class _Account:
         cut = self.denoisers[0].cut if self.denoisers else None
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
-                is_cut = cut is not None and axis in (*TOKEN_AXES, "pipe", "clip")
-                calls = f"{seen.batch} samples, {seen.branches} calls per step"
-                lines.append(
-                    f"{cut.describe(seen.tokens) if is_cut else calls} over {self.degrees[axis]} ranks ({axis})"
-                )
+                pieces = f"{seen.batch} samples, {seen.branches} calls per step"
+                if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
+                    pieces = cut.describe(seen.tokens)
+                lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
         return lines or ["nothing: one rank"]
 
     def stale_lines(self) -> list[str]:

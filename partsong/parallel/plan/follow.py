@@ -1,4 +1,4 @@
-"""Follows a pipeline's own loop: its scheduler drives the clock, its first latents are shared, its decoder is too."""
+"""Follows a pipeline's own loop: its scheduler drives the clock, and its first latents and its decoder are shared."""
 
 from __future__ import annotations
 
@@ -59,14 +59,12 @@ class _SchedulerFollower:
         self.plan, self.steps_copies = plan, False
 
     def begin(self, set_timesteps: Method) -> Method:
-        def begin_after(*args: Any, **kwargs: Any) -> Any:
-            result = set_timesteps(*args, **kwargs)
+        def begin_generation() -> None:
             self.plan.seen.decoded.clear()
             self.steps_copies = False
             self.plan.clock.begin(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
-            return result
 
-        return begin_after
+        return _after(set_timesteps, begin_generation)
 
     def begin_copy(self, set_timesteps: Method) -> Method:
         # A scheduler per frame: how many steps there will be, only the pipeline knows.
@@ -138,7 +136,7 @@ def _sharing_argument(plan: PlanState, scale_model_input: Method) -> Method:
 
 
 def _shared(plan: PlanState, latents: Tensor) -> Tensor:
-    plan.seen.latents_bytes = latents.numel() * latents.element_size()
+    plan.seen.latents_bytes = latents.nbytes
     return share_latents(plan.mesh.axis(*AXES), latents)
 
 
@@ -152,7 +150,7 @@ def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
         if total < 2:
             return forward(**named)
         output = split.run(forward, named, named[first])
-        plan.seen.decoded.append((total, sample_of(output)[0].numel() * sample_of(output).element_size()))
+        plan.seen.decoded.append((total, sample_of(output)[0].nbytes))
         return output
 
     return AroundHook(run, signature)

@@ -48,6 +48,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
         >>> from diffusers import DiTTransformer2DModel
         >>> model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=4, in_channels=4, num_layers=1,
         ...     sample_size=8, num_embeds_ada_norm=10)
+        >>> from partsong import Ulysses
         >>> with parallelize(model, Ulysses()) as plan:  # one rank here: the same picture, nothing moved
         ...     plan.kind
         'exact'
@@ -64,7 +65,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
 
 
 class Plan(PlanState):
-    """Strategies attached to a pipeline or module.
+    """Holds strategies attached to a pipeline or module, until `undo` takes them off.
 
     Attributes:
         target: the pipeline or module.
@@ -145,8 +146,8 @@ def _denoisers(target: Any) -> list[nn.Module]:
         raise ArgumentTypeError(
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
-    found = [getattr(target, name, None) for name in ("transformer", "transformer_2", "unet")]
-    modules = [module for module in found if isinstance(module, nn.Module)]
+    parts = [getattr(target, name, None) for name in ("transformer", "transformer_2", "unet")]
+    modules = [part for part in parts if isinstance(part, nn.Module)]
     if not modules:
         held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
         raise UnsupportedError(f"{type(target).__name__} has no denoiser to parallelize; it holds {held}")
@@ -156,12 +157,12 @@ def _denoisers(target: Any) -> list[nn.Module]:
 
 
 def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
-    wanted = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
+    asked = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
     used = {axis for axis, degree in mesh.degrees.items() if degree > 1}
     used -= set() if all(s.denoises for s in strategies) else {"data"}
-    for axis in used - wanted.keys():
+    for axis in used - asked.keys():
         raise ArgumentError(f"the mesh has {axis}={mesh.degrees[axis]}, but no strategy uses that axis")
-    for axis, degree in wanted.items():
+    for axis, degree in asked.items():
         if degree is not None and degree != mesh.degrees[axis]:
             raise ArgumentError(f"a strategy asks for {axis}={degree}, the mesh has {axis}={mesh.degrees[axis]}")
     mesh_for(strategies, mesh.world_size)  # the checks on the strategies themselves

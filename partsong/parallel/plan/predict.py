@@ -1,4 +1,4 @@
-"""What a plan would move on ranks that need not exist, from shapes alone: no weights are read, nothing is sent."""
+"""Predicts from shapes alone what a plan would move on ranks that need not exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DryMesh", "predict"]
 
 
 class DryMesh:
-    """A mesh as one rank would see it, without the other ranks: exchanges on its axes are counted and not made."""
+    """Shows a mesh as one rank would see it: exchanges on its axes are counted and not made."""
 
     def __init__(self, degrees: dict[str, int], world_size: int, rank: int = 0) -> None:
         check_degrees(degrees, world_size)
@@ -30,19 +30,19 @@ class DryMesh:
         self._axes: dict[tuple[str, ...], Axis] = {}
 
     def axis(self, *names: str) -> Axis:
-        """One axis by name, or several flattened into one (outermost first)."""
-        wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
-        if wanted not in self._axes:
+        """Returns one axis by name, or several flattened into one (outermost first)."""
+        split = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
+        if split not in self._axes:
             grid = torch.arange(self.world_size).view(*self.degrees.values())
             mine = (grid == self.rank).nonzero()[0].tolist()
-            line = grid[tuple(slice(None) if name in wanted else place for name, place in zip(AXES, mine, strict=True))]
+            line = grid[tuple(slice(None) if name in split else place for name, place in zip(AXES, mine, strict=True))]
             ranks = tuple(line.flatten().tolist())
-            self._axes[wanted] = Axis("*".join(wanted) or "alone", ranks, ranks.index(self.rank), dry=True)
-        return self._axes[wanted]
+            self._axes[split] = Axis("*".join(split) or "alone", ranks, ranks.index(self.rank), dry=True)
+        return self._axes[split]
 
 
 def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any) -> Explanation:
-    """The bytes a plan would move for one call of a denoiser, on any number of ranks.
+    """Predicts the bytes a plan would move for one call of a denoiser, on any number of ranks.
 
     Args:
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
@@ -55,9 +55,9 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
         step in the middle of a generation.
 
     Raises:
-        ArgumentTypeError: not a module.
+        ArgumentTypeError: `module` is no module.
         ArgumentError: degrees and ranks do not fit.
-        UnsupportedError: an architecture or a combination without a correct parallel form, or a model whose code needs
+        UnsupportedError: the architecture or the combination has no correct parallel form, or the model's code needs
             more than shapes.
 
     Example:

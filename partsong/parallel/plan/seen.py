@@ -1,4 +1,4 @@
-"""What a plan has seen of the calls it was attached to: shapes, steps and operations."""
+"""Remembers what a plan has seen of the calls it was attached to: shapes, steps and operations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Seen:
     def note_call(self, latents: Tensor | list[Tensor], sample: Tensor, branch: int) -> None:
         """Remembers the shapes of one call."""
         self.batch = len(latents)
-        self.sample_bytes = sample[0].numel() * sample.element_size()
+        self.sample_bytes = sample[0].nbytes
         self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
 
 

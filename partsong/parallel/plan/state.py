@@ -1,4 +1,4 @@
-"""What the parts of a plan share: its strategies on their ranks, the clock, and the guard of its loop."""
+"""Holds what the parts of a plan share: its strategies on their ranks, the clock, and the guard of its loop."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.plan.seen import Seen
 from partsong.parallel.ranks.mesh import AXES, Mesh
+from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.strategy import Borders, Kind, Strategy, combined_kind
 
 __all__ = ["PlanState"]
@@ -25,8 +26,6 @@ class PlanState:
         mesh: the ranks.
 
     Attributes:
-        strategies: what was attached.
-        mesh: the ranks.
         kind: ``exact``, ``bounded`` or ``approximate``.
         clock: the current step and branch.
         seen: shapes of what the pipeline as a whole was seen to move.
@@ -54,6 +53,15 @@ class PlanState:
         axis = self.mesh.axis(*TOKEN_AXES)
         chosen = (borders for s in self.strategies if (borders := s.borders(axis, self.clock)) is not None)
         return next(chosen, None) or SyncBorders(axis)
+
+    def share_random_state(self) -> None:
+        """Gives every rank the default random state of the first."""
+        self.seen.state_bytes = share_random_state(self.mesh.axis(*AXES), self.mesh.device)
+
+    def begin_loop(self) -> None:
+        """Begins a generation that a strategy's own loop makes."""
+        self.clock.begin()
+        self.share_random_state()
 
     @contextmanager
     def looping(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ def verified(
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
     """
     with hooks.lifted():
-        want = sample_of(module(**named))
+        expected = sample_of(module(**named))
     name = type(module).__name__
     wrong = f"{name} has no row, and the one inferred from its structure is wrong"
     try:
@@ -50,9 +50,9 @@ def verified(
         raise
     except Exception as problem:
         raise UnsupportedError(f"{wrong}: {problem}; use CfgParallel or DataParallel") from problem
-    apart = _difference(sample_of(output), want)
+    apart = _difference(sample_of(output), expected)
     worst = max(row[0] for row in agree(everyone, [apart], name="check of an inferred row"))
-    allowed = TOLERANCE.get(want.dtype, TOLERANCE[torch.float16])
+    allowed = TOLERANCE.get(expected.dtype, TOLERANCE[torch.float16])
     if not worst <= allowed:
         raise UnsupportedError(
             f"{wrong}: its first call differs from one rank's by {worst:.1e} where rounding explains {allowed:.0e}; "
@@ -65,9 +65,9 @@ def verified(
     return output
 
 
-def _difference(got: Tensor, want: Tensor) -> float:
-    if got.shape != want.shape:
+def _difference(sample: Tensor, expected: Tensor) -> float:
+    if sample.shape != expected.shape:
         return float("inf")
-    apart = (got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300)
-    # What is not a number would pass any comparison of maxima.
+    apart = (sample.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-300)
+    # NaN would pass any comparison of maxima.
     return apart.item() if bool(torch.isfinite(apart)) else float("inf")

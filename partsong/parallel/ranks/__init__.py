@@ -1,1 +1,1 @@
-"""Who takes part, and how bytes travel between the ranks."""
+"""Says which ranks take part, and moves bytes between them."""

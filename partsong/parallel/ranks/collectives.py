@@ -1,8 +1,8 @@
-"""Moves tensors between the ranks of one axis; every byte is counted by the active ledger.
+"""Moves tensors between the ranks of one axis; the active ledger counts every byte.
 
-Everything but `broadcast` and `agree` is built on `exchange`, point-to-point messages posted together: it takes
-uneven sizes, needs no copy of the rank's own part, and on gloo is several times faster than list ``all_gather``.
-A tag per call keeps messages apart when many are in flight; ranks post in the same order, so the tags agree.
+All of it is built on `exchange`, which posts point-to-point messages together. It takes uneven sizes, needs no copy of
+the rank's own part, and on gloo is several times faster than list ``all_gather``. Every call has its own tag, which
+keeps messages apart when many are under way. Ranks post in the same order, so their tags agree.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,37 +23,28 @@ from partsong.parallel.ranks.health import operation
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = [
-    "Pending",
-    "agree",
-    "all_gather",
-    "all_to_all",
-    "broadcast",
-    "exchange",
-    "halo_exchange",
-    "ring_exchange",
-]
+__all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
 
 _TAGS = 1 << 16
 
 
 class Pending:
-    """Messages under way. Keeps their tensors alive; `wait` must be called before a received tensor is read."""
+    """Holds messages under way and keeps their tensors alive; call `wait` before you read a received tensor."""
 
     def __init__(
         self,
         name: str,
         works: Sequence[dist.Work] = (),
         tensors: Sequence[Tensor] = (),
-        finish: Sequence[Callable] = (),
+        finish: Sequence[Callable[[], Any]] = (),
         peers: Sequence[int] = (),
     ) -> None:
-        self.name, self._works, self._tensors, self._finish = name, list(works), list(tensors), list(finish)
-        self._peers = tuple(peers)
+        self.name, self._peers = name, tuple(peers)
+        self._works, self._tensors, self._finish = list(works), list(tensors), list(finish)
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Says whether `wait` would return at once."""
         return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
@@ -81,21 +74,19 @@ def exchange(
         axis: the ranks taking part.
         sends: contiguous tensor for each peer index; empty ones are not sent.
         recvs: contiguous tensor to fill from each peer index; empty ones are not received.
-        name: what the ledger and errors call it.
+        name: what errors call it.
     """
     count = next(axis.calls)
-    # The name is part of the tag: ranks that ask for different things wait and are told, they never swap data.
+    # The name is part of the tag: ranks that ask for different things wait until one gives up, and never swap data.
     tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
     ops, tensors, finish, peers = [], [], [], []
     for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
         for peer, tensor in parts.items():
-            if tensor.numel() == 0:
-                continue
-            if axis.dry:
+            if axis.dry or tensor.numel() == 0:
                 continue
             wire = _on_wire(axis, tensor, kind is dist.isend)
             if wire is not tensor and kind is dist.irecv:
-                finish.append(_copier(tensor, wire))
+                finish.append(partial(tensor.copy_, wire))
             tensors.append(wire)
             peers.append(axis.ranks[peer])
             ops.append(dist.P2POp(kind, wire, axis.ranks[peer], axis.group, tag))
@@ -119,13 +110,6 @@ def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:
     return tensor
 
 
-def _copier(target: Tensor, source: Tensor) -> Callable[[], None]:
-    def copy() -> None:
-        target.copy_(source)
-
-    return copy
-
-
 def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring exchange") -> Pending:
     """Sends to the next rank of the axis and receives from the previous one."""
     after, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
@@ -137,8 +121,8 @@ def all_to_all(axis: Axis, sends: Sequence[Tensor], recvs: Sequence[Tensor], *, 
 
     Args:
         axis: the ranks taking part.
-        sends: one contiguous tensor per rank of the axis; this rank's own is ignored (write it in place yourself).
-        recvs: likewise, to be filled.
+        sends: one contiguous tensor per rank of the axis; this rank's own is ignored, so write it in place yourself.
+        recvs: one contiguous tensor per rank, to be filled.
         name: what errors call it.
     """
     peers = [peer for peer in range(axis.size) if peer != axis.index]
@@ -150,7 +134,7 @@ def all_gather(axis: Axis, buffer: Tensor, sizes: Sequence[int], *, name: str = 
 
     Args:
         axis: the ranks taking part.
-        buffer: contiguous `[sum(sizes), ...]`; this rank's rows must be in place already.
+        buffer: contiguous `[sum(sizes), ...]`, in which this rank's rows are in place already.
         sizes: rows of each rank.
         name: what errors call it.
     """
@@ -163,8 +147,8 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
 
     Args:
         axis: the ranks taking part, in spatial order.
-        rows: tensor whose dim `dim` is ``halo + own + halo``; the own part is set, the halos are filled by `wait`.
-            At the outer ends the halo is left as it is (zero it for zero padding).
+        rows: tensor whose dim `dim` is ``halo + own + halo``. The own part is set, and `wait` fills the halos, but for
+            those at the outer ends.
         halo: width of the border; 0 < halo <= own.
         dim: the split dimension.
         name: what errors call it.
@@ -174,27 +158,25 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
     """
     own = rows.shape[dim] - 2 * halo
     if not 0 < halo <= own:
-        raise ArgumentError(f"a halo of {halo} needs at least that many own rows; this rank has {own}")
+        raise ArgumentError(f"halo={halo} on a rank with {own} rows; use a halo from 1 to the number of rows")
     sends, recvs, ghosts = {}, {}, []
     for peer, give, take in ((axis.index - 1, halo, 0), (axis.index + 1, own, own + halo)):
         if 0 <= peer < axis.size:
             sends[peer] = rows.narrow(dim, give, halo).contiguous()
             target = rows.narrow(dim, take, halo)
             recvs[peer] = torch.empty_like(target, memory_format=torch.contiguous_format)
-            ghosts.append(_copier(target, recvs[peer]))
+            ghosts.append(partial(target.copy_, recvs[peer]))
     pending = exchange(axis, sends, recvs, name=name)
     pending._finish.extend(ghosts)
     return pending
 
 
 def broadcast(axis: Axis, tensor: Tensor, *, name: str = "broadcast") -> Tensor:
-    """Overwrites `tensor` with that of the axis' first rank, in place, and returns it."""
+    """Overwrites `tensor` in place with the one of the axis' first rank, and returns it."""
     if axis.size == 1:
         return tensor
-    peers = range(1, axis.size)
     if axis.index == 0:
-        whole = tensor.contiguous()
-        exchange(axis, dict.fromkeys(peers, whole), {}, name=name).wait()
+        exchange(axis, dict.fromkeys(range(1, axis.size), tensor.contiguous()), {}, name=name).wait()
     else:
         whole = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         exchange(axis, {}, {0: whole}, name=name).wait()
@@ -203,24 +185,21 @@ def broadcast(axis: Axis, tensor: Tensor, *, name: str = "broadcast") -> Tensor:
 
 
 def agree(axis: Axis, values: Sequence[float], *, name: str = "agreement") -> list[list[float]]:
-    """Every rank's numbers, in rank order, so that all ranks can compare them and reach the same verdict."""
+    """Gathers every rank's numbers in rank order, so that all ranks reach the same verdict."""
     if axis.dry:
         return [list(values)] * axis.size
-    device = torch.device("cuda", torch.cuda.current_device()) if _is_nccl(axis) else torch.device("cpu")
+    is_nccl = axis.group is not None and dist.get_backend(axis.group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
     table = torch.zeros(axis.size, len(values), dtype=torch.float64, device=device)
     table[axis.index] = torch.tensor(list(values), dtype=torch.float64)
     all_gather(axis, table, [1] * axis.size, name=name).wait()
     return table.tolist()
 
 
-def _is_nccl(axis: Axis) -> bool:
-    return axis.group is not None and dist.get_backend(axis.group) == "nccl"
-
-
 def gather_tokens(axis: Axis, part: Tensor, sizes: Sequence[int], dim: int, *, name: str = "gather") -> Tensor:
     """Concatenates every rank's `part` along `dim`; parts may differ in length.
 
-    The result may be a transposed view whose memory runs along `dim` first: rows then arrive in place.
+    The result may be a transposed view whose memory runs along `dim` first, so that rows arrive in place.
     """
     if axis.size == 1:
         return part

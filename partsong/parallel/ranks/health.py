@@ -1,9 +1,9 @@
-"""Who is alive and what each rank is doing, so that a failed collective can name the rank to blame.
+"""Watches which ranks are alive and what each is doing, so that a failed collective can name the rank to blame.
 
-Every rank of a distributed run keeps a small thread that writes a counter and its current operation to the
-rendezvous store twice a second, and reads the others'. When an operation fails, the ranks whose counter stands still
-are the dead ones; when a peer stands still for `SILENCE` seconds while this rank waits for it, or has left the run
-`DEPARTED` seconds ago, the wait can never end and the process is stopped, as NCCL's own watchdog would.
+Every rank of a distributed run has a small thread. Twice a second it writes a counter and its current operation to the
+rendezvous store, and reads those of the others. When an operation fails, the ranks whose counter stands still are the
+dead ones. A wait can never end when any rank stands still for `SILENCE` seconds, or when an awaited rank has left
+`DEPARTED` seconds ago. The process is then stopped, as NCCL's own watchdog would do.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD = 0.5
 SILENCE = 10.0
-#: Longer than a message that was sent before the goodbye can still be under way.
+#: Seconds within which every message that a rank sent before it left has arrived.
 DEPARTED = 4.0
-#: All waiting this long, in different operations and with nothing done in between, is no slow link any more.
+#: When all have waited in different operations for this many seconds, no slow link is the reason any more.
 DIVERGED = 20.0
 ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
@@ -36,7 +36,7 @@ _AFTER = " after a failure in "
 
 
 class Heartbeat:
-    """The heartbeat of this process; at most one runs at a time."""
+    """Reports this process to the others and watches them; at most one heartbeat runs at a time."""
 
     current: Heartbeat | None = None
 
@@ -46,10 +46,10 @@ class Heartbeat:
         self.waiting = False
         self.peers: tuple[int, ...] = ()
         self.operations = 0
-        #: The first operation that failed here: the others read it even after this rank has gone.
+        #: The first operation that failed here; the others can read it even after this rank has gone.
         self.failed = ""
         self.since = 0.0
-        #: Seconds, but for those in which this process did not get to run: nobody is to blame for them.
+        #: Seconds in which this process got to run; nobody is to blame for the others.
         self.awake = 0.0
         self._stop = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
@@ -61,7 +61,7 @@ class Heartbeat:
     def start(cls, rank: int, world_size: int) -> Heartbeat:
         """Starts the heartbeat of a distributed run, or joins the one already beating."""
         if cls.current is None:
-            # A second connection: the main thread may block on its own one while ranks find each other.
+            # This is a second connection, since the main thread may block on its own while ranks find each other.
             store = dist.distributed_c10d._get_default_store().clone() if world_size > 1 else None
             cls.current = cls(store, rank, world_size)
             if store is not None:
@@ -70,7 +70,7 @@ class Heartbeat:
         return cls.current
 
     def stop(self) -> None:
-        """Says goodbye to the others once the last user has stopped."""
+        """Tells the others that this rank leaves, once the last user has stopped."""
         self._users -= 1
         if self._users > 0 or self._stop.is_set():
             return
@@ -87,23 +87,22 @@ class Heartbeat:
             beat, now = beat + 1, time.monotonic()
             self.awake += min(now - last, 2 * PERIOD)
             last = now
-            if not self._write(
-                f"{beat}|{self.operations} {self.waiting:d} {','.join(map(str, self.peers))}|{self.doing}"
-            ):
+            state = f"{self.operations} {self.waiting:d} {','.join(map(str, self.peers))}|{self.doing}"
+            if not self._write(f"{beat}|{state}"):
                 return
             self._look()
             self._check()
             self._stop.wait(PERIOD)
 
     def _check(self) -> None:
-        """Ends this process when what it waits for cannot come."""
+        """Ends this process when a message it waits for can no longer come."""
         if not self.waiting:
             return
         silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
         if silent:
             self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
         now, peers = self.awake, self.peers
-        # What this rank waits for may be on its way still, however long ago the sender left.
+        # The clock starts with this wait, since the message may still be under way when the sender has left.
         gone = [r for r, (text, when) in self._seen.items() if _left(text) and now - max(when, self.since) > DEPARTED]
         left = [rank for rank in gone if rank in peers]
         if left:
@@ -114,9 +113,9 @@ class Heartbeat:
             self._give_up(elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
 
     def _deadlocked_with(self, now: float) -> list[int]:
-        """Ranks that wait in another operation, where nobody this rank depends on does anything but wait.
+        """Lists ranks that wait in another operation, if every rank this one depends on is waiting.
 
-        A peer that waits in turn for a rank still computing is no deadlock, only late.
+        A peer that waits for a rank which still computes is only late, and then the list is empty.
         """
         reached, open_ends = {self.rank}, list(self.peers)
         while open_ends:
@@ -135,7 +134,7 @@ class Heartbeat:
         try:
             self.store.set(f"partsong/beat/{self.rank}", text)
         except (RuntimeError, dist.DistStoreError):
-            return False  # the store went down with its host; the collectives report that
+            return False  # the store is gone with its host, which the collectives report
         return True
 
     def _look(self) -> None:
@@ -152,7 +151,7 @@ class Heartbeat:
                     self._states[rank] = (state, self.awake)
 
     def silence(self, rank: int) -> float:
-        """Seconds since `rank` was last seen alive; 0 for one that has said goodbye."""
+        """Returns the seconds since `rank` was last seen alive; 0 if it has left the run properly."""
         text, when = self._seen.get(rank, (_LEFT, 0.0))
         return 0.0 if _left(text) else self.awake - when
 
@@ -164,14 +163,14 @@ class Heartbeat:
         os._exit(70)
 
     def report(self, message: str, rank: int) -> None:
-        """Leaves the first error of the run in the store, where the launcher finds it."""
+        """Writes the first error of the run to the store, where the launcher reads it."""
         try:
             _root(self.store).compare_set(ERROR_KEY, "", f"{rank}|{message}")
         except (RuntimeError, dist.DistStoreError):
             logger.debug("the store is gone; the error stays in this process")
 
     def blame(self) -> str:
-        """Which ranks are dead and what the living ones are doing, looking for a few seconds."""
+        """Watches for a few seconds, then says which ranks are dead and what the others are doing."""
         deadline = time.monotonic() + 6 * PERIOD
         while time.monotonic() < deadline:
             self._stop.wait(PERIOD)
@@ -186,7 +185,7 @@ class Heartbeat:
 
 @contextmanager
 def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
-    """Names what this rank waits for, and turns a failure into an error that names the rank to blame.
+    """Notes what this rank waits for, and turns a failure into an error that names the rank to blame.
 
     Args:
         name: what the rank does, for messages.
@@ -223,7 +222,7 @@ def _doing(state: str) -> str:
 
 
 def _root(store: Any) -> Any:
-    """The store itself: torch wraps it in prefixes, and the launcher knows none of them."""
+    """Returns the store without torch's prefixes, which the launcher does not know."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store

@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
+from partsong.knobs import Count, check_value
 
 __all__ = ["launch"]
 
@@ -27,9 +30,9 @@ def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
     """Runs ``fn(*args)`` on `nproc` local ranks and returns what rank 0 returned.
 
     Each rank is a fresh process with ``RANK``, ``WORLD_SIZE`` and the rendezvous set as under ``torchrun``, so ``fn``
-    begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. With one rank, ``fn``
-    still runs in a process of its own. Without CUDA on Linux, ranks are forked from a server process that has imported
-    torch once; ``PARTSONG_SPAWN=1`` starts each from nothing instead, as is done everywhere else.
+    begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. One rank, too, runs
+    in a process of its own. On Linux without CUDA, ranks are forked from a server process that has imported torch once.
+    Elsewhere, or with ``PARTSONG_SPAWN=1``, each rank is started from scratch.
 
     Args:
         fn: a function defined at the top level of an importable module; it and `args` are pickled.
@@ -37,16 +40,15 @@ def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
         *args: its arguments.
 
     Raises:
-        ArgumentError: `nproc` is no positive integer, or `fn` cannot be pickled.
-        PartsongError: what a rank raised, if it was one of these, with the rank and its traceback as a note.
-        RankError: a rank raised anything else, was killed, or exited; names the rank.
+        ArgumentError: `nproc` is not a positive integer, or `fn` cannot be pickled.
+        PartsongError: a rank raised it; a note gives the rank and its traceback.
+        RankError: a rank raised some other error, was killed, or exited; names the rank.
 
     Example:
         >>> launch(max, 1, [3, 5])
         5
     """
-    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
-        raise ArgumentError(f"nproc={nproc!r}: the number of ranks is a positive integer")
+    check_value("nproc", nproc, Count, "number of ranks: ")
     try:
         payload = pickle.dumps((fn, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -98,7 +100,7 @@ class _Run:
             child = context.Process(
                 target=_child, args=(self.payload, environment, theirs), name=f"rank {rank}", daemon=True
             )
-            with _Environment(environment):  # a spawned child reads it while it imports torch
+            with _environment(environment):  # a spawned child reads it while it imports torch
                 child.start()
             theirs.close()
             self.children.append(child)
@@ -108,11 +110,13 @@ class _Run:
         running = set(range(self.nproc))
         deadline = None
         while running:
-            self._receive(running, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            silent = [self.pipes[rank] for rank in running if rank not in self.reports]
+            ends = [self.children[rank].sentinel for rank in running]
+            wait([*silent, *ends], None if deadline is None else max(0.0, deadline - time.monotonic()))
             for rank in sorted(running):
-                if not self.children[rank].is_alive():
-                    self._collect(rank)
-                    running.discard(rank)
+                is_alive = self.children[rank].is_alive()
+                self._collect(rank)
+                running -= set() if is_alive else {rank}
             if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
                 deadline = time.monotonic() + GRACE
             if deadline is not None and time.monotonic() >= deadline:
@@ -122,13 +126,6 @@ class _Run:
             raise self._error(failed)
         return self.reports[0][1]
 
-    def _receive(self, running: set[int], timeout: float | None) -> None:
-        sources: dict[Any, int] = {self.pipes[r]: r for r in running if r not in self.reports}
-        sentinels = [self.children[r].sentinel for r in running]
-        for ready in wait([*sources, *sentinels], timeout):
-            if ready in sources:
-                self._collect(sources[ready])
-
     def _collect(self, rank: int) -> None:
         if rank in self.reports:
             return
@@ -136,21 +133,19 @@ class _Run:
             if self.pipes[rank].poll():
                 self.reports[rank] = pickle.loads(self.pipes[rank].recv_bytes())  # our own child's report
         except (EOFError, OSError):
-            pass  # the child died before it could report: its exit code says how
+            pass  # the child died before it could report; its exit code says how
 
     def _failed(self, rank: int) -> bool:
         report, code = self.reports.get(rank), self.children[rank].exitcode
-        if report is not None:
-            return report[0] == "error"
-        return code is not None
+        return code is not None if report is None else report[0] == "error"
 
     def _error(self, failed: list[int]) -> PartsongError:
-        # A rank that only lost its peers is a witness; the cause is one that was killed or raised something else.
+        # A rank that only lost its peers is a witness. The cause is a rank that was killed or raised another error.
         def order(rank: int) -> tuple[int, int]:
             report = self.reports.get(rank)
             if report is None:
                 return (0, rank)
-            # Gloo's own word for peers that were gone before it had connected to them.
+            # "connectFullMesh" is in gloo's error for peers that were gone before it had connected to them.
             lost = isinstance(report[1], DistributedError) or "connectFullMesh" in str(report[1])
             return (2 if lost else 1, rank)
 
@@ -171,14 +166,14 @@ class _Run:
         if self.store.check(["partsong/error"]):
             blamed, _, message = self.store.get("partsong/error").decode().partition("|")
             return RankError(message, int(blamed))
-        seen = f"; {witnesses[0]}" if witnesses else ""
-        return RankError(f"rank {rank} {how}; the other ranks were ended{seen}", rank)
+        witness = f"; {witnesses[0]}" if witnesses else ""
+        return RankError(f"rank {rank} {how}; the other ranks were ended{witness}", rank)
 
     def end(self) -> None:
-        for ask in ("terminate", "kill"):
+        for stop in (BaseProcess.terminate, BaseProcess.kill):
             for child in self.children:
                 if child.is_alive():
-                    getattr(child, ask)()
+                    stop(child)
             deadline = time.monotonic() + 2.0
             for child in self.children:
                 child.join(max(0.0, deadline - time.monotonic()))
@@ -188,10 +183,10 @@ class _Run:
 
 
 def _context() -> Any:
-    """How ranks come to be: forked from a process that has imported torch and diffusers once, or spawned.
+    """Chooses how ranks start: forked from a process that has imported torch and diffusers once, or spawned.
 
-    Importing takes seconds of processor time per rank, so on a CPU a fork server pays them once. A process that has
-    looked for GPUs must not be forked, and an import may look: with CUDA, and on other systems, ranks are spawned.
+    Importing takes seconds of processor time, which a fork server spends once instead of once per rank. But a process
+    that has looked for GPUs must not be forked, and an import may look. So with CUDA, ranks are spawned.
     """
     from torch import cuda
 
@@ -202,27 +197,22 @@ def _context() -> Any:
     return context
 
 
-class _Environment:
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables for the length of a block."""
-
-    def __init__(self, values: dict[str, str]) -> None:
-        self.values = values
-        self.before = {name: os.environ.get(name) for name in values}
-
-    def __enter__(self) -> None:
-        os.environ.update(self.values)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in set(values) - set(before):
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> None:
     _die_with_parent()
-    # A fork server has the variables of the time it was started at.
+    # A fork server still has the variables of the time at which it was started.
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
@@ -230,15 +220,15 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
     from tqdm import tqdm
 
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    # tqdm's own lock is a semaphore shared between processes, which a rank that ends in a hurry would leak.
+    # tqdm's own lock is a semaphore shared between processes, which a rank that ends abruptly would leak.
     tqdm.set_lock(threading.RLock())
     try:
         fn, args = pickle.loads(payload)  # made by our own parent
         value = fn(*args)
         _send(pipe, ("result", value if environment["RANK"] == "0" else None, ""))
-    except BaseException as error:  # noqa: BLE001 - whatever ends this rank is reported to the parent
+    except BaseException as error:  # noqa: BLE001 - the parent must learn of any error that ends this rank
         _send(pipe, ("error", _portable(error), traceback.format_exc()))
-        # Peers may be blocked on this rank: leave at once instead of waiting for them at tear-down.
+        # Peers may be blocked on this rank, so it leaves at once instead of waiting for them when it closes down.
         sys.stderr.flush()
         os._exit(1)
     finally:
@@ -259,8 +249,8 @@ def _portable(error: BaseException) -> BaseException:
 def _die_with_parent() -> None:
     """Ends this process when the launching one ends, however that happens.
 
-    Where Linux is asked, it looks at the process this one was forked from: a fork server, which may outlive the one
-    that launched. So that one is watched as well.
+    Linux signals the end of the process this one was forked from. That may be a fork server, which can outlive the
+    launching process, so a thread watches the launching process as well.
     """
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():

@@ -1,4 +1,4 @@
-"""Small tensors of many layers in flat buffers: written one by one, sent together, read one step later."""
+"""Keeps small tensors of many layers in flat buffers: written one by one, sent together, read one step later."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["Letter", "Mailbox"]
 
-
+#: Shapes by peer.
 Shapes = Mapping[int, torch.Size]
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Shapes of what one layer sends to each peer and receives from each."""
+    """Holds the shapes that one layer sends to each peer and receives from it."""
 
     sends: Shapes
     recvs: Shapes
 
 
 class _Flat:
-    """One flat buffer per peer, with the place of every layer's tensor in it."""
+    """Holds one flat buffer per peer, and a view of every layer's tensor in it."""
 
-    def __init__(self, shapes: Mapping[int, Mapping[int, torch.Size]], like: Tensor) -> None:
+    def __init__(self, shapes: Mapping[int, Shapes], like: Tensor) -> None:
         self.buffers: dict[int, Tensor] = {}
         self._views: dict[int, dict[int, Tensor]] = {}
-        for peer, layers in shapes.items():
+        by_peer: dict[int, dict[int, torch.Size]] = {}
+        for layer, layer_shapes in shapes.items():
+            for peer, shape in layer_shapes.items():
+                by_peer.setdefault(peer, {})[layer] = shape
+        for peer, layers in by_peer.items():
             sizes = [shape.numel() for shape in layers.values()]
             self.buffers[peer] = like.new_empty(sum(sizes))
             parts = self.buffers[peer].split(sizes)
@@ -46,20 +50,12 @@ class _Flat:
         return self._views.get(layer, {})
 
 
-def _by_peer(letters: Mapping[int, Shapes]) -> dict[int, dict[int, torch.Size]]:
-    turned: dict[int, dict[int, torch.Size]] = {}
-    for layer, shapes in letters.items():
-        for peer, shape in shapes.items():
-            turned.setdefault(peer, {})[layer] = shape
-    return turned
-
-
 class Mailbox:
-    """The letters of a run of layers, which every rank visits once per step and in the same order.
+    """Carries the letters of a run of layers, which every rank visits once per step and in the same order.
 
-    A step opens the box (waits for what the peers sent in the step before, and looks ahead where there are two older
-    steps), reads and writes each layer's tensors, and the last one written posts the whole. No memory is taken after
-    construction.
+    A step first opens the box. That waits for what the peers sent in the step before and, where two older steps are
+    held, extrapolates. Then each layer reads and writes its tensors, and the last layer's write posts all of them. No
+    memory is allocated after construction.
 
     Args:
         axis: the ranks.
@@ -81,8 +77,8 @@ class Mailbox:
         keep: int,
     ) -> None:
         self.axis, self.name, self.layers = axis, name, tuple(letters)
-        self._outgoing = _Flat(_by_peer({layer: letter.sends for layer, letter in letters.items()}), like)
-        shapes = _by_peer({layer: letter.recvs for layer, letter in letters.items()})
+        self._outgoing = _Flat({layer: letter.sends for layer, letter in letters.items()}, like)
+        shapes = {layer: letter.recvs for layer, letter in letters.items()}
         known = min([keep, *map(len, past.values())])
         self._keep = keep
         self._held = [_Flat(shapes, like) for _ in range(known)]  # newest last
@@ -117,7 +113,7 @@ class Mailbox:
             self._free.append(older)
 
     def read(self, layer: int) -> dict[int, Tensor]:
-        """What each peer sent for a layer, as views into the box."""
+        """Returns what each peer sent for a layer, as views into the box."""
         return self._now.read(layer)
 
     def write(self, layer: int, tensors: Mapping[int, Tensor], *, post: bool) -> None:

@@ -1,9 +1,10 @@
-"""Named axes over the ranks of a run."""
+"""Arranges the ranks of a run along named axes."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,27 +17,28 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs
 from partsong.parallel.ranks.health import Heartbeat
 
 __all__ = ["AXES", "Axis", "Mesh"]
 
 _OPENED = itertools.count()
 
-#: Outermost first: ranks of the last axis are neighbours, so the chattiest axis gets the fastest links.
-AXES = ("data", "cfg", "pipe", "stage", "clip", "patch", "ring", "ulysses")
+#: Outermost first: ranks of the last axis are neighbours, so the axis that talks most gets the fastest links.
+AXES: tuple[str, ...] = ("data", "cfg", "pipe", "stage", "clip", "patch", "ring", "ulysses")
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One named axis as one rank sees it.
+    """Describes one named axis as one rank sees it.
 
     Attributes:
         name: the axis' name, several joined by ``*`` for a flattened axis, ``alone`` where there is one rank.
         ranks: global ranks along the axis, in order.
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
-        dry: exchanges are counted and not made (`partsong.parallel.predict`).
-        calls: numbers the exchanges on this axis; all its ranks make the same ones, other groups of the mesh need not.
+        dry: exchanges are only counted, for `partsong.parallel.predict`.
+        calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
     """
 
     name: str
@@ -48,15 +50,15 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """Number of ranks along the axis."""
+        """Returns the number of ranks along the axis."""
         return len(self.ranks)
 
 
 class Mesh:
-    """Axes of a run: degrees that multiply to the number of ranks.
+    """Arranges ranks along axes, whose degrees multiply to the number of ranks.
 
-    Works under ``torchrun``, under `launch`, and in a plain process, where every axis has one rank
-    and every collective is a no-op. Use it as a context manager, or leave the process group to the program.
+    Works under ``torchrun``, under `launch`, and in a plain process, where every axis has one rank and every collective
+    is a no-op. Use it as a context manager, or leave the process group to the program.
 
     Args:
         cfg: ranks over the guidance branches.
@@ -65,9 +67,9 @@ class Mesh:
         patch: ranks over image patches that exchange one-step-old activations.
         clip: ranks over clips of a video.
         stage: ranks over timesteps.
-        ring: ranks passing key/value blocks around.
-        ulysses: ranks sharing the heads.
-        device: the torch device type; default is ``cuda`` when every local rank can have a GPU, else ``cpu``.
+        ring: ranks that pass key/value blocks around.
+        ulysses: ranks that share the heads.
+        device: the torch device type; None is ``cuda`` where there is a GPU, else ``cpu``.
         timeout: seconds until a stuck collective fails.
 
     Raises:
@@ -93,9 +95,7 @@ class Mesh:
         device: str | None = None,
         timeout: float = 120.0,
     ) -> None:
-        given = {"cfg": cfg, "data": data, "pipe": pipe, "patch": patch, "clip": clip, "stage": stage}
-        given |= {"ring": ring, "ulysses": ulysses}
-        self.degrees = {name: given[name] for name in AXES}
+        self.degrees = dict(zip(AXES, (data, cfg, pipe, stage, clip, patch, ring, ulysses), strict=True))
         self.rank, self.world_size = _rank_and_world()
         check_degrees(self.degrees, self.world_size)
         self.device = _local_device(device)
@@ -114,12 +114,12 @@ class Mesh:
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The torch `DeviceMesh` of the axes larger than one; None in a plain process."""
+        """Returns the torch `DeviceMesh` of the axes larger than one; None in a plain process."""
         return self._device_mesh
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that prints and writes files."""
+        """Says whether this is rank 0, the one that prints and writes files."""
         return self.rank == 0
 
     def print(self, *values: object) -> None:
@@ -128,7 +128,7 @@ class Mesh:
             print(*values, flush=True)  # noqa: T201 - printing is what was asked for
 
     def axis(self, *names: str) -> Axis:
-        """One axis by name, or several flattened into one (outermost first).
+        """Returns one axis by name, or several flattened into one (outermost first).
 
         Args:
             *names: names out of `AXES`.
@@ -139,26 +139,26 @@ class Mesh:
         for name in names:
             if name not in AXES:
                 raise ArgumentError(f"no mesh axis {name!r}; the axes are {', '.join(AXES)}")
-        wanted = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
-        if wanted not in self._axes:
-            self._axes[wanted] = self._make_axis(wanted)
-        return self._axes[wanted]
+        shared = tuple(name for name in AXES if name in names and self.degrees[name] > 1)
+        if shared not in self._axes:
+            self._axes[shared] = self._make_axis(shared)
+        return self._axes[shared]
 
     def alone(self) -> Mesh:
-        """This rank as a mesh of its own, for what one rank computes while the others wait, such as a serial twin."""
+        """Returns a mesh of this rank alone, for work it does by itself, such as checking a result."""
         mesh = copy.copy(self)
         mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
         mesh._axes, mesh._device_mesh, mesh._owns_group = {}, None, False
         return mesh
 
-    def _make_axis(self, wanted: tuple[str, ...]) -> Axis:
-        if self._device_mesh is None or not wanted:
+    def _make_axis(self, names: tuple[str, ...]) -> Axis:
+        if self._device_mesh is None or not names:
             return Axis("alone", (self.rank,), 0)
-        sub = self._device_mesh[wanted]
-        if len(wanted) > 1:
-            sub = sub._flatten("_".join(wanted))
+        sub = self._device_mesh[names]
+        if len(names) > 1:
+            sub = sub._flatten("_".join(names))
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
-        return Axis("*".join(wanted), ranks, ranks.index(self.rank), sub.get_group())
+        return Axis("*".join(names), ranks, ranks.index(self.rank), sub.get_group())
 
     def __enter__(self) -> Mesh:
         return self
@@ -181,12 +181,9 @@ class Mesh:
 
 
 def check_degrees(degrees: dict[str, int], world_size: int) -> None:
-    """Refuses degrees that are no positive integers or do not multiply to the number of ranks."""
-    product = 1
-    for name, degree in degrees.items():
-        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-            raise ArgumentError(f"mesh axis {name}={degree!r}: a degree is a positive integer")
-        product *= degree
+    """Refuses degrees that are not positive integers or do not multiply to the number of ranks."""
+    check_knobs(dict.fromkeys(degrees, Count), degrees, "mesh axis ")
+    product = math.prod(degrees.values())
     if product != world_size:
         axes = " x ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "all axes 1"
         raise ArgumentError(
@@ -207,9 +204,9 @@ def _local_device(device: str | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         # More ranks than GPUs share them round robin; gloo then carries the data (see _start_group).
-        chosen = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(chosen)
-        return chosen
+        gpu = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(gpu)
+        return gpu
     return torch.device(device)
 
 
@@ -222,7 +219,7 @@ def _start_group(device: torch.device, world_size: int, timeout: float) -> bool:
     backend = "nccl" if own_gpu else "gloo"
     limit = timedelta(seconds=timeout)
     store, rank, _ = next(dist.rendezvous("env://", timeout=limit))
-    # A process may open one mesh after another; each finds its peers under keys of its own, never stale ones.
+    # A process may open one mesh after another. Each uses keys of its own, so it never reads stale ones.
     store = dist.PrefixStore(f"partsong/{next(_OPENED)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit, **extra)
     return True

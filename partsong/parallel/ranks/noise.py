@@ -1,4 +1,4 @@
-"""One noise on all ranks: rank 0's, wherever a call brings no generator and every rank would draw its own."""
+"""Gives all ranks the noise of rank 0 where a call has no generator and every rank would draw its own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SHAPE_NUMBERS = 8
 
 
 def share_latents(everyone: Axis, latents: Tensor) -> Tensor:
-    """The first rank's latents, on every rank.
+    """Returns the first rank's latents on every rank.
 
     Args:
         everyone: all ranks.
-        latents: of any shape, the same on all ranks; left as they are.
+        latents: of any shape, the same on all ranks; they are not changed.
 
     Raises:
-        ArgumentError: the ranks make latents of different sizes. It is refused on all of them alike, since a message
-            longer than its buffer ends the process.
+        ArgumentError: the ranks make latents of different shapes. All of them refuse, since a message longer than its
+            buffer would end the process.
     """
     padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
     table = agree(everyone, padded, name="comparison of the ranks' latents")
@@ -32,24 +32,24 @@ def share_latents(everyone: Axis, latents: Tensor) -> Tensor:
         if row != table[0]:
             shapes = [[int(size) for size in shape if size] for shape in (row, table[0])]
             raise ArgumentError(
-                f"rank {rank} makes latents of shape {shapes[0]}, rank {everyone.ranks[0]} of {shapes[1]}: make the "
+                f"rank {rank} makes latents of shape {shapes[0]}, rank {everyone.ranks[0]} of {shapes[1]}; make the "
                 "same call on every rank, with the same height, width and number of pictures"
             )
     return broadcast(everyone, latents.clone(), name="sharing of the first latents")
 
 
 def share_random_state(everyone: Axis, device: torch.device) -> int:
-    """Sets the default generators to the state they have on the first rank, so that all ranks go on drawing alike.
+    """Sets the default generators to their state on the first rank, so that all ranks draw the same numbers.
 
-    Samplers that add noise in every step draw it from there when they are given no generator. The first rank draws
-    what it would have drawn alone.
+    Samplers that add noise in every step draw it from there when they are given no generator. The first rank still
+    draws what it would draw alone.
 
     Args:
         everyone: all ranks.
         device: where the model is; its generator is set as well as the CPU's.
 
     Returns:
-        Bytes of the state, which went to each of the other ranks.
+        The bytes of the state, which each of the other ranks has received.
     """
     state = torch.get_rng_state()
     torch.set_rng_state(_from_first(everyone, state, device))

@@ -1,14 +1,15 @@
-"""How a length is cut among ranks: contiguous runs, as even as can be, computed alike on every rank."""
+"""Cuts a length among ranks into contiguous runs of nearly the same size, alike on every rank."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 __all__ = ["offsets", "split_sizes"]
 
 
 def split_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` contiguous runs covering `total`; the longer ones come first.
+    """Returns the sizes of `parts` contiguous runs that cover `total`; the longer ones come first.
 
     Example:
         >>> split_sizes(7, 3)
@@ -19,14 +20,10 @@ def split_sizes(total: int, parts: int) -> tuple[int, ...]:
 
 
 def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where each run of `sizes` begins.
+    """Returns where each run of `sizes` begins.
 
     Example:
         >>> offsets((3, 2, 2))
         (0, 3, 5)
     """
-    starts, start = [], 0
-    for size in sizes:
-        starts.append(start)
-        start += size
-    return tuple(starts)
+    return tuple(itertools.accumulate(sizes, initial=0))[:-1]

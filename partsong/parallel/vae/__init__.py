@@ -1,1 +1,1 @@
-"""The autoencoder shared out over ranks."""
+"""Shares the work of the autoencoder out over ranks."""

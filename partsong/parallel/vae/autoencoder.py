@@ -1,4 +1,4 @@
-"""An autoencoder under a plan: its encoder and decoder are cut over all ranks, into rows or into overlapping tiles."""
+"""Cuts an autoencoder's encoder and decoder over all ranks, into rows or into overlapping tiles."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = ["AutoencoderParallel", "Half", "RowHalf", "two_halves"]
 
 
 class Half(Protocol):
-    """The encoder or the decoder of an autoencoder, shared out over ranks."""
+    """Describes how the encoder or the decoder of an autoencoder is shared out over ranks."""
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts hooks on what is inside."""
+        """Puts hooks on the layers inside."""
         ...
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
-        """One call; `first` names the argument that is the image."""
+        """Computes one call; `first` names the argument that is the image."""
         ...
 
     def sent(self) -> list[int]:
-        """Bytes each rank sent in the last call."""
+        """Returns the bytes each rank sent in the last call."""
         ...
 
 
@@ -50,13 +50,13 @@ class AutoencoderParallel:
 
     Args:
         axis: all ranks.
-        halves: the modules by name, and how each is shared out.
+        halves: by name the modules, and how each is shared out.
     """
 
     def __init__(self, axis: Axis, halves: dict[str, tuple[nn.Module, Half]]) -> None:
         self.axis, self.halves = axis, halves
         self.rows: dict[str, int] = {}
-        # What each rank sent, by half and by the step of the generation in which it was called.
+        # The bytes each rank sent, by half and by the step of the generation in which it was called.
         self._sent: dict[tuple[str, int], list[int]] = {}
 
     def attach(self, hooks: HookSet, clock: StepClock) -> None:
@@ -83,34 +83,34 @@ class AutoencoderParallel:
         return run
 
     def _begin(self, done: int) -> None:
-        """Starts a generation, `done` steps into the one before: pictures encoded since then belong to the new one."""
+        """Starts a generation; pictures encoded after the last one's `done` steps belong to the new one."""
         fresh = self._sent.get(("encoder", done))
         self._sent = {} if fresh is None else {("encoder", 0): fresh}
 
     @property
     def known(self) -> bool:
-        """Whether a call has been seen."""
+        """Says whether a call has been seen."""
         return bool(self.rows)
 
     def predict(self, rank: int) -> int:
-        """Bytes a rank sends in the calls of this generation."""
+        """Returns the bytes a rank sends in the calls of this generation."""
         return sum(sent[rank] for sent in self._sent.values())
 
     def describe(self) -> list[str]:
-        """What is split, one line per half that was called."""
+        """Says what is split, in one line for each half that was called."""
         return [f"{rows} input rows of the {name} over {self.axis.size} ranks" for name, rows in self.rows.items()]
 
 
 class RowHalf:
-    """A half whose rows are cut; exact.
+    """Cuts the rows of an encoder or decoder; exact.
 
     Args:
         module: the encoder or decoder.
         axis: the ranks, from the image's top to its bottom.
-        input_name: what it takes, in messages.
+        input_name: what messages call its input.
 
     Raises:
-        UnsupportedError: it holds a module that no rule here covers.
+        UnsupportedError: the module holds a layer that no rule here covers.
     """
 
     def __init__(self, module: nn.Module, axis: Axis, input_name: str) -> None:
@@ -135,16 +135,17 @@ class RowHalf:
         factor = 1 << len(self._paddings)
         if self._even and height % factor:
             raise UnsupportedError(f"{type(self.module).__name__}: {height} rows are no multiple of {factor}")
-        heights = halved(height, self._paddings) if self._paddings else _doubled(height, self._doublings)
+        doubled = tuple(height << power for power in range(self._doublings, -1, -1))
+        heights = halved(height, self._paddings) if self._paddings else doubled
         self.split.begin(RowLevels(heights, self.axis.size), self._doublings, len(image))
         rows = forward(**{**named, first: image[..., self.split.own, :].contiguous()})
         sizes = self.split.levels.sizes(self.split.level)
-        assert rows.shape[-2] == sizes[self.axis.index], "the rows that come out are not those of this rank"
+        assert rows.shape[-2] == sizes[self.axis.index], "a rank must return its own rows"
         self._last = (len(image), rows[..., 0, :].numel() * rows.element_size())
         return gather_tokens(self.axis, rows, sizes, rows.ndim - 2, name="gather of the rows").contiguous()
 
     def sent(self) -> list[int]:
-        """Bytes each rank sent in the last call."""
+        """Returns the bytes each rank sent in the last call."""
         batch, row = self._last
         sizes = self.split.levels.sizes(self.split.level)
         gathered = [size * row * (self.axis.size - 1) for size in sizes]
@@ -152,18 +153,14 @@ class RowHalf:
 
 
 def two_halves(vae: Any) -> dict[str, nn.Module]:
-    """The encoder and the decoder of an autoencoder, as far as it has them."""
-    found = {name: getattr(vae, name, None) for name in ("encoder", "decoder")}
-    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    """Returns the encoder and the decoder of an autoencoder, as far as it has them."""
+    halves = {name: getattr(vae, name, None) for name in ("encoder", "decoder")}
+    return {name: module for name, module in halves.items() if isinstance(module, nn.Module)}
 
 
 def _change(child: nn.Module) -> int | None:
-    """-1 where rows are doubled, the padding where they are halved (0: by the row below), else None."""
+    """Returns -1 where a layer doubles rows, its padding where it halves them, and None elsewhere."""
     change = level_change(child)
     if change:
         return -1 if change < 0 else 0
     return int(child.padding[0]) if isinstance(child, nn.Conv2d) and child.stride[0] == 2 else None
-
-
-def _doubled(height: int, times: int) -> tuple[int, ...]:
-    return tuple(height << power for power in range(times, -1, -1))

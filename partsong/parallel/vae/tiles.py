@@ -1,4 +1,4 @@
-"""Images cut into overlapping tiles, each computed as if it were alone, and blended where they overlap."""
+"""Cuts images into overlapping tiles, which are computed one by one and blended where they overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TileHalf", "blend_weights", "tiles"]
 
 
 def tiles(rows: int, tile: int, overlap: int) -> list[tuple[int, int]]:
-    """First row and end of each tile of `tile` rows; the last one may be shorter, but is longer than the overlap.
+    """Returns the first row and the end of each tile; the last may be shorter, but is longer than the overlap.
 
     Example:
         >>> tiles(10, tile=6, overlap=2)
@@ -28,12 +28,12 @@ def tiles(rows: int, tile: int, overlap: int) -> list[tuple[int, int]]:
 
 
 def blend_weights(rows: int, before: int, after: int) -> Tensor:
-    """Weights `[rows]` of a tile: straight ramps over the rows it shares, which with its neighbours' add up to 1.
+    """Returns weights `[rows]` of a tile: linear ramps over the rows it shares, so that all weights add up to 1.
 
     Args:
-        rows: rows of the tile.
-        before: of these, the first ones shared with the tile before.
-        after: of these, the last ones shared with the tile after.
+        rows: number of rows of the tile.
+        before: number of first rows that it shares with the tile before.
+        after: number of last rows that it shares with the tile after.
 
     Example:
         >>> blend_weights(5, before=2, after=1).tolist()
@@ -45,14 +45,14 @@ def blend_weights(rows: int, before: int, after: int) -> Tensor:
 
 
 class TileHalf:
-    """An encoder or decoder that works on tiles of rows, each on one rank; approximate unless there is one tile.
+    """Cuts an encoder or decoder into tiles of rows, each on one rank; approximate unless there is one tile.
 
     Args:
         vae: the autoencoder.
         axis: the ranks; each takes a run of tiles.
         tile: latent rows of a tile.
         overlap: latent rows that two neighbouring tiles share, at most half a tile.
-        encodes: whether images go in and latents come out, rather than the other way round.
+        encodes: whether it is the encoder.
     """
 
     def __init__(self, vae: Any, axis: Axis, tile: int, overlap: int, encodes: bool) -> None:
@@ -63,22 +63,23 @@ class TileHalf:
         self._sent = [0] * axis.size
 
     def attach(self, hooks: HookSet) -> None:
-        """Nothing inside changes: every tile is computed as a whole."""
+        """Puts on no hooks, since every tile is computed as a whole."""
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
-        """Computes this rank's tiles and blends all of them."""
+        """Computes this rank's tiles, and blends those of all ranks."""
         image: Tensor = named[first]
         self._check(image, named)
         cut = tiles(image.shape[-2] // self.taken, self.tile, self.overlap)
         counts = split_sizes(len(cut), self.axis.size)
         runs = [cut[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
         bounds = [(run[0][0] * self.given, run[-1][1] * self.given) if run else (0, 0) for run in runs]
-        mine = self._blended(forward, named, first, runs[self.axis.index] or cut[:1], cut)
+        compute = lambda tile: forward(**{**named, first: tile})  # noqa: E731
+        mine = self._blended(compute, image, runs[self.axis.index] or cut[:1], cut[-1][1])
         sizes = tuple(end - start for start, end in bounds)
         own = sizes[self.axis.index]
         row = mine[..., 0, :].numel() * mine.element_size()
         self._sent = [size * row * (self.axis.size - 1) for size in sizes]
-        # A rank without a tile has computed the first one to know the shape; none of it is sent.
+        # A rank without a tile computes the first one for its shape, and sends none of it.
         parts = gather_tokens(self.axis, mine[..., :own, :], sizes, mine.ndim - 2, name="gather of the tiles")
         whole = mine.new_zeros((*mine.shape[:-2], cut[-1][1] * self.given, mine.shape[-1]))
         for part, (start, end) in zip(parts.split(list(sizes), dim=-2), bounds, strict=True):
@@ -86,22 +87,16 @@ class TileHalf:
         return whole
 
     def _blended(
-        self,
-        forward: Callable[..., Any],
-        named: dict[str, Any],
-        first: str,
-        run: list[tuple[int, int]],
-        cut: list[tuple[int, int]],
+        self, compute: Callable[[Tensor], Tensor], image: Tensor, run: list[tuple[int, int]], last: int
     ) -> Tensor:
-        """The weighted sum of a run of tiles, from the first row of the first to the end of the last."""
+        """Adds up a run of weighted tiles, from the first row of the first to the end of the last."""
         total: Tensor | None = None
         size = (run[-1][1] - run[0][0]) * self.given
         for start, end in run:
-            tile = named[first][..., start * self.taken : end * self.taken, :].contiguous()
-            rows: Tensor = forward(**{**named, first: tile})
+            rows = compute(image[..., start * self.taken : end * self.taken, :].contiguous())
             self._check_rows(rows, end - start)
             shared = self.overlap * self.given
-            weights = blend_weights(rows.shape[-2], shared if start > 0 else 0, shared if end < cut[-1][1] else 0)
+            weights = blend_weights(rows.shape[-2], shared if start > 0 else 0, shared if end < last else 0)
             total = rows.new_zeros((*rows.shape[:-2], size, rows.shape[-1])) if total is None else total
             place = slice((start - run[0][0]) * self.given, (end - run[0][0]) * self.given)
             total[..., place, :] += rows * weights[:, None].to(rows)
@@ -112,7 +107,7 @@ class TileHalf:
         kind = type(self.vae).__name__
         if named.get("feat_cache") is not None:
             raise UnsupportedError(
-                f"{kind} remembers earlier frames, which tiles would mix up; leave tile out: its rows are cut exactly"
+                f"{kind} remembers earlier frames, which tiles would mix up; leave tile out, which cuts rows exactly"
             )
         if getattr(self.vae, "use_tiling", False):
             raise UnsupportedError(f"{kind} makes tiles of its own; call disable_tiling(), or leave tile out")
@@ -127,5 +122,5 @@ class TileHalf:
             )
 
     def sent(self) -> list[int]:
-        """Bytes each rank sent in the last call."""
+        """Returns the bytes each rank sent in the last call."""
         return self._sent

@@ -1,10 +1,10 @@
-r"""Is a model's answer the right one? Numbers are compared exactly here, formulas in a process that can be killed.
+r"""Decides whether a model's answer is right: numbers are compared exactly here, formulas in a process of their own.
 
-A verdict is "right", "wrong" or "undecided", and undecided counts as wrong: the comparison hung, grew, or made no
-sense of the answer. Formulas go to math-verify, which works with a computer algebra system: an innocent-looking answer
-such as ``9^{9^{9}}`` keeps it busy for ever. So it runs in processes of its own, each answer has a deadline, and a
-process that misses it is killed and replaced. Threads are no place for it: its timers are signals, and a thread cannot
-be killed.
+A verdict is "right", "wrong" or "undecided". Undecided counts as wrong: the comparison took too long, took too much
+memory, or could not read the answer. Formulas go to math-verify, which works with a computer algebra system. An answer
+as short as ``9^{9^{9}}`` keeps that busy for ever. So it runs in processes of its own, each answer has a deadline, and
+a process that misses it is killed and replaced. Threads would not do, because its timers are signals, and a thread
+cannot be killed.
 
 >>> same_number("0.50", "1/2"), same_number("1/2", "half")
 (True, None)
@@ -17,30 +17,30 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import TracebackType
 
 from partsong.errors import ArgumentError
+from partsong.knobs import AboveZero, Count, check_knobs, type_hints
 from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
 from partsong.reasoning.answers.checking_process import CheckerProcess, CheckingError
 from partsong.reasoning.answers.extract import normal_math
 
 __all__ = ["CheckingError", "MathChecker", "Verdict", "same_number", "shared_checker"]
 
-#: Longer answers are not compared: no formula of a textbook is.
+#: Longer answers are not compared; no formula in a textbook is that long.
 MAX_ANSWER = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a comparison.
+    """Holds the result of a comparison.
 
     Attributes:
-        right: the answer is the gold one; False where nobody could tell.
-        decided: False where it was stopped or made no sense of.
+        right: whether the answer equals the gold one; False where that is undecided.
+        decided: whether the comparison came to a result.
         reason: how it was decided, or why not.
-        seconds: it took.
+        seconds: how long it took.
     """
 
     right: bool
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def same_number(gold: str, answer: str) -> bool | None:
-    r"""Whether two texts are the same number, exactly; None unless both are numbers or arithmetic.
+    r"""Returns whether two texts are exactly the same number; None unless both are numbers or arithmetic.
 
     >>> same_number("1,000", "10^3"), same_number("0.33", "1/3"), same_number("9**9**9", "1")
     (True, False, None)
@@ -71,13 +71,13 @@ class MathChecker:
     r"""Compares answers with gold ones, in a pool of processes that start when the first formula needs them.
 
     Args:
-        workers: processes at most.
-        seconds: one comparison may take.
+        workers: most processes.
+        seconds: longest time of one comparison.
         memory_mb: megabytes of address space of a process.
-        start_seconds: a process may take to start.
+        start_seconds: longest time a process may take to start.
 
     Raises:
-        ArgumentError: a number that is not positive.
+        ArgumentError: a number is not positive.
 
     >>> with MathChecker() as checker:
     ...     checker.check(r"\sqrt{8}", r"2\sqrt{2}").right
@@ -85,13 +85,12 @@ class MathChecker:
     """
 
     def __init__(
-        self, *, workers: int = 1, seconds: float = 5.0, memory_mb: int = 1024, start_seconds: float = 120.0
+        self, *, workers: Count = 1, seconds: AboveZero = 5.0, memory_mb: Count = 1024, start_seconds: AboveZero = 120.0
     ) -> None:
-        for name, value in (("workers", workers), ("seconds", seconds), ("memory_mb", memory_mb)):
-            if isinstance(value, bool) or not value > 0:
-                raise ArgumentError(f"{name}={value!r}; use a positive number")
-        self.seconds, self.memory, self.start_seconds = seconds, memory_mb * 2**20, start_seconds
-        self.workers = workers
+        limits = {"workers": workers, "seconds": seconds, "memory_mb": memory_mb, "start_seconds": start_seconds}
+        check_knobs(type_hints(MathChecker.__init__), limits)
+        self.workers, self.seconds, self.start_seconds = workers, seconds, start_seconds
+        self.memory = memory_mb * 2**20
         self._idle: list[CheckerProcess] = []
         self._busy: set[CheckerProcess] = set()
         self._seats = threading.BoundedSemaphore(workers)
@@ -103,19 +102,17 @@ class MathChecker:
     def __enter__(self) -> MathChecker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes; a comparison under way becomes undecided."""
+        """Ends the processes; comparisons that still run become undecided."""
         with self._lock:
             self._closed = True
-            ended, self._idle = self._idle, []
-            for process in ended:
+            idle, self._idle = self._idle, []
+            for process in idle:
                 process.kill()
-            # Those who wait for one of these see its end, and clear it away.
+            # The threads that wait for one of these see its end and clear it away.
             for process in self._busy:
                 process.stop()
 
@@ -123,8 +120,9 @@ class MathChecker:
         r"""Compares an answer with the gold one; may be called from several threads.
 
         Args:
-            gold: LaTeX, without dollar signs or a box; comes first, for the comparison is not symmetric.
-            answer: likewise; None, no answer, is wrong.
+            gold: the gold answer in LaTeX, without dollar signs or a box. It comes first, because the comparison is not
+                symmetric.
+            answer: the model's answer in the same form; None, no answer, is wrong.
 
         Raises:
             CheckingError: math-verify is needed and not installed, or its process does not start.
@@ -141,58 +139,55 @@ class MathChecker:
         same = same_number(plain[0], plain[1])
         if same is not None:
             return Verdict(same, reason="same number" if same else "another number")
-        verdict = self._asked(gold, answer)
-        return Verdict(verdict.right, verdict.decided, verdict.reason, time.monotonic() - begin)
+        verdict = self._ask_process(gold, answer)
+        return replace(verdict, seconds=time.monotonic() - begin)
 
     def check_many(self, pairs: Iterable[tuple[str, str | None]]) -> list[Verdict]:
         """Compares many pairs of (gold, answer), equal ones once, on as many processes as there may be."""
-        asked = list(pairs)
-        each = list(dict.fromkeys(asked))
+        pairs = list(pairs)
+        distinct = list(dict.fromkeys(pairs))
         with ThreadPoolExecutor(self.workers) as threads:
-            found = dict(zip(each, threads.map(lambda pair: self.check(*pair), each), strict=True))
-        return [found[pair] for pair in asked]
+            verdicts = dict(zip(distinct, threads.map(lambda pair: self.check(*pair), distinct), strict=True))
+        return [verdicts[pair] for pair in pairs]
 
-    def _asked(self, gold: str, answer: str) -> Verdict:
+    def _ask_process(self, gold: str, answer: str) -> Verdict:
         with self._seats:
-            process = self._taken()
+            process = self._take()
             until = time.monotonic() + self.seconds
-            said = process.ask(gold, answer, until)
-            if said is None:
-                reason = (
-                    f"took longer than {self.seconds:g} seconds" if time.monotonic() >= until else "the process died"
-                )
-                self._dropped(process)
+            reply = process.ask(gold, answer, until)
+            if reply is None:
+                late = time.monotonic() >= until
+                self._drop(process)
+                reason = f"took longer than {self.seconds:g} seconds" if late else "the process died"
                 return Verdict(False, decided=False, reason=reason)
-            if said["right"] is None and said["reason"] == "out of memory":
-                self._dropped(process)
+            if reply["right"] is None and reply["reason"] == "out of memory":
+                self._drop(process)
             else:
-                self._returned(process)
-            return Verdict(bool(said["right"]), decided=said["right"] is not None, reason=said["reason"])
+                self._put_back(process)
+            return Verdict(bool(reply["right"]), decided=reply["right"] is not None, reason=reply["reason"])
 
-    def _taken(self) -> CheckerProcess:
+    def _take(self) -> CheckerProcess:
         with self._lock:
             if self._closed:
                 raise ArgumentError("the checker was closed; make another one")
-            process = self._idle.pop() if self._idle else None
-            if process is not None:
-                self._busy.add(process)
-                return process
-            process = CheckerProcess(self.memory, self.seconds)
+            is_ready = bool(self._idle)
+            process = self._idle.pop() if is_ready else CheckerProcess(self.memory, self.seconds)
             self._busy.add(process)
         try:
-            process.wait_until_ready(self.start_seconds)
+            if not is_ready:
+                process.wait_until_ready(self.start_seconds)
         except CheckingError:
-            self._dropped(process, count=False)
+            self._drop(process, count=False)
             raise
         return process
 
-    def _returned(self, process: CheckerProcess) -> None:
+    def _put_back(self, process: CheckerProcess) -> None:
         with self._lock:
             self._busy.discard(process)
             if not self._closed:
                 self._idle.append(process)
 
-    def _dropped(self, process: CheckerProcess, *, count: bool = True) -> None:
+    def _drop(self, process: CheckerProcess, *, count: bool = True) -> None:
         process.kill()
         with self._lock:
             self._busy.discard(process)
@@ -203,7 +198,7 @@ _shared: list[MathChecker] = []
 
 
 def shared_checker() -> MathChecker:
-    """One checker for all who bring none, closed when Python ends."""
+    """Returns the checker that all callers without one of their own share; it is closed when Python ends."""
     if not _shared:
         _shared.append(MathChecker())
         atexit.register(_shared[0].close)

@@ -1,4 +1,4 @@
-"""One process that compares answers, and can be killed at any moment."""
+"""Runs one process that compares answers and can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ _MAX_LINE = 10_000
 
 
 class CheckingError(PartsongError, RuntimeError):
-    """The checking process cannot be started: a package is missing, or it dies at once."""
+    """Says that the checking process cannot be started: a package is missing, or it dies at once."""
 
 
 class CheckerProcess:
-    """A running `checking_worker`.
+    """Runs a `checking_worker`.
 
-    A fresh interpreter, not a fork: no thread, lock or model of this process is copied into it, and the caller's main
-    module is not run again. What goes back and forth is text.
+    It is a fresh interpreter, not a fork: no thread, lock or model of this process is copied into it, and the caller's
+    main module is not run again. Only text goes back and forth.
 
-    Args:
-        memory: bytes of address space it may use.
-        seconds: one comparison may take; beyond twice that the system ends it even if this process is gone.
+    It may use `memory` bytes of address space. If one comparison takes twice as long as `seconds`, the system ends it
+    even if this process is gone.
     """
 
     def __init__(self, memory: int, seconds: float) -> None:
         command = [sys.executable, "-P", str(_FILE), str(memory), str(seconds)]
-        # One thread of linear algebra: the address space is bounded.
+        # One thread of linear algebra, because further threads would use up the address space.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
@@ -50,28 +49,28 @@ class CheckerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Returns the process id."""
         return self._process.pid
 
     def wait_until_ready(self, seconds: float) -> None:
         """Waits until it has loaded what it needs.
 
         Raises:
-            CheckingError: math-verify is not installed, or it did not start.
+            CheckingError: math-verify is not installed, or the process did not start.
         """
-        said = self.answer(time.monotonic() + seconds)
-        if said is not None and said.get("ready"):
+        reply = self.answer(time.monotonic() + seconds)
+        if reply is not None and reply.get("ready"):
             return
         self.kill()
-        if said is not None and "missing" in said:
+        if reply is not None and "missing" in reply:
             raise CheckingError(
-                f"comparing formulas needs math-verify ({said['missing']}); install it with: "
+                f"comparing formulas needs math-verify ({reply['missing']}); install it with: "
                 "pip install 'partsong[reasoning]'"
             )
         raise CheckingError(f"the process that compares formulas did not start within {seconds:g} seconds")
 
     def ask(self, gold: str, answer: str, until: float) -> dict[str, Any] | None:
-        """Compares two answers; None if it died or `until`, of `time.monotonic`, came first: then kill it."""
+        """Compares two answers; returns None if it died or the time `until` came first: then kill it."""
         line = json.dumps({"gold": gold, "answer": answer}).encode() + b"\n"
         with selectors.DefaultSelector() as ready:
             ready.register(self._in, selectors.EVENT_WRITE)
@@ -88,7 +87,7 @@ class CheckerProcess:
         return self.answer(until)
 
     def answer(self, until: float) -> dict[str, Any] | None:
-        """The next line it says; None if it died or the time came first."""
+        """Returns the next line it writes; None if it died or the time `until`, of `time.monotonic`, came first."""
         with selectors.DefaultSelector() as ready:
             ready.register(self._out, selectors.EVENT_READ)
             while b"\n" not in self._begun:
@@ -103,11 +102,11 @@ class CheckerProcess:
         return json.loads(line)
 
     def stop(self) -> None:
-        """Ends it from another thread than the one that waits for it, which then calls `kill`."""
+        """Ends the process from another thread than the one that waits for it, which then calls `kill`."""
         self._process.kill()
 
     def kill(self) -> None:
-        """Ends it, whatever it is doing, and gives back what it held."""
+        """Ends the process at once and gives back what it held."""
         self._process.kill()
         self._process.wait()
         self._in.close()

@@ -1,9 +1,9 @@
-"""The far end of `MathChecker`: a process of its own that compares two mathematical answers at a time.
+"""Compares two mathematical answers at a time, as the process that `MathChecker` starts.
 
 It reads a line of JSON, ``{"gold": ..., "answer": ...}``, and writes one, ``{"right": ..., "reason": ...}``. It keeps
-no time: whoever started it kills it. It bounds its memory, and its processor time in case nobody is left to kill it.
-Only math-verify's LaTeX reader is used, which builds formulas from a grammar; its reader of plain expressions hands
-text to Python and is left alone. This file is started by its path and needs nothing else of the package.
+no time, because its parent kills it. It bounds its memory, and its processor time in case no parent is left to kill it.
+It uses only math-verify's LaTeX reader, which builds formulas from a grammar; the reader of plain expressions hands
+text to Python. This file is started by its path and needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["main"]
 def main() -> None:
     """Answers until its input ends."""
     memory, seconds = int(sys.argv[1]), float(sys.argv[2])
-    # What libraries print must not get between the answers.
+    # Whatever libraries print must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
@@ -29,22 +29,22 @@ def main() -> None:
     try:
         from math_verify import LatexExtractionConfig, parse, verify
     except ImportError as error:
-        _say(answers, {"missing": str(error)})
+        _write(answers, {"missing": str(error)})
         return
 
     def read(latex: str) -> list[Any]:
-        # Its own timers need signals and are wrong in many surroundings; the parent's clock replaces them.
+        # Timers of math-verify need signals, which do not work everywhere; the parent keeps the time instead.
         return parse(latex, [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
-    _say(answers, {"ready": True})
+    _write(answers, {"ready": True})
     for line in sys.stdin:
         _bound_time(seconds)
-        _say(answers, _compared(json.loads(line), read, verify))
+        _write(answers, _compare(json.loads(line), read, verify))
 
 
-def _compared(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
+def _compare(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
     try:
-        # The gold answer comes first: an answer may be more than it in some ways and less in none.
+        # The gold answer comes first: an answer may say more than it, but not less.
         gold, answer = read(f"${pair['gold']}$"), read(f"\\boxed{{{pair['answer']}}}")
         if not gold or not answer:
             return {"right": None, "reason": "no formula could be read"}
@@ -53,7 +53,7 @@ def _compared(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
         return {"right": None, "reason": "out of memory"}
     except RecursionError:
         return {"right": None, "reason": "too deep"}
-    except Exception as error:  # noqa: BLE001 - whatever a foreign library raises, the pair is undecided and no more
+    except Exception as error:  # noqa: BLE001 - a foreign library may raise any error; the pair is then undecided
         return {"right": None, "reason": type(error).__name__}
 
 
@@ -66,7 +66,7 @@ def _bound_memory(memory: int) -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Ends this process some time after its parent should have done so."""
+    """Makes the system end this process some time after its parent should have done so."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -75,8 +75,8 @@ def _bound_time(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _say(answers: Any, said: dict[str, Any]) -> None:
-    answers.write(json.dumps(said) + "\n")
+def _write(answers: Any, reply: dict[str, Any]) -> None:
+    answers.write(json.dumps(reply) + "\n")
     answers.flush()
 
 

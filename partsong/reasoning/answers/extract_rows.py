@@ -1,4 +1,4 @@
-r"""Finding lists and grids in a model's text; the rules of `partsong.reasoning.answers.extract` hold here too.
+r"""Finds lists and grids in a model's text; the rules of `partsong.reasoning.answers.extract` hold here too.
 
 >>> final_list("sorted: [1, 2.0, 'x']"), final_grid("Solution:\n1 2\n2 1", 2)
 ('[1, 2, x]', '12\n21')
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from partsong.reasoning.answers.extract import last_boxed, spoken
+from partsong.reasoning.answers.extract import last_boxed, visible_text
 
 __all__ = ["final_grid", "final_list", "items_of"]
 
-#: Items of a list; longer ones are no answers.
+#: Most items of a list; longer ones do not count as answers.
 _MAX_ITEMS = 2000
 _PLAIN = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?")
 _FRAME = re.compile(r"[\s|,;┃│║]+")
@@ -22,36 +22,36 @@ _CELL = re.compile(r"[0-9A-Za-z._?]")
 
 
 def final_list(text: str) -> str | None:
-    r"""The last list in square brackets that holds no other list, or that in the last box, with or without brackets.
+    r"""Returns the last list in square brackets that holds no other list, or the one in the last box.
 
-    Items lose their quotes, numbers are spelled in one way.
+    In a box it needs no brackets. Items lose their quotes, and numbers are spelled in one way.
 
     >>> final_list('["b", "a"]'), final_list(r"\boxed{3, 2, 1}"), final_list("3, 2, 1")
     ('[b, a]', '[3, 2, 1]', None)
     """
     boxed = last_boxed(text)
-    said = spoken(text) if boxed is None else boxed
-    begin, found = None, None
-    for bracket in re.finditer(r"[\[\]]", said):
+    searched = visible_text(text) if boxed is None else boxed
+    begin, inner = None, None
+    for bracket in re.finditer(r"[\[\]]", searched):
         if bracket.group() == "[":
             begin = bracket.end()
         elif begin is not None:
-            begin, found = None, said[begin : bracket.start()]
-    if found is None:
-        found = None if boxed is None else boxed.replace(r"\{", "").replace(r"\}", "").strip("()")
-    if found is None or found.count(",") >= _MAX_ITEMS:
+            begin, inner = None, searched[begin : bracket.start()]
+    if inner is None:
+        inner = None if boxed is None else boxed.replace(r"\{", "").replace(r"\}", "").strip("()")
+    if inner is None or inner.count(",") >= _MAX_ITEMS:
         return None
-    items = [_item(item) for item in found.split(",")] if found.strip() else []
+    items = [_item(item) for item in inner.split(",")] if inner.strip() else []
     return None if "" in items else f"[{', '.join(items)}]"
 
 
-def items_of(said: str) -> list[str]:
-    """The items of a list as `final_list` spells it.
+def items_of(text: str) -> list[str]:
+    """Returns the items of a list as `final_list` spells it.
 
     >>> items_of("[3, 2]"), items_of("[]")
     (['3', '2'], [])
     """
-    inner = said.strip()[1:-1].strip()
+    inner = text.strip()[1:-1].strip()
     return [item.strip() for item in inner.split(",")] if inner else []
 
 
@@ -61,7 +61,7 @@ def _item(text: str) -> str:
 
 
 def final_grid(text: str, rows: int, columns: int | None = None) -> str | None:
-    r"""The last square of single characters, a line each; frames, bars, commas and blanks between them are dropped.
+    r"""Returns the last square of single characters, without the frames, bars, commas and blanks between them.
 
     Args:
         text: the text.
@@ -75,7 +75,7 @@ def final_grid(text: str, rows: int, columns: int | None = None) -> str | None:
     '1234\n3412'
     """
     width, run, best = columns or rows, [], None
-    for line in spoken(text).splitlines():
+    for line in visible_text(text).splitlines():
         if _RULE.match(line):
             continue
         cells = _FRAME.sub("", line.strip("`*[] ")) if len(line) <= 8 * width + 16 else ""

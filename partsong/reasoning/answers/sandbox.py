@@ -1,4 +1,4 @@
-"""Running programs a model wrote: what a runner is, and one that runs them in a fenced-in process."""
+"""Runs programs that a model wrote: says what a runner is, and has one that shuts them into a process."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
+from partsong.knobs import AboveZero, Count, check_fields
 
-__all__ = ["SandboxOutcome", "Runner", "Sandbox"]
+__all__ = ["Runner", "Sandbox", "SandboxOutcome"]
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _MB = 1 << 20
-#: Exit code of the child where it cannot isolate.
+#: Exit code of the child where it cannot isolate the program.
 _REFUSED = 125
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxOutcome:
-    """How a program ended.
+    """Describes how a program ended.
 
     Attributes:
-        passed: it ended by itself, with exit code 0.
-        output: what it wrote, both streams in order; the middle is left out where it is long.
-        reason: "exit", or "timeout" where it was ended.
+        passed: whether it ended by itself with exit code 0.
+        output: what it wrote to both streams, in order; the middle is left out where it is long.
+        reason: "exit", or "timeout" where it was killed.
         code: exit code; None after a timeout.
     """
 
@@ -40,14 +41,14 @@ class SandboxOutcome:
 
     @property
     def report(self) -> str:
-        """For a model to read."""
+        """Returns a report for a model to read."""
         if self.reason == "timeout":
             return f"It did not end in time.\n{self.output}".rstrip()
         return f"Exit code {self.code}.\n{self.output}".rstrip()
 
 
 class Runner(Protocol):
-    """Runs a program; strategies that need one have none unless it is given to them."""
+    """Runs programs; a strategy that needs a runner has to be given one."""
 
     async def run(self, program: str) -> SandboxOutcome:
         """Runs a program from beginning to end.
@@ -62,38 +63,35 @@ class Runner(Protocol):
 class Sandbox:
     r"""Runs Python programs, each in a process group and a temporary folder of its own, on Linux.
 
-    With `isolate`, a program has no network, cannot signal other processes, leaves no child behind, and writes files
-    below its folder only. It still reads what the user can read, and shares the kernel: for programs by people who
-    mean harm, use a virtual machine.
+    With `isolate`, a program has no network, cannot signal other processes, leaves no child process over, and writes
+    files below its folder only. It still reads what the user can read, and shares the kernel: for programs by people
+    who mean harm, use a virtual machine.
 
     Attributes:
-        seconds: of wall time; then the whole group is killed.
-        cpu_seconds: of CPU time, whole.
-        memory_mb: of address space of each process.
-        file_mb: of each file, the output among them.
-        processes: and threads at most; does not bind the superuser.
-        output_chars: of output that are kept.
-        isolate: namespaces and Landlock as above; a machine that does not allow them is refused. False does without.
-        python: interpreter; None is this one.
+        seconds: seconds of wall time; then the whole group is killed.
+        cpu_seconds: whole seconds of CPU time.
+        memory_mb: megabytes of address space of each process.
+        file_mb: megabytes of each file, also of the output.
+        processes: most processes and threads; does not bind the superuser.
+        output_chars: characters of output that are kept.
+        isolate: whether to use namespaces and Landlock as above; a machine that does not allow them is refused.
+        python: path of the interpreter; None is the one that runs.
 
     >>> asyncio.run(Sandbox(isolate=False).run("print(6 * 7)")).output
     '42\n'
     """
 
-    seconds: float = 10.0
-    cpu_seconds: int = 10
-    memory_mb: int = 512
-    file_mb: int = 16
-    processes: int = 64
-    output_chars: int = 4000
+    seconds: AboveZero = 10.0
+    cpu_seconds: Count = 10
+    memory_mb: Count = 512
+    file_mb: Count = 16
+    processes: Count = 64
+    output_chars: Count = 4000
     isolate: bool = True
     python: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "cpu_seconds", "memory_mb", "file_mb", "processes", "output_chars"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not value > 0 or (name != "seconds" and not isinstance(value, int)):
-                raise ArgumentError(f"sandbox {name}={value!r}; use a positive number, whole but for seconds")
+        check_fields(self)
         if not sys.platform.startswith("linux"):
             raise UnsupportedError(f"the sandbox needs Linux, this is {sys.platform}; give a runner of your own")
 
@@ -104,10 +102,10 @@ class Sandbox:
             UnsupportedError: it does not.
         """
         with tempfile.TemporaryDirectory(prefix="partsong-") as folder:
-            code, said = await self._spawn(Path(folder), [])
+            code, output = await self._spawn(Path(folder), [])
         if code != 0:
             raise UnsupportedError(
-                f"this machine does not allow programs to be isolated ({said.strip()}); allow user namespaces and "
+                f"this machine does not allow programs to be isolated ({output.strip()}); allow user namespaces and "
                 "Landlock, run inside a container with Sandbox(isolate=False), or give a runner of your own"
             )
 
@@ -115,29 +113,29 @@ class Sandbox:
         """Runs a Python program; see `Runner`.
 
         Raises:
-            UnsupportedError: it cannot be isolated here.
+            UnsupportedError: the program cannot be isolated here.
         """
         with tempfile.TemporaryDirectory(prefix="partsong-") as folder:
             work = Path(folder) / "work"
             work.mkdir()
             (work / "program.py").write_text(program, encoding="utf-8")
             command = [self.python or sys.executable, "-s", "-P", "-B", "program.py"]
-            code, said = await self._spawn(Path(folder), command)
+            code, output = await self._spawn(Path(folder), command)
             # Paths differ from run to run, and prompts must not.
-            said = self._kept(said.replace(f"{work}{os.sep}", ""))
+            output = self._shorten(output.replace(f"{work}{os.sep}", ""))
         if self.isolate and code == _REFUSED:  # a program may end with this code too
             await self.check()
         if code is None:
-            return SandboxOutcome(passed=False, output=said, reason="timeout", code=None)
-        return SandboxOutcome(passed=code == 0, output=said, code=code)
+            return SandboxOutcome(passed=False, output=output, reason="timeout", code=None)
+        return SandboxOutcome(passed=code == 0, output=output, code=code)
 
     async def _spawn(self, folder: Path, command: list[str]) -> tuple[int | None, str]:
-        """Exit code, None after a timeout, and output; nothing it started is left."""
+        """Runs a command; returns its exit code, None after a timeout, and its output. It leaves no process over."""
         work = folder / "work"
         work.mkdir(exist_ok=True)
         limits = [int(self.isolate), self.cpu_seconds, self.memory_mb * _MB, self.file_mb * _MB, self.processes]
         arguments = [sys.executable, "-I", "-S", str(_CHILD), *map(str, limits), str(work), *command]
-        # A seed for hashes, so that sets come out alike each time.
+        # Hashes are seeded, so that sets come out alike each time.
         known = {"PATH": os.defpath, "HOME": str(work), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
         with (folder / "output").open("wb") as output:
             child = await asyncio.create_subprocess_exec(
@@ -149,20 +147,19 @@ class Sandbox:
                 env=known,
                 start_new_session=True,
             )
-            code: int | None = None
             try:
                 code = await asyncio.wait_for(child.wait(), self.seconds)
             except TimeoutError:
-                pass
+                code = None
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 await child.wait()
-        with (folder / "output").open("rb") as written:
-            said = written.read(8 * self.output_chars + _MB)
-        return code, said.decode("utf-8", "replace")
+        with (folder / "output").open("rb") as file:
+            text = file.read(8 * self.output_chars + _MB).decode("utf-8", "replace")
+        return code, text
 
-    def _kept(self, text: str) -> str:
+    def _shorten(self, text: str) -> str:
         if len(text) <= self.output_chars:
             return text
         half = self.output_chars // 2

@@ -1,8 +1,9 @@
-"""The inner side of a sandbox, run as a script of its own: gives up what a program must not have, then becomes it.
+"""Gives up the rights that a program must not have, then becomes that program: the inner side of a sandbox.
 
-In this order: new user, network and process namespaces; a child that is process 1 of the latter, so that all it starts
-dies with it; limits of CPU time, memory and file sizes; no file may be written but below one folder (Landlock). It
-imports nothing but the standard library and is never imported by the package.
+It enters new user, network and process namespaces and starts a child as process 1 of these, so that all the child
+starts dies with it. The child may write files only below one folder (Landlock), sets limits of CPU time, memory and
+file sizes, and becomes the program. This file runs as a script of its own, imports nothing but the standard library and
+is never imported by the package.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 _NEW_USER, _NEW_NET, _NEW_PID, _NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
 _DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38
 _CREATE_RULES, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-#: Landlock's rights to change files: write, remove, make, and by version of the kernel move and truncate.
+#: Landlock's rights to change files: write, remove and make. Later versions of the kernel add move and truncate.
 _WRITES = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 _LATER = {2: 1 << 13, 3: 1 << 14}
 #: Exit code where a namespace or Landlock is refused.
@@ -24,7 +25,7 @@ REFUSED = 125
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503 - it becomes the program in the end
-    """``ISOLATE CPU MEMORY FILE PROCESSES FOLDER [COMMAND...]``; without a command it only tries what it would do."""
+    """Runs ``ISOLATE CPU MEMORY FILE PROCESSES FOLDER [COMMAND...]``; without a command it only tries to isolate."""
     isolate, cpu, memory, size, processes, folder, *command = arguments
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_DIE_WITH_PARENT, 9, 0, 0, 0)
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - it becomes the program 
     child = os.fork()
     if child:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return code if code >= 0 else 128 - code  # as shells tell of signals
+        return code if code >= 0 else 128 - code  # as shells report signals
     libc.prctl(_DIE_WITH_PARENT, 9, 0, 0, 0)
     if isolate == "1" and not _lock_files(libc, folder):
         os._exit(_refused("Landlock"))
@@ -58,7 +59,7 @@ def _refused(what: str) -> int:
 
 
 def _lock_files(libc: ctypes.CDLL, folder: str) -> bool:
-    """Whether files can be written below `folder` and nowhere else from now on."""
+    """Makes files writable below `folder` and nowhere else; returns whether the kernel allows that."""
     version = libc.syscall(_CREATE_RULES, None, 0, 1)
     if version < 1:
         return False

@@ -1,4 +1,4 @@
-"""Counting answers: majorities, weighted ones, and when a vote is decided although not all votes are in."""
+"""Counts answers: plain and weighted majorities, and whether a vote is decided although votes are missing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ __all__ = ["Ballot", "RiskBound", "adaptive_confidence", "cannot_be_overtaken", 
 
 @dataclass(slots=True)
 class Ballot:
-    """Votes so far. Ties go to the answer whose first vote has the lowest number, whatever order they came in.
+    """Holds the votes so far. A tie goes to the answer whose first vote has the lowest number, in any order of coming.
 
     Attributes:
-        total: votes there will be at most.
-        weights: of each answer, the sum of its votes.
-        first: the lowest number of a vote for each answer.
-        spoilt: votes that named no answer, such as one that ran out of tokens.
+        total: most votes there will be.
+        weights: by answer, the sum of the weights of its votes.
+        first: by answer, the lowest number of its votes.
+        counted: number of votes so far, spoilt ones included.
+        spoilt: number of votes that named no answer, such as those that ran out of tokens.
     """
 
     total: int
@@ -29,10 +30,10 @@ class Ballot:
     spoilt: int = 0
 
     def add(self, number: int, answer: str | None, weight: float = 1.0) -> None:
-        """Counts vote `number`; None is spoilt.
+        """Counts vote `number`; an answer of None is a spoilt vote.
 
         Raises:
-            ArgumentError: a weight below 0.
+            ArgumentError: the weight is below 0 or not finite.
         """
         if not weight >= 0 or not math.isfinite(weight):
             raise ArgumentError(f"vote {number} has weight {weight}; weights are 0 or more")
@@ -45,34 +46,32 @@ class Ballot:
 
     @property
     def leader(self) -> str | None:
-        """The answer that leads; None without votes."""
+        """Returns the answer that leads; None without votes."""
         return min(self.weights, key=lambda a: (-self.weights[a], self.first[a]), default=None)
 
     def decided(self, missing: frozenset[int] | set[int], most: float = 1.0) -> bool:
-        """Whether no votes that are still missing can change the leader: the lossless stop.
+        """Returns whether the votes that are still missing cannot change the leader: the lossless stop.
 
-        Args:
-            missing: their numbers. Votes may be cast for answers nobody has named yet.
-            most: largest weight of a vote.
+        These may also name answers that no vote has named yet; none of them weighs more than `most`.
         """
         if not missing:
             return True
-        # Asked after every vote, and mostly in vain: while an answer nobody has named could win, nothing is decided.
+        # This is asked after every vote. While an answer without votes could still win, nothing is decided.
         leader = None if most * len(missing) > max(self.weights.values(), default=0.0) else self.leader
         return leader is not None and cannot_be_overtaken(self, leader, missing, most)
 
     def shares(self) -> Mapping[str, float]:
-        """Each answer's share of the weight."""
+        """Returns each answer's share of the weight."""
         whole = sum(self.weights.values()) or 1.0
         return {answer: weight / whole for answer, weight in self.weights.items()}
 
 
 def cannot_be_overtaken(ballot: Ballot, leader: str, missing: frozenset[int] | set[int], most: float) -> bool:
-    """Whether `leader` wins even if all missing votes, of weight `most`, go to the best placed other answer.
+    """Returns whether `leader` wins even if all missing votes, of weight `most`, go to the best placed other answer.
 
-    A tie is won by the answer with the lowest first vote. A missing vote of a lower number may still give another
-    answer that, so a tie counts as lost unless the leader's first vote comes before every missing one and before the
-    other's.
+    The answer with the lowest first vote wins a tie. A missing vote of a lower number may still make another answer
+    that one. So a tie counts as lost unless the leader's first vote comes before every missing one and before the first
+    vote of the other answer.
     """
     room = most * len(missing)
     lead, first = ballot.weights[leader], ballot.first[leader]
@@ -83,19 +82,15 @@ def cannot_be_overtaken(ballot: Ballot, leader: str, missing: frozenset[int] | s
             continue
         if reach > lead or min(ballot.first[other], lowest) < first:
             return False
-    # An answer nobody has named: all missing votes, the first of them the lowest.
+    # An answer without votes so far could get all missing ones, and the lowest of them would be its first.
     return room < lead or (room == lead and first < lowest)
 
 
 def adaptive_confidence(first: int, second: int) -> float:
-    """Probability that the leader is more likely than the runner-up, given their votes, under a flat prior.
+    """Returns the probability that the leader is more likely than the runner-up, given their votes and a flat prior.
 
-    The Beta(first + 1, second + 1) mass above one half, in closed form: sum over i <= first of C(n, i) / 2^n with
-    n = first + second + 1.
-
-    Args:
-        first: votes of the leader.
-        second: votes of the runner-up.
+    This is the Beta(first + 1, second + 1) mass above one half, in closed form: sum over i <= first of C(n, i) / 2^n
+    with n = first + second + 1.
 
     Source: Adaptive-Consistency, arXiv 2305.11860.
 
@@ -103,13 +98,13 @@ def adaptive_confidence(first: int, second: int) -> float:
     0.969
     """
     if first < 0 or second < 0:
-        raise ArgumentError(f"votes are 0 or more, found {first} and {second}")
+        raise ArgumentError(f"first={first}, second={second}; use votes of 0 or more")
     n = first + second + 1
     return sum(math.comb(n, i) for i in range(first + 1)) / 2**n
 
 
 def voting_hint(ballot: Ballot) -> str | None:
-    """Why voting will hardly help here; None where nothing speaks against it."""
+    """Says why voting will hardly help here; returns None where nothing speaks against it."""
     votes = ballot.counted - ballot.spoilt
     if ballot.counted >= 4 and ballot.spoilt > ballot.counted / 2:
         return f"{ballot.spoilt} of {ballot.counted} samples named no answer; give them more tokens before more votes"
@@ -119,12 +114,12 @@ def voting_hint(ballot: Ballot) -> str | None:
 
 
 def evidence(won: int, lost: int) -> float:
-    """How strongly a record of fair bets speaks against fairness: 1 is nothing, and it is rarely large by chance.
+    """Measures how strongly a record of bets speaks against their being fair: 1 means not at all.
 
-    The wealth of a gambler who began with 1 and staked every share between none and all of it alike: the mean of
-    (1 + s)^won (1 - s)^lost over s from 0 to 1, in closed form: sum over i <= won of C(n + 1, i) times
-    won! lost! / (n + 1)!, with n = won + lost. If each bet is fair or worse, the chance that it ever reaches w is 1 / w
-    at most (Ville's inequality).
+    It is the wealth of a gambler who began with 1 and staked every share from nothing to all of it alike: the mean of
+    (1 + s)^won (1 - s)^lost over s from 0 to 1. In closed form this is the sum over i <= won of C(n + 1, i) times
+    won! lost! / (n + 1)!, with n = won + lost. If each bet is fair or worse, the chance that it ever reaches w is at
+    most 1 / w (Ville's inequality).
 
     >>> evidence(0, 0), evidence(3, 0)
     (1.0, 3.75)
@@ -138,18 +133,19 @@ def evidence(won: int, lost: int) -> float:
 class RiskBound:
     """Stops a vote when its end is all but certain.
 
-    Count votes in the order of their numbers: the rule needs them exchangeable, and the order of ending is not, for
-    short answers come first. Then the chance that it ever stops with another answer than the vote over all numbers
-    gives is at most `delta`, however many answers there are and however long the vote would last.
+    Count votes in the order of their numbers. The rule needs votes that are exchangeable, and in the order of ending
+    they are not, because short answers come first. Then the chance that it ever stops with another answer than the vote
+    over all numbers gives is at most `delta`, for any number of answers and any length of the vote.
 
-    Why: take an answer A and one B that is to have at least as many votes as A in the end. While A has no fewer votes
-    than B, the next vote for either is for B with a chance of one half or more, so that betting on A is fair or worse.
-    `evidence` of those bets reaches 2^i / delta with a chance of delta / 2^i at most, for the i-th answer to appear;
-    these add up to delta. The rule stops with A when its bets have reached that against every other answer, named or
-    not.
+    This is why. Take an answer A, and an answer B that will have at least as many votes as A in the end. While A has no
+    fewer votes than B, the next vote for either of them is for B with a chance of one half or more. So a bet on A is
+    fair or worse. For the i-th answer to appear, `evidence` of those bets reaches 2^i / delta with a chance of at most
+    delta / 2^i, and these chances add up to delta. The rule stops with A when its bets have reached that against every
+    other answer, whether it has votes or not.
 
     Attributes:
         delta: largest chance of another winner.
+        counts: votes by answer.
     """
 
     delta: float
@@ -157,7 +153,7 @@ class RiskBound:
     _bets: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def add(self, vote: str | None) -> str | None:
-        """Counts the next vote; None is spoilt.
+        """Counts the next vote; None is a spoilt vote.
 
         Returns:
             The answer the vote stops with; None if it goes on.
@@ -168,16 +164,16 @@ class RiskBound:
         for other, held in self.counts.items():
             if other == vote:
                 continue
-            if new:  # so far it was among the unnamed, and lost every bet against these
+            if new:  # it had no votes, so every vote for the other answer but the first was a bet won against it
                 self._bets[other, vote], self._bets[vote, other] = [held - 1, 0], [0, 0]
             if held >= self.counts.get(vote, 0):
                 self._bets[other, vote][1] += 1
             if not new and self.counts[vote] >= held:
                 self._bets[vote, other][0] += 1
         self.counts[vote] = self.counts.get(vote, 0) + 1
-        return vote if self._certain(vote) else None
+        return vote if self._is_certain(vote) else None
 
-    def _certain(self, answer: str) -> bool:
+    def _is_certain(self, answer: str) -> bool:
         needed = 2.0 ** (1 + list(self.counts).index(answer)) / self.delta
         if evidence(self.counts[answer] - 1, 0) < needed:
             return False

@@ -1,1 +1,1 @@
-"""A run and its calls: requests, engines, the graph of calls, budgets and journals."""
+"""Makes the calls of a run: holds requests, engines, the graph of calls, budgets and journals."""

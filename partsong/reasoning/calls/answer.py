@@ -1,4 +1,4 @@
-"""What a strategy returns, and how an answer is found in a model's text: by reading, never by evaluating."""
+"""Holds what a strategy returns, and finds the answer in a model's text: by reading, never by evaluating."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from partsong.reasoning.calls.call import Completion
 
 __all__ = ["Answer", "Extract", "final_number", "vote_of"]
 
-#: Finds an answer in a text; None where there is none. Answers that mean the same must come out the same.
+#: Finds the answer in a text, or returns None. Answers that mean the same must come out the same.
 Extract = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The end of a run.
+    """Holds the result of a run.
 
     Attributes:
-        answer: what was asked for, read from the text; None where nobody found any.
+        answer: what was asked for, read from the text; None where no call named an answer.
         text: the text it was taken from.
         calls: names of the calls it was taken from.
-        stopped: why there were no more calls: "done"; "decided", the vote could not change any more; "confident", a
-            rule that may err, by no more than it says, ended it; "budget".
+        stopped: why there were no more calls. "done": all were made. "decided": no further vote could change the
+            winner. "confident": a rule ended the run that may err, by no more than it says. "budget": it was spent.
         summary: what the run cost.
-        details: what the strategy has to say beyond that, such as shares of votes.
+        details: further results of the strategy, such as shares of votes.
     """
 
     answer: str | None
@@ -38,5 +38,5 @@ class Answer:
 
 
 def vote_of(completion: Completion, extract: Extract) -> str | None:
-    """The answer of a completion as a vote: None if it ran out of tokens, was cancelled, or names none."""
+    """Returns the answer of a completion as a vote; None if it ran out of tokens, was cancelled, or names no answer."""
     return extract(completion.text) if completion.finish == "stop" else None

@@ -1,30 +1,30 @@
-"""What a run may spend, what it has spent, and the error of having spent it."""
+"""Limits what a run may spend, counts what it has spent, and says so when nothing is left."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from partsong.errors import ArgumentError, PartsongError
+from partsong.knobs import AboveZero, Count, check_fields
 from partsong.reasoning.calls.call import Usage
 
 __all__ = ["Budget", "BudgetError", "Price", "Spending"]
 
 
 class BudgetError(PartsongError, RuntimeError):
-    """A run has spent what it may; calls under way are cancelled, nothing that is complete is lost."""
+    """Says that a run has spent its budget. Running calls are cancelled; nothing that is complete is lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Money per million tokens, in whatever currency.
+    """Holds the price of a million tokens, in any currency.
 
     Attributes:
-        prompt: of prompts.
-        cached: of prompts whose keys were there already.
-        completion: of answers.
+        prompt: price of prompt tokens.
+        cached: price of prompt tokens whose keys were there already.
+        completion: price of answer tokens.
     """
 
     prompt: float = 0.0
@@ -34,50 +34,41 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Limits of a run; None is no limit.
+    """Holds the limits of a run; None is no limit.
 
     Attributes:
-        tokens: written by all calls.
-        calls: begun.
-        seconds: since the first call.
-        money: by `price`.
-        price: of tokens; needed for `money`.
+        tokens: most tokens written by all calls.
+        calls: most calls begun.
+        seconds: most seconds since the first call.
+        money: most money spent, by `price`.
+        price: price of tokens; needed for `money`.
 
     >>> Budget(tokens=1000).validate()
     """
 
-    tokens: int | None = None
-    calls: int | None = None
-    seconds: float | None = None
-    money: float | None = None
+    tokens: Count | None = None
+    calls: Count | None = None
+    seconds: AboveZero | None = None
+    money: AboveZero | None = None
     price: Price | None = None
 
     def validate(self) -> None:
-        """Refuses limits that are none.
+        """Refuses limits that are not positive, and a limit of money without a price.
 
         Raises:
-            ArgumentError: a limit is not positive, or there is no price.
+            ArgumentError: names the limit.
         """
-        for name in (field.name for field in fields(self) if field.name != "price"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not value > 0 or not math.isfinite(value)):
-                raise ArgumentError(f"budget {name}={value!r}; use a positive number, or None for no limit")
+        check_fields(self)
         if self.money is not None and self.price is None:
             raise ArgumentError(f"budget money={self.money} needs a price of tokens")
 
 
 class Spending:
-    """What a run has spent, a journal's calls included; asked at every report of every call, so it keeps sums.
+    """Counts what a run has spent. It is asked at every report of every call, so it keeps sums.
 
-    Args:
-        budget: its limits.
-        past: calls of earlier parts of the run.
-        seconds: what those took.
-
-    Attributes:
-        calls: begun.
-        tokens: written by all calls, those under way included.
-        exceeded: what was used up first, in words; None while there is some of everything left.
+    A journal holds the usage of the calls in earlier parts of the run, `past`, and how many `seconds` those took.
+    Running calls count in `tokens`. `exceeded` says in words what was used up first; it is None while something of
+    everything is left.
     """
 
     def __init__(self, budget: Budget, past: Sequence[Usage] = (), seconds: float = 0.0) -> None:
@@ -87,14 +78,14 @@ class Spending:
         self._price, self._paid = budget.price or Price(), 0.0
         self._before = seconds
         self._begin: float | None = None
-        self._under_way: dict[str, int] = {}
-        self._running = 0
+        self._running: dict[str, int] = {}
+        self._running_tokens = 0
         for usage in past:
             self.done("", usage)
 
     @property
     def seconds(self) -> float:
-        """Since this was first asked, by the clock of the event loop, and what was spent before."""
+        """Returns the seconds since this was first asked, by the clock of the event loop, and those spent before."""
         now = asyncio.get_running_loop().time()
         if self._begin is None:
             self._begin = now
@@ -102,36 +93,43 @@ class Spending:
 
     @property
     def money(self) -> float:
-        """At the budget's price."""
-        return (self._paid + self._running * self._price.completion) / 1e6
+        """Returns the money spent, at the budget's price."""
+        return (self._paid + self._running_tokens * self._price.completion) / 1e6
 
     def progress(self, name: str, tokens: int) -> bool:
-        """Notes how far a call is; whether the budget has just been used up."""
-        more = tokens - self._under_way.get(name, 0)
-        self._under_way[name] = tokens
+        """Notes how many tokens a call has written; returns whether that used up the budget."""
+        more = tokens - self._running.get(name, 0)
+        self._running[name] = tokens
         self.tokens += more
-        self._running += more
+        self._running_tokens += more
         return self.exceeded is None and self.check() is not None
 
     def done(self, name: str, usage: Usage) -> None:
         """Notes the end of a call."""
-        running = self._under_way.pop(name, 0)
-        self._running -= running
+        running = self._running.pop(name, 0)
+        self._running_tokens -= running
         self.tokens += usage.completion + usage.wasted - running
         price = self._price
         self._paid += (usage.prompt - usage.cached) * price.prompt + usage.cached * price.cached
         self._paid += (usage.completion + usage.wasted) * price.completion
 
     def out_of_time(self) -> None:
-        """Notes that an alarm for the last second has rung, whatever rounding makes of the clock."""
+        """Notes that the time is over, even where rounding leaves the clock a little short of it."""
         self.exceeded = self.exceeded or f"{self.seconds:.6g} of {self.budget.seconds:.6g} seconds"
 
     def check(self, *, before_a_call: bool = False) -> str | None:
-        """What is used up, in words; a number of calls is used up before the next one only."""
-        for name in ("tokens", "seconds", "money", "calls"):
-            limit = getattr(self.budget, name)
-            if self.exceeded is not None or limit is None or (name == "calls" and not before_a_call):
-                continue
-            if (found := getattr(self, name)) >= limit:
-                self.exceeded = f"{found:.6g} of {limit:.6g} {name}"
+        """Returns what is used up, in words. The number of calls counts only before another one begins."""
+        limits = self.budget
+        if self.exceeded is None and limits.tokens is not None:
+            self._compare(self.tokens, limits.tokens, "tokens")
+        if self.exceeded is None and limits.seconds is not None:
+            self._compare(self.seconds, limits.seconds, "seconds")
+        if self.exceeded is None and limits.money is not None:
+            self._compare(self.money, limits.money, "money")
+        if self.exceeded is None and limits.calls is not None and before_a_call:
+            self._compare(self.calls, limits.calls, "calls")
         return self.exceeded
+
+    def _compare(self, spent: float, limit: float, unit: str) -> None:
+        if spent >= limit:
+            self.exceeded = f"{spent:.6g} of {limit:.6g} {unit}"

@@ -1,4 +1,4 @@
-"""What a run asks of a language model, wherever it lives."""
+"""Says what a run expects of a language model, in this process or anywhere else."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["Engine", "EngineError", "Progress"]
 
 
 class Progress(Protocol):
-    """Told while a call runs."""
+    """Takes reports while a call runs."""
 
     def __call__(self, text: str, tokens: int, confidence: Sequence[float] = (), *, restart: bool = False) -> None:
         """Takes a report.
 
         Args:
-            text: new since the last one.
-            tokens: written so far.
-            confidence: of the new tokens, as in `Completion`; empty where nobody asked for it.
-            restart: the engine begins anew, and what it has told is void, though its tokens were spent.
+            text: text that is new since the last report.
+            tokens: tokens written so far.
+            confidence: confidence of the new tokens, as in `Completion`; empty where it was not asked for.
+            restart: whether the engine begins again. The text reported so far is void, but its tokens were spent.
         """
         ...
 
 
 class EngineError(PartsongError, RuntimeError):
-    """An engine could not answer: it is away, it refused, or what it sent back makes no sense."""
+    """Says that an engine could not answer: it is away, it refused, or what it sent back makes no sense."""
 
 
 class Engine(Protocol):
     """Answers requests, many at a time.
 
     Attributes:
-        name: tells engines apart in a journal: the model and how it is run.
+        name: the model and how it is run; tells engines apart in a journal.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Engine(Protocol):
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request.
 
-        Cancelling the task ends the call at the engine as well, as far as it can be told.
+        Cancelling the task ends the call at the engine as well, as far as the engine can be reached.
 
         Raises:
-            EngineError: no answer could be had.
+            EngineError: there is no answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Engines around an engine: one that lets so many calls in at a time, one that puts a chat before every prompt."""
+"""Wraps engines: one wrapper bounds the calls made at the same time, one puts a chat before every prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Message, Request
 from partsong.reasoning.calls.engine import Engine, Progress
 
@@ -15,19 +15,19 @@ __all__ = ["BoundedEngine", "ChatEngine"]
 
 
 class BoundedEngine:
-    """Lets at most so many calls reach an engine at a time, whichever runs they belong to; the others wait in turn.
+    """Bounds how many calls reach an engine at the same time; the others wait in turn.
 
-    A `Run` bounds its own calls. Many runs at once, one for each problem, need a bound for all of them.
+    A `Run` bounds its own calls. Many runs at once, one for each problem, need one bound for all of them.
 
     Args:
-        engine: answers.
-        concurrency: most calls under way; positive.
+        engine: answers the calls.
+        concurrency: most calls at the same time.
 
     Attributes:
-        name: the engine's: what is answered does not depend on the bound.
+        name: the engine's name, because answers do not depend on the bound.
 
     Raises:
-        ArgumentError: a bound that is none.
+        ArgumentError: `concurrency` is not a positive integer.
 
     >>> from partsong.reasoning import Line, ScriptedEngine
     >>> four = BoundedEngine(ScriptedEngine(lambda request, draw: Line(text="4")), 2)
@@ -35,13 +35,11 @@ class BoundedEngine:
     '4'
     """
 
-    def __init__(self, engine: Engine, concurrency: int) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise ArgumentError(f"concurrency={concurrency!r}; use a positive integer")
+    def __init__(self, engine: Engine, concurrency: Count) -> None:
+        check_knobs(type_hints(BoundedEngine.__init__), {"concurrency": concurrency})
         self.engine, self.concurrency, self.name = engine, concurrency, engine.name
-        # A semaphore belongs to the loop that waits at it, and an engine may be asked from one loop after the other.
-        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._gates = weakref.WeakKeyDictionary()
+        # A semaphore belongs to the loop that waits at it, and an engine may be asked from one loop after another.
+        self._gates = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request when its turn has come; see `Engine`."""
@@ -58,11 +56,11 @@ class ChatEngine:
     """Puts the same messages before every prompt, so that a strategy, which asks a question, can answer in a chat.
 
     Args:
-        engine: answers.
+        engine: answers the calls.
         before: the chat so far: a system message, earlier turns.
 
     Attributes:
-        name: the engine's. Whoever keeps a journal gives runs after different chats different names.
+        name: the engine's name. With a journal, give runs after different chats different names.
 
     >>> from partsong.reasoning import Line, ScriptedEngine
     >>> echo = ScriptedEngine(lambda request, draw: Line(text=" | ".join(m.text for m in request.messages)))

@@ -1,4 +1,4 @@
-"""The calls of a run as a graph: what was made of what, who waited for whom, and what that cost in tokens."""
+"""Keeps the calls of a run as a graph: which reads which, which waited for which, and what that cost in tokens."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ __all__ = ["CallGraph", "CallNode"]
 
 @dataclass(kw_only=True, slots=True)
 class CallNode:
-    """A call.
+    """Describes a call of a run.
 
     Attributes:
-        name: its id.
+        name: id of the call.
         request: what was asked.
         reads: calls whose text is in its prompt.
-        waits: calls it could not begin before, though none of their text is in it: a vote, a barrier.
-        written: tokens so far.
+        waits: calls that had to end before it could begin, though it reads none of their text: a vote, a barrier.
+        written: tokens written so far.
         completion: what came back; None while it runs.
-        start: seconds since the run began.
-        end: likewise.
-        replayed: it was in the journal.
-        waste: its tokens were spent on nothing: it was halted or cancelled.
+        start: seconds from the beginning of the run to that of the call.
+        end: seconds from the beginning of the run to the end of the call.
+        replayed: whether it was in the journal.
     """
 
     name: str
@@ -41,18 +40,18 @@ class CallNode:
 
     @property
     def tokens(self) -> int:
-        """Tokens it wrote so far."""
+        """Returns the number of tokens the call wrote; 0 while it runs."""
         return 0 if self.completion is None else self.completion.usage.completion
 
     @property
     def waste(self) -> bool:
-        """Whether it was halted or cancelled."""
+        """Returns whether the call was halted or cancelled, so that its tokens were spent on nothing."""
         return self.completion is not None and self.completion.finish in ("halted", "cancelled")
 
 
 @dataclass(slots=True)
 class CallGraph:
-    """Calls by name, in the order they began; every edge leads to an earlier one."""
+    """Holds calls by name, in the order they began; every edge leads to an earlier one."""
 
     nodes: dict[str, CallNode] = field(default_factory=dict)
 
@@ -60,12 +59,10 @@ class CallGraph:
         """Adds a call.
 
         Raises:
-            ArgumentError: it has the name of another, or depends on one that is not here.
+            ArgumentError: it has the name of another call, or depends on one that is not in the graph.
         """
         if node.name in self.nodes:
-            raise ArgumentError(
-                f"call {node.name} is in the graph already; give its branch a path or sample of its own"
-            )
+            raise ArgumentError(f"call {node.name} is in the graph already; give it a path or sample of its own")
         for name in (*node.reads, *node.waits):
             if name not in self.nodes:
                 raise ArgumentError(f"call {node.name} depends on {name}, which is not a call of this run")
@@ -73,20 +70,15 @@ class CallGraph:
         return node
 
     def longest(self, ends: Collection[str], *, waits: bool) -> int:
-        """Tokens of the longest chain of calls that ends in one of some.
-
-        Args:
-            ends: names of calls.
-            waits: whether waiting counts as an edge, and not reading alone.
-        """
-        found: dict[str, int] = {}
-        for name, node in self.nodes.items():  # edges lead to earlier ones, so one pass is enough
+        """Returns the tokens of the longest chain of reading, and of waiting if `waits`, that ends in one of `ends`."""
+        tokens: dict[str, int] = {}
+        for name, node in self.nodes.items():  # edges lead to earlier calls, so one pass is enough
             before = (*node.reads, *node.waits) if waits else node.reads
-            found[name] = node.tokens + max((found[other] for other in before), default=0)
-        return max((found[name] for name in ends), default=0)
+            tokens[name] = node.tokens + max((tokens[other] for other in before), default=0)
+        return max((tokens[name] for name in ends), default=0)
 
     def ancestors(self, ends: Iterable[str]) -> set[str]:
-        """Some calls and all they were made of."""
+        """Returns the calls in `ends` and all calls they read, directly or through others."""
         seen, left = set(), list(ends)
         while left:
             name = left.pop()
@@ -96,20 +88,26 @@ class CallGraph:
         return seen
 
     def summary(self, accepted: Collection[str], awaited: Collection[str]) -> Mapping[str, Any]:
-        """What a run cost.
+        """Sums up what a run cost.
 
         Args:
             accepted: the calls the answer was taken from.
-            awaited: all calls that had to end before there was an answer; those of `accepted` among them.
+            awaited: all calls that had to end before there was an answer, with those of `accepted`.
 
         Returns:
-            ``calls``; ``tokens_total``, written by all calls, cancelled ones as far as they got;
-            ``tokens_accepted``, the longest chain of reading that ends in the answer; ``tokens_critical``, the
-            longest chain of reading and waiting: with enough workers, the time of the run in tokens;
-            ``tokens_cancelled``, of calls that were halted or cancelled; ``tokens_wasted``, of failed attempts, which
-            are in no other number; ``prefill``, prompt tokens;
-            ``prefill_cached`` of them; ``estimated``, calls whose counts are not the engine's own; ``truncated``, calls
-            that ran out of tokens; ``seconds``, until the last call ended.
+            A dictionary with these numbers.
+
+            - ``calls``: calls made.
+            - ``tokens_total``: tokens written by all calls; a cancelled one counts as far as it got.
+            - ``tokens_accepted``: the longest chain of reading that ends in the answer.
+            - ``tokens_critical``: the longest chain of reading and waiting. With enough workers this is the time of the
+              run, in tokens.
+            - ``tokens_cancelled``: tokens of calls that were halted or cancelled.
+            - ``tokens_wasted``: tokens of failed attempts, which are in no other number.
+            - ``prefill``: prompt tokens; ``prefill_cached`` of them had their keys already.
+            - ``estimated``: calls whose tokens the engine did not count.
+            - ``truncated``: calls that ran out of tokens.
+            - ``seconds``: time until the last call ended.
         """
         done = [node for node in self.nodes.values() if node.completion is not None]
         usage = [node.completion.usage for node in done if node.completion is not None]

@@ -1,9 +1,9 @@
-"""Completed calls on disk: a run that was killed goes on, and one that has ended can be replayed without an engine.
+"""Keeps completed calls on disk: a run that was killed goes on, and one that has ended is replayed without an engine.
 
 SQLite in WAL mode: a completed call is durable before anybody sees its result, and several processes may share a file.
 The order in which the calls of a run ended is kept with them. A strategy that stops early decides by that order, so a
 replay hands the calls out in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
-replay's report; a run that goes on makes them anew.
+replay's report; a run that goes on makes them again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, OutputError
@@ -33,20 +32,15 @@ CREATE TABLE IF NOT EXISTS calls (
 """
 
 
-#: How a call ended: by itself; cancelled by whoever had asked; by the budget, or not begun for it.
+#: How a call ended: by itself, cancelled by the caller, or by the budget, which may also have kept it from beginning.
 State = Literal["complete", "cancelled", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The end of a call.
+    """Describes how a call ended, at which place in the order of endings, and when, in seconds since the run began.
 
-    Attributes:
-        place: in the order of endings.
-        state: see there.
-        start: seconds since the run began.
-        end: likewise.
-        completion: what came back; of one that the budget ended, the text says what was spent.
+    If the budget ended the call, the text of its completion says what was spent.
     """
 
     place: int
@@ -58,14 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a run has done so far.
-
-    Attributes:
-        places: of its completed calls, in order.
-        next: the first free place.
-        seconds: it took.
-        usage: of all its calls that were begun.
-    """
+    """Describes what a run has done so far: the places of its completed calls in order, and the usage of all begun."""
 
     places: Sequence[int] = ()
     next: int = 0
@@ -74,15 +61,15 @@ class Past:
 
 
 class Journal:
-    """Completions by run and by the key of their request.
+    """Keeps completions by run and by the key of their request.
 
     Args:
-        path: file; it and its folder are made where they are not there.
-        replay: nothing is written, and nothing may be asked of an engine.
+        path: file of the journal. It and its folder are made where they do not exist.
+        replay: whether to replay a run: then nothing is written, and no engine is asked.
 
     Raises:
         OutputError: the file cannot be opened or written.
-        ArgumentError: it is no journal, or of another version.
+        ArgumentError: the file is not a journal, or one of another version.
     """
 
     def __init__(self, path: str | Path, *, replay: bool = False) -> None:
@@ -99,12 +86,10 @@ class Journal:
             except BaseException:
                 self._db.close()
                 raise
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
-            raise ArgumentError(f"{self.path} is not a journal: {error}") from error
-        except OSError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             raise OutputError(f"{self.path}: the journal cannot be opened: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ArgumentError(f"{self.path} is not a journal: {error}") from error
 
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -120,9 +105,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -130,7 +113,7 @@ class Journal:
         self._db.close()
 
     def find(self, run: str, request: Request) -> Entry | None:
-        """What is known of a call of a run."""
+        """Returns how a call of a run ended; None if the journal does not hold it."""
         with self._lock:
             row = self._db.execute(
                 "SELECT place, state, start, end, completion FROM calls WHERE run = ? AND key = ?", (run, request.key)
@@ -141,25 +124,25 @@ class Journal:
         return Entry(place, state, start, end, Completion.from_json(json.loads(completion)))
 
     def past(self, run: str) -> Past:
-        """What a run has done so far."""
+        """Returns what a run has done so far."""
         with self._lock:
-            found = self._db.execute(
+            rows = self._db.execute(
                 "SELECT place, state, end, json_extract(completion, '$.usage') FROM calls WHERE run = ? ORDER BY place",
                 (run,),
             ).fetchall()
-        spent = [(state, Usage(**json.loads(usage))) for _, state, _, usage in found]
+        spent = [(state, Usage(**json.loads(usage))) for _, state, _, usage in rows]
         return Past(
-            places=[place for place, state, *_ in found if state == "complete"],
-            next=max((place for place, *_ in found), default=-1) + 1,
-            seconds=max((end for _, _, end, _ in found), default=0.0),
-            usage=[used for state, used in spent if state == "complete" or used.completion],
+            places=[place for place, state, *_ in rows if state == "complete"],
+            next=max((place for place, *_ in rows), default=-1) + 1,
+            seconds=max((end for _, _, end, _ in rows), default=0.0),
+            usage=[usage for state, usage in spent if state == "complete" or usage.completion],
         )
 
     async def write(self, run: str, request: Request, entry: Entry) -> None:
-        """Makes the end of a call durable, in the place of an earlier one that was cancelled; then returns.
+        """Writes the end of a call to the disk, over an earlier one that was cancelled, and returns once it is there.
 
-        Calls that end in the same turn of the event loop share one transaction: a disk takes as long for one as for
-        many.
+        Calls that end in the same turn of the event loop share one transaction, because a disk takes as long for one as
+        for many.
 
         Raises:
             OutputError: it cannot be written, such as on a full disk.
@@ -175,7 +158,7 @@ class Journal:
         await written
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One transaction with all that waits in a loop."""
+        """Writes all that waits in a loop in one transaction."""
         waiting = self._waiting.pop(loop)
         error = None
         try:
@@ -186,7 +169,7 @@ class Journal:
                     self._db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                     self._db.execute("COMMIT")
                 except sqlite3.Error:
-                    if self._db.in_transaction:  # some failures have ended it already
+                    if self._db.in_transaction:  # some failures end it themselves
                         self._db.execute("ROLLBACK")
                     raise
         except sqlite3.Error as problem:
@@ -201,13 +184,13 @@ class Journal:
 
     @property
     def completed(self) -> int:
-        """Calls that have ended by themselves, of all runs."""
+        """Counts the calls of all runs that have ended by themselves."""
         with self._lock:
             return int(self._db.execute("SELECT COUNT(*) FROM calls WHERE state = 'complete'").fetchone()[0])
 
 
 def _row(run: str, request: Request, entry: Entry) -> tuple[Any, ...]:
     chat = [(message.role, message.text) for message in request.messages]
-    said = json.dumps({"path": request.path, "sample": request.sample, "chat": chat}, ensure_ascii=False)
-    line = json.dumps(entry.completion.as_json(), ensure_ascii=False)
-    return (run, request.key, entry.place, entry.state, entry.start, entry.end, said, line)
+    question = json.dumps({"path": request.path, "sample": request.sample, "chat": chat}, ensure_ascii=False)
+    answer = json.dumps(entry.completion.as_json(), ensure_ascii=False)
+    return (run, request.key, entry.place, entry.state, entry.start, entry.end, question, answer)

@@ -1,9 +1,8 @@
-"""A run: makes calls, notes them in a graph, keeps to a budget, and remembers what is complete."""
+"""Runs a strategy: makes its calls, notes them in a graph, keeps to a budget, and remembers what is complete."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
@@ -12,42 +11,44 @@ from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.ledger import active
 from partsong.reasoning.calls.budget import Budget, BudgetError, Spending
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Request, Usage
 from partsong.reasoning.calls.engine import Engine
 from partsong.reasoning.calls.graph import CallGraph, CallNode
 from partsong.reasoning.calls.journal import Entry, Journal, Past, State
-from partsong.reasoning.calls.running_call import Partial, UnderWay
+from partsong.reasoning.calls.running_call import Halt, RunningCall
+from partsong.reasoning.calls.tasks import as_they_end, cancel_all
 from partsong.reasoning.calls.turns import Turns
 from partsong.seeds import check_seed, derive
 
 __all__ = ["Observer", "Run"]
 
-#: Told of every call, with the text that is new: when it begins, while it runs, and when it has ended.
+#: Called with a call and its new text when the call begins, while it runs, and when it has ended.
 Observer = Callable[[CallNode, str], None]
 
 
 class Run:
-    """Calls of one question, however many and however deep.
+    """Makes the calls of one question.
 
-    Calls are made concurrently; what they return depends on (prompt, parameters, path, sample, seed) alone, so order
+    Calls are made concurrently. What they return depends on (prompt, parameters, path, sample, seed) alone, so order
     and concurrency change nothing, and sample 3 of 8 is sample 3 of 64.
 
     Args:
-        engine: answers.
-        seed: of all random streams.
+        engine: answers the calls.
+        seed: seed of all random streams.
         name: tells the runs of a journal apart.
-        journal: where completed calls are kept; None keeps none.
-        budget: what may be spent, by all parts of a run that was resumed; None is no limit.
-        concurrency: most calls under way.
-        observer: told of every call, such as to draw it.
+        journal: keeps completed calls; None keeps nothing.
+        budget: what all parts of a run may spend, also those before it was resumed; None is no limit.
+        concurrency: most calls at the same time.
+        observer: called with every call and its new text, such as to draw it.
 
     Attributes:
         graph: the calls.
 
     Raises:
-        ArgumentError: a limit that is none.
+        ArgumentError: `concurrency` or a limit of the budget is not positive.
     """
 
     def __init__(
@@ -58,11 +59,10 @@ class Run:
         name: str = "run",
         journal: Journal | None = None,
         budget: Budget | None = None,
-        concurrency: int = 64,
+        concurrency: Count = 64,
         observer: Observer | None = None,
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise ArgumentError(f"concurrency={concurrency!r}; use a positive integer")
+        check_knobs(type_hints(Run.__init__), {"concurrency": concurrency})
         self.engine, self.seed, self.journal, self.observer = engine, check_seed(seed), journal, observer
         self.name = f"{engine.name}/{name}"
         self.graph = CallGraph()
@@ -75,10 +75,10 @@ class Run:
         self._waits: tuple[str, ...] = ()
 
     def branch(self, label: str, waits: Sequence[str] = ()) -> Run:
-        """The same run for a strategy inside another one.
+        """Returns the same run for a strategy inside another one.
 
         Args:
-            label: put before the path of each of its calls.
+            label: stands before the path of each of its calls.
             waits: calls that had to end before any of its calls could begin.
         """
         inner = copy.copy(self)
@@ -95,18 +95,18 @@ class Run:
         sample: int = 0,
         parameters: Parameters | None = None,
         waits: Sequence[str] = (),
-        halt: Callable[[Partial], bool] | None = None,
+        halt: Halt | None = None,
     ) -> Completion:
         """Makes one call, or takes it from the journal.
 
         Args:
-            messages: the chat; pieces of earlier answers in it become the call's dependencies.
-            path: the branch; with `sample` it names the call, once in a run.
+            messages: the chat. The call depends on the calls whose pieces are in it.
+            path: the branch. Together with `sample` it names the call, once in a run.
             sample: which of several samples of the branch.
-            parameters: of the draw.
+            parameters: how the answer is drawn.
             waits: calls that had to end before this one could begin, though it does not read them.
-            halt: asked at every report of the engine whether enough was read; the call then ends as "halted". It must
-                judge by what it is shown alone, or by calls that ended before.
+            halt: called at every report of the engine; when it returns True, enough was read, and the call ends as
+                "halted". It must decide by what it is shown, or by calls that ended before.
 
         Returns:
             The completion; its `source` is the call's name.
@@ -114,7 +114,7 @@ class Run:
         Raises:
             BudgetError: the budget is spent; the call was not begun, or has been cancelled.
             EngineError: the engine gave no answer.
-            ArgumentError: a call of that name was made, or it is missing in a replay.
+            ArgumentError: there is a call of that name already, or the replayed journal does not hold it.
         """
         labels = (*self._path, *map(str, path))
         request = Request(
@@ -128,37 +128,37 @@ class Run:
         waits = tuple(dict.fromkeys((*self._waits, *waits)))
         node = self.graph.add(CallNode(name=name, request=request, reads=request.sources, waits=waits))
         node.start = self.spending.seconds
-        self._tell(node, "")
+        self._report(node, "")
         try:
-            found = None if self.journal is None else self.journal.find(self.name, request)
+            kept = None if self.journal is None else self.journal.find(self.name, request)
             replay = self.journal if self.journal is not None and self.journal.replay else None
-            if found is not None and (replay is not None or found.state == "complete"):
-                return await self._replayed(node, found)
+            if kept is not None and (replay is not None or kept.state == "complete"):
+                return await self._replay(node, kept)
             if replay is not None:
                 raise ArgumentError(
                     f"{replay.path} does not hold call {name} of run {self.name}, so it cannot be replayed"
                 )
-            return await self._made(node, halt)
+            return await self._make(node, halt)
         finally:
-            if node.end is None:  # it failed
+            if node.end is None:  # the call failed
                 node.end = self.spending.seconds
-            self._tell(node, "")
+            self._report(node, "")
 
-    async def _made(self, node: CallNode, halt: Callable[[Partial], bool] | None) -> Completion:
-        """A call of the engine."""
+    async def _make(self, node: CallNode, halt: Halt | None) -> Completion:
+        """Makes a call of the engine and notes how it ended."""
         try:
             async with self._gate:
                 if self.spending.check(before_a_call=True) is not None:
                     await self._over_budget(node)
                 self.spending.calls += 1
-                return await self._end(node, "complete", await self._asked(UnderWay(node, self.progress, halt)))
+                return await self._end(node, "complete", await self._ask(RunningCall(node, self.progress, halt)))
         except asyncio.CancelledError:
-            if node.completion is None:  # else it is complete, and was cancelled while it was written down
+            if node.completion is None:  # otherwise it is complete, and was cancelled while it was written down
                 await self._end(node, "cancelled", _cut(node))
             raise
 
-    async def _asked(self, call: UnderWay) -> Completion:
-        """What the engine says, unless it is halted or the budget ends first."""
+    async def _ask(self, call: RunningCall) -> Completion:
+        """Returns the engine's answer, unless the call is halted or the budget ends first."""
         node = call.node
         call.task = task = asyncio.ensure_future(self.engine.generate(node.request, call))
         self._tasks.add(task)
@@ -169,7 +169,7 @@ class Run:
             # The engine ends its side before this call counts as ended.
             await asyncio.gather(task, return_exceptions=True)
             if call.halted:
-                return call.seen.as_completion()
+                return call.partial.as_completion()
             if self.spending.exceeded is not None:
                 await self._over_budget(node)
             raise
@@ -191,7 +191,7 @@ class Run:
         raise BudgetError(reason)
 
     async def _end(self, node: CallNode, state: State, completion: Completion) -> Completion:
-        """Keeps what came of a call; nobody has seen a completion before it is durable."""
+        """Keeps the completion of a call. It is on the disk before anybody sees it."""
         node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
         self.spending.done(node.name, completion.usage)
         if (ledger := active()) is not None:
@@ -202,11 +202,11 @@ class Run:
             await self.journal.write(self.name, node.request, entry)
         return node.completion
 
-    async def _replayed(self, node: CallNode, kept: Entry) -> Completion:
-        """Hands out what is kept when its turn has come: calls end in the order in which they did."""
+    async def _replay(self, node: CallNode, kept: Entry) -> Completion:
+        """Returns the completion that is kept when its turn has come: calls end in the order in which they did."""
         try:
             if kept.state == "cancelled":
-                await asyncio.Event().wait()  # until it is cancelled, as it was
+                await asyncio.Event().wait()  # until it is cancelled again
             await self._turns.wait(kept.place, idle=lambda: not self._tasks)
         finally:
             node.completion, node.replayed = kept.completion, True
@@ -216,14 +216,14 @@ class Run:
             raise BudgetError(kept.completion.text)
         return kept.completion
 
-    def _tell(self, node: CallNode, text: str) -> None:
+    def _report(self, node: CallNode, text: str) -> None:
         if self.observer is not None:
             self.observer(node, text)
 
     def progress(self, node: CallNode, text: str, tokens: int) -> None:
-        """Notes how far a call is; ends all calls when that uses up the budget."""
+        """Notes the progress of a call; cancels all calls when that uses up the budget."""
         node.written = tokens
-        self._tell(node, text)
+        self._report(node, text)
         if self.spending.progress(node.name, tokens):
             for task in self._tasks:
                 task.cancel()
@@ -239,20 +239,20 @@ class Run:
         path: Sequence[str],
         parameters: Parameters | None = None,
         waits: Sequence[str] = (),
-        halt: Callable[[Partial], bool] | None = None,
+        halt: Halt | None = None,
     ) -> AsyncIterator[AsyncGenerator[tuple[int, Completion], None]]:
-        """Several samples of one prompt, as they end; leaving the block cancels those that have not.
+        """Draws several samples of one prompt; leaving the block cancels those that have not ended.
 
         Args:
             messages: the prompt.
-            num: how many samples.
+            num: number of samples.
             path: the branch.
-            parameters: of the draws.
-            waits: as in `call`.
-            halt: likewise.
+            parameters: how samples are drawn.
+            waits: see `call`.
+            halt: see `call`.
 
         Yields:
-            An iterator over (number, completion) in the order of ending. It stops early where the budget ends.
+            An iterator over (number, completion) in the order of ending. It stops early when the budget is spent.
         """
         tasks = [
             asyncio.ensure_future(
@@ -261,31 +261,21 @@ class Run:
             for number in range(num)
         ]
         try:
-            yield self._as_they_end(tasks)
+            yield as_they_end(tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _as_they_end(self, tasks: list[asyncio.Task[Completion]]) -> AsyncGenerator[tuple[int, Completion], None]:
-        ended: asyncio.Queue[asyncio.Task[Completion]] = asyncio.Queue()
-        numbers = {task: number for number, task in enumerate(tasks)}
-        for task in tasks:
-            task.add_done_callback(ended.put_nowait)
-        for _ in tasks:
-            task = await ended.get()
-            with contextlib.suppress(BudgetError):
-                yield numbers[task], task.result()
+            await cancel_all(tasks)
 
     @property
     def replayed(self) -> int:
-        """Calls that came out of the journal."""
+        """Counts the calls that came out of the journal."""
         return sum(node.replayed for node in self.graph.nodes.values())
 
     def summary(self, accepted: Collection[str]) -> dict[str, Any]:
-        """What the run cost: `CallGraph.summary`; ``money``, None without a price; ``stopped``, what was used up.
+        """Sums up what the run cost.
 
-        ``stopped`` is None where there was enough of everything. Every call that ended by itself counts as awaited.
+        Returns:
+            What `CallGraph.summary` returns, where every call that was not cancelled counts as awaited; ``money``, None
+            without a price; and ``stopped``, what was used up, None where the budget sufficed.
         """
         ended = [n for n in self.graph.nodes.values() if n.completion is not None]
         awaited = [n.name for n in ended if n.completion is not None and n.completion.finish != "cancelled"]
@@ -294,5 +284,5 @@ class Run:
 
 
 def _cut(node: CallNode) -> Completion:
-    """What is left of a call that did not end by itself."""
+    """Returns what is left of a call that did not end by itself."""
     return Completion(text="", finish="cancelled", usage=Usage(completion=node.written, reported=False))

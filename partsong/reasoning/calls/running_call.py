@@ -1,4 +1,4 @@
-"""A call under way: what has come of it so far, and whether that is enough."""
+"""Follows a call while it runs: collects its text so far and asks whether that is enough."""
 
 from __future__ import annotations
 
@@ -9,60 +9,49 @@ from dataclasses import dataclass, field
 from partsong.reasoning.calls.call import Completion, Usage
 from partsong.reasoning.calls.graph import CallNode
 
-__all__ = ["Partial", "UnderWay"]
+__all__ = ["Halt", "Partial", "RunningCall"]
 
 
 @dataclass(slots=True)
 class Partial:
-    """What has come of a call so far.
-
-    Attributes:
-        text: of the answer.
-        tokens: written.
-        confidence: by token, where it was asked for.
-    """
+    """Holds the part of an answer that has come so far, with the confidence by token where it was asked for."""
 
     text: str = ""
     tokens: int = 0
     confidence: list[float] = field(default_factory=list)
 
     def as_completion(self) -> Completion:
-        """The completion of a call that was halted here."""
+        """Returns the completion of a call that was halted here."""
         usage = Usage(completion=self.tokens, reported=False)
         confidence = tuple(self.confidence) if self.confidence else None
         return Completion(text=self.text, finish="halted", usage=usage, confidence=confidence)
 
 
-@dataclass(slots=True)
-class UnderWay:
-    """Takes an engine's reports of one call.
+#: Returns whether enough of an answer was read.
+Halt = Callable[[Partial], bool]
 
-    Attributes:
-        node: the call.
-        note: told of it, the new text and the tokens so far.
-        halt: whether what has come is enough.
-        task: the engine's, cancelled when it is.
-        seen: what has come.
-        halted: it was enough.
-    """
+
+@dataclass(slots=True)
+class RunningCall:
+    """Takes an engine's reports of one call, and cancels the engine's task when the answer so far is enough."""
 
     node: CallNode
-    note: Callable[[CallNode, str, int], None]
-    halt: Callable[[Partial], bool] | None = None
+    on_progress: Callable[[CallNode, str, int], None]
+    halt: Halt | None = None
     task: asyncio.Task[Completion] | None = None
-    seen: Partial = field(default_factory=Partial)
+    partial: Partial = field(default_factory=Partial)
     halted: bool = False
 
     def __call__(self, text: str, tokens: int, confidence: Sequence[float] = (), *, restart: bool = False) -> None:
-        """A report; see `Progress`."""
-        self.note(self.node, text, tokens)
+        """Takes a report; see `Progress`."""
+        self.on_progress(self.node, text, tokens)
         if self.halt is None or self.halted:
             return
         if restart:
-            self.seen = Partial()
-        self.seen.text, self.seen.tokens = self.seen.text + text, tokens
-        self.seen.confidence += confidence
-        if self.halt(self.seen):
+            self.partial = Partial()
+        self.partial.text, self.partial.tokens = self.partial.text + text, tokens
+        self.partial.confidence += confidence
+        if self.halt(self.partial):
             self.halted = True
             assert self.task is not None
             self.task.cancel()

@@ -1,4 +1,4 @@
-"""An engine that plays a script: deterministic answers with lengths and latencies, for tests and what-if studies."""
+"""Plays a script as an engine: deterministic answers with lengths and latencies, for tests and what-if studies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request, Usage
 from partsong.reasoning.calls.engine import Progress
 
@@ -16,13 +17,13 @@ __all__ = ["Line", "ScriptedEngine"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What the engine answers.
+    """Holds one answer of the script.
 
     Attributes:
         text: the answer.
-        tokens: of it; None counts its words.
+        tokens: its number of tokens; None counts its words.
         reasoning: hidden reasoning.
-        confidence: by token, where it was asked for.
+        confidence: confidence by token, reported where it was asked for.
         error: raised instead of answering, after the latency of `tokens`.
     """
 
@@ -39,13 +40,13 @@ class ScriptedEngine:
     Args:
         script: gives the answer; its randomness is a function of the request's seed, so that answers depend on
             nothing else.
-        seconds_per_token: of writing.
-        seconds_to_first: of a prompt.
+        seconds_per_token: time to write a token.
+        seconds_to_first: time to read a prompt.
         chunk: tokens between two reports of progress.
-        name: of the engine, for journals.
+        name: name of the engine, for journals.
 
     Raises:
-        ArgumentError: a latency below 0 or a chunk below 1.
+        ArgumentError: a latency is below 0, or a chunk below 1.
 
     >>> engine = ScriptedEngine(lambda request, draw: Line(text="4"))
     >>> asyncio.run(engine.generate(Request(messages=()))).text
@@ -56,13 +57,13 @@ class ScriptedEngine:
         self,
         script: Callable[[Request, random.Random], Line],
         *,
-        seconds_per_token: float = 0.0,
-        seconds_to_first: float = 0.0,
-        chunk: int = 16,
+        seconds_per_token: Annotated[float, Number(0.0)] = 0.0,
+        seconds_to_first: Annotated[float, Number(0.0)] = 0.0,
+        chunk: Count = 16,
         name: str = "scripted",
     ) -> None:
-        if seconds_per_token < 0 or seconds_to_first < 0 or chunk < 1:
-            raise ArgumentError("latencies are 0 or more, and a chunk is 1 token or more")
+        times = {"seconds_per_token": seconds_per_token, "seconds_to_first": seconds_to_first}
+        check_knobs(type_hints(ScriptedEngine.__init__), {**times, "chunk": chunk})
         self.script, self.name, self.chunk = script, name, chunk
         self.seconds_per_token, self.seconds_to_first = seconds_per_token, seconds_to_first
         #: Requests begun, in order.
@@ -72,8 +73,8 @@ class ScriptedEngine:
         """Answers after as long as the answer's tokens take; see `Engine`."""
         self.asked.append(request)
         line = self.script(request, random.Random(request.seed))
-        wanted = len(line.text.split()) if line.tokens is None else line.tokens
-        tokens = min(wanted, request.parameters.max_tokens)
+        length = len(line.text.split()) if line.tokens is None else line.tokens
+        tokens = min(length, request.parameters.max_tokens)
         await asyncio.sleep(self.seconds_to_first)
         for written in range(0, tokens, self.chunk):
             now = min(self.chunk, tokens - written)
@@ -83,7 +84,7 @@ class ScriptedEngine:
                 progress(*self._report(line, request, written, now))
         if line.error is not None:
             raise line.error
-        cut = tokens < wanted
+        cut = tokens < length
         return Completion(
             text=" ".join(line.text.split()[:tokens]) if cut else line.text,
             finish="length" if cut else "stop",
@@ -93,11 +94,11 @@ class ScriptedEngine:
         )
 
     def _report(self, line: Line, request: Request, written: int, now: int) -> tuple[str, int, tuple[float, ...]]:
-        """What is new after some more tokens: the words of the text, one by token."""
+        """Returns what is new after some more tokens: the words of the text, one for each token."""
         words = line.text.split()[written : written + now]
         text = " ".join(words) if written == 0 or not words else " " + " ".join(words)
         confidence = (line.confidence or ()) if request.parameters.logprobs else ()
         return text, written + now, confidence[written : written + now]
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: the engine holds nothing."""

@@ -1,4 +1,4 @@
-"""What a run did, written down: a line of JSON per call, a trace for Perfetto, or a page that shows the threads."""
+"""Writes down what a run did: a line of JSON per call, a trace for Perfetto, or a page that shows the threads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def write_trace(graph: CallGraph, path: str | Path, *, title: str = "") -> Path:
     Args:
         graph: the calls.
         path: ends in ``.jsonl``, ``.json`` (open it in Perfetto or in a browser's tracing page) or ``.html``.
-        title: of the page.
+        title: title of the page.
 
     Raises:
-        ArgumentError: another ending, or the place is not writable.
+        ArgumentError: the ending is another, or the file cannot be written.
     """
     target = Path(path)
     check_format(target)
@@ -35,27 +35,23 @@ def write_trace(graph: CallGraph, path: str | Path, *, title: str = "") -> Path:
 
 
 def check_format(path: Path) -> None:
-    """Refuses names that say nothing of a format.
-
-    Raises:
-        ArgumentError: names the endings there are.
-    """
+    """Refuses file names with an ending that names no format; the error names the endings there are."""
     if path.suffix not in FORMATS:
         known = "; ".join(f"{ending}, {what}" for ending, what in FORMATS.items())
         raise ArgumentError(f"a trace named {path.name} has no known format; end it in {known}")
 
 
 def as_lines(graph: CallGraph) -> str:
-    """A JSON object per call and line, in the order in which they began.
+    """Writes a line with a JSON object for each call, in the order in which they began.
 
     Each has ``name path sample reads waits start end finish tokens prompt_tokens cached reported replayed chat text
-    reasoning``; seconds since the run began.
+    reasoning``. Times are seconds since the run began.
     """
     return "".join(json.dumps(_record(node), ensure_ascii=False) + "\n" for node in graph.nodes.values())
 
 
 def _record(node: CallNode) -> dict[str, Any]:
-    made = node.completion
+    completion = node.completion
     return {
         "name": node.name,
         "path": list(node.request.path),
@@ -64,34 +60,34 @@ def _record(node: CallNode) -> dict[str, Any]:
         "waits": list(node.waits),
         "start": node.start,
         "end": node.end,
-        "finish": None if made is None else made.finish,
+        "finish": None if completion is None else completion.finish,
         "tokens": node.tokens,
-        "prompt_tokens": None if made is None else made.usage.prompt,
-        "cached": None if made is None else made.usage.cached,
-        "reported": None if made is None else made.usage.reported,
+        "prompt_tokens": None if completion is None else completion.usage.prompt,
+        "cached": None if completion is None else completion.usage.cached,
+        "reported": None if completion is None else completion.usage.reported,
         "replayed": node.replayed,
         "chat": [[message.role, message.text] for message in node.request.messages],
-        "text": None if made is None else made.text,
-        "reasoning": None if made is None else made.reasoning,
+        "text": None if completion is None else completion.text,
+        "reasoning": None if completion is None else completion.reasoning,
     }
 
 
 def lanes(graph: CallGraph) -> dict[str, int]:
-    """A lane for every call such that no two calls of a lane overlap, and there are as few lanes as can be.
+    """Gives every call a lane, as few as possible, so that no two calls of a lane overlap.
 
     >>> lanes(CallGraph())
     {}
     """
-    found: dict[str, int] = {}
+    lane_of: dict[str, int] = {}
     busy: list[tuple[float, int]] = []
     free: list[int] = []
     for node in sorted(graph.nodes.values(), key=lambda node: node.start):
         while busy and busy[0][0] <= node.start:
             heapq.heappush(free, heapq.heappop(busy)[1])
         lane = heapq.heappop(free) if free else len(busy)
-        found[node.name] = lane
+        lane_of[node.name] = lane
         heapq.heappush(busy, (_end(node), lane))
-    return found
+    return lane_of
 
 
 def _end(node: CallNode) -> float:
@@ -99,11 +95,11 @@ def _end(node: CallNode) -> float:
 
 
 def as_perfetto(graph: CallGraph) -> dict[str, Any]:
-    """The trace event format: a slice per call, an arrow for every answer another call reads; microseconds."""
+    """Writes the trace event format: a slice per call, an arrow for every answer another call reads; microseconds."""
     rows, events = lanes(graph), []
     for lane in range(max(rows.values(), default=-1) + 1):
-        named = {"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": f"thread {lane + 1}"}}
-        events.append(named)
+        label = {"name": f"thread {lane + 1}"}
+        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": label})
     for node in graph.nodes.values():
         place = {"pid": 1, "tid": rows[node.name]}
         start, end = 1e6 * node.start, 1e6 * _end(node)
@@ -119,7 +115,7 @@ def as_perfetto(graph: CallGraph) -> dict[str, Any]:
 
 
 def as_page(graph: CallGraph, title: str = "") -> str:
-    """One page without anything from outside: a bar per call in the lanes of `lanes`, and all texts below."""
+    """Writes one page that loads nothing from outside: a bar per call in the lanes of `lanes`, and all texts below."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rows = lanes(graph)
@@ -133,6 +129,6 @@ def as_page(graph: CallGraph, title: str = "") -> str:
         }
         for node in graph.nodes.values()
     ]
-    jinja = Environment(loader=PackageLoader("partsong.reasoning"), autoescape=True, undefined=StrictUndefined)
+    jinja = Environment(loader=PackageLoader("partsong.reasoning.calls"), autoescape=True, undefined=StrictUndefined)
     page = jinja.get_template("timeline.html.j2")
     return page.render(title=title, calls=calls, lanes=max(rows.values(), default=-1) + 1, seconds=last)

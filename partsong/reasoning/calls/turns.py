@@ -1,4 +1,4 @@
-"""The order in which the calls of a journal ended: a replay hands them out in it."""
+"""Keeps the order in which the calls of a journal ended, so that a replay hands them out in that order."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterable
 
 __all__ = ["Turns"]
 
-#: Seconds without a turn or a call under way after which those that wait are no longer kept for one nobody asks for.
-PATIENCE = 10.0
+#: Seconds without a turn or a running call after which the calls that wait go on without one that nobody asks for.
+TIMEOUT = 10.0
 
 
 class Turns:
-    """Places that are called up one after another.
+    """Calls up places one after another, in their order.
 
-    A run that goes on may ask otherwise than it did: a server that draws anew leads it elsewhere, and a place of before
-    is never asked for. The others wait for it a while and then go on without it.
-
-    Args:
-        places: in order.
+    A run that is resumed may ask for other calls than before: a server that draws again leads it elsewhere, and a place
+    of the earlier run is never asked for. The others wait for it a while and then go on without it.
     """
 
     def __init__(self, places: Iterable[int]) -> None:
@@ -29,9 +26,7 @@ class Turns:
     async def wait(self, place: int, idle: Callable[[], bool] = lambda: True) -> None:
         """Returns when all lower places have had their turn, and gives the turn to the next.
 
-        Args:
-            place: whose turn is waited for.
-            idle: whether nothing is under way that may still ask for a lower place.
+        No place is passed over before `idle` returns that nothing runs that may still ask for a lower one.
         """
         self._waiting.add(place)
         try:
@@ -39,7 +34,7 @@ class Turns:
                 while not self._is_next(place):
                     before = len(self._left)
                     try:
-                        async with asyncio.timeout(PATIENCE):
+                        async with asyncio.timeout(TIMEOUT):
                             await self._moved.wait()
                     except TimeoutError:
                         if len(self._left) == before and place == min(self._waiting) and idle():
@@ -49,7 +44,7 @@ class Turns:
             await self._leave(place)
 
     async def _leave(self, place: int) -> None:
-        """Takes a place off the list, also where whoever waited was cancelled."""
+        """Takes a place off the list, also if the call that waited was cancelled."""
         async with self._moved:
             if place in self._left:
                 self._left.remove(place)

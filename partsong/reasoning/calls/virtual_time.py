@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: waiting takes no time, so an hour of calls is simulated in a moment.
+"""Runs code under a clock that jumps: waiting takes no time, so an hour of calls is simulated in a moment.
 
-For engines that only pretend to work, such as `ScriptedEngine`. Nothing else in a program under this loop may wait for
-the world outside.
+It is for engines that only pretend to work, such as `ScriptedEngine`. Nothing else in a program under this loop may
+wait for the world outside.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 __all__ = ["VirtualLoop", "run_virtual"]
 
 
-class _Jumping(selectors.SelectSelector):
-    """Tells the loop how long it was asked to wait, and returns at once."""
+class _JumpingSelector(selectors.SelectSelector):
+    """Moves the clock of the loop on by the time it was asked to wait, and returns at once."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -26,34 +26,24 @@ class _Jumping(selectors.SelectSelector):
         if not ready and timeout:
             self.loop.now += timeout
         if not ready and timeout is None:
-            raise RuntimeError("nothing will ever happen: every task waits for another")
+            raise RuntimeError("every task waits for another one, so nothing will ever happen")
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the module.
-
-    Attributes:
-        now: seconds since it was made.
-    """
+    """Runs tasks under a clock that jumps; `now` counts the seconds since the loop was made."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        super().__init__(_Jumping(self))
+        super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
-        """The loop's clock."""
+        """Returns the time of the loop's clock."""
         return self.now
 
 
 def run_virtual(main: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
-    """Runs a coroutine to its end.
-
-    Args:
-        main: what to run.
-
-    Returns:
-        Its result, and the seconds that passed inside.
+    """Runs a coroutine to its end; returns its result, and the seconds that passed inside.
 
     >>> run_virtual(asyncio.sleep(3600, "done"))
     ('done', 3600.0)

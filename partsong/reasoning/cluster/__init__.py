@@ -1,4 +1,4 @@
-"""Engines on a Ray cluster. Importing this loads neither Ray nor torch; making an engine does."""
+"""Runs engines on a Ray cluster. Importing this loads neither Ray nor torch; making an engine does."""
 
 from partsong.reasoning.cluster.engine import RayEngine
 

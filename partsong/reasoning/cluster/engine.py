@@ -1,4 +1,4 @@
-"""`RayEngine`: one engine many times over, on the machines of a Ray cluster."""
+"""Runs one engine many times over, as `RayEngine` on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,65 +12,68 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
 from partsong.reasoning.cluster.host import Host, make_local
-from partsong.reasoning.cluster.place import Cluster, EnginePlace, LostError, PlacedCall, in_loop, said
+from partsong.reasoning.cluster.place import Cluster, EnginePlace, LostError, PlacedCall, in_loop, last_line
 from partsong.reasoning.cluster.placement import Placement, gpu_share
 
 __all__ = ["RayEngine"]
 
-#: Actors a call may have been under way on when they died; a call that kills every engine is not given to all of them.
-_MOST_LOSSES = 3
+#: Actors that may die under one call before it fails; so a call that kills engines does not reach all of them.
+_MAX_LOSSES = 3
 #: Seconds engines have to close before their processes are ended.
 _GRACE = 5.0
 
+Amount = Annotated[float, Number(0.0)]
+
 
 class RayEngine:
-    """Spreads calls over like engines, each in an actor of its own.
+    """Spreads calls over engines that are alike, each in an actor of its own.
 
-    A call goes to the least busy engine; calls of one prompt go to the same one as long as that is at most four calls
-    ahead of the least busy, so that they share the prompt's keys. Where an actor dies its calls are asked again
-    elsewhere, with the same seeds; an engine whose answers depend on the request alone, such as `LocalEngine` in
-    float64, then answers as if nothing had happened. What the dead actor had written of a call is in `Usage.wasted`,
-    as far as it was told.
+    A call goes to the least busy engine. Calls of one prompt go to the same engine as long as that is at most four
+    calls ahead of the least busy, so that they share the prompt's keys. If an actor dies, its calls are asked again
+    elsewhere, with the same seeds. An engine whose answers depend on the request alone, such as `LocalEngine` in
+    float64, then answers as if nothing had happened. What the dead actor had reported of a call is in `Usage.wasted`.
 
-    Reports of progress come in order and one by one, gathered for about 10 ms: halting and budgets work as with the
+    Reports of progress come in order and one by one, gathered for about 10 ms. Halting and budgets work as with the
     engine itself, and what it writes in the meantime is lost.
 
     Args:
-        model: of a `LocalEngine` per actor: a folder that every machine of the cluster has under the same path, a zoo
-            name, "smollm2-135m", or a hub id.
-        factory: makes an engine, instead of `model`; it is called in each actor, so it is a function of a module the
-            actors can import, or small enough to be pickled.
-        num_engines: how many.
-        num_cpus: cores of each; also the threads that torch takes there.
-        num_gpus: GPUs of each, a fraction shares one; None is one, or less where the cluster has fewer than engines;
-            0 where there are none.
-        restarts: actors that may follow a dead one in its place, each; 0 leaves it out.
-        start_seconds: that all engines have until they are loaded.
-        address: of the cluster; "auto" is the one that runs on this machine. None is the one this process is connected
-            to, else ``RAY_ADDRESS``, else a new one of this machine alone, which ends with `close`.
-        name: for journals; None is the engines' own, so that a run goes on with one `LocalEngine` or many.
-        **options: of `LocalEngine`; ``dtype`` may be text, such as "float64".
+        model: model of a `LocalEngine` in each actor: a folder that every machine of the cluster has under the same
+            path, a zoo name, "smollm2-135m", or a hub id.
+        factory: makes an engine, instead of `model`. It is called in each actor, so it has to be a function of a module
+            the actors can import, or small enough to be pickled.
+        num_engines: number of engines.
+        num_cpus: cores of each engine; torch takes as many threads there.
+        num_gpus: GPUs of each engine; a fraction shares one. None gives each engine one GPU, or a share where the
+            cluster has fewer GPUs than engines, or 0 where it has no GPU.
+        restarts: most actors that may follow a dead one in its place, for each engine.
+        start_seconds: longest time until all engines are loaded.
+        address: address of the cluster; "auto" takes the one that runs on this machine. None takes the one this process
+            is connected to, or ``RAY_ADDRESS``, or starts one on this machine alone, which ends with `close`.
+        name: name in journals. None takes the engines' own, so that a run goes on with one `LocalEngine` or many.
+        **options: options of `LocalEngine`; ``dtype`` may be text, such as "float64".
 
     Attributes:
-        name: see above.
+        name: name in journals.
 
     Raises:
-        ArgumentError: sizes that cannot be, both or neither of `model` and `factory`, or what the engines refuse.
+        ArgumentError: a number is out of range, both or neither of `model` and `factory` are given, or the engines
+            refuse their options.
         EngineError: not all engines came up.
         UnsupportedError: Ray is not installed.
 
     >>> from partsong.reasoning import Message
     >>> async def ask():
     ...     engine = RayEngine("sums", num_engines=2, dtype="float64")
-    ...     found = await engine.generate(Request(messages=(Message("user", ("37+48-19*3=?",)),)))
+    ...     completion = await engine.generate(Request(messages=(Message("user", ("37+48-19*3=?",)),)))
     ...     await engine.close()
-    ...     return found.text
+    ...     return completion.text
     """
 
     def __init__(
@@ -78,17 +81,18 @@ class RayEngine:
         model: str | Path | None = None,
         *,
         factory: Callable[[], Engine] | None = None,
-        num_engines: int = 2,
-        num_cpus: float = 1.0,
-        num_gpus: float | None = None,
-        restarts: int = 1,
-        start_seconds: float = 600.0,
+        num_engines: Count = 2,
+        num_cpus: Amount = 1.0,
+        num_gpus: Amount | None = None,
+        restarts: Annotated[int, Whole(0)] = 1,
+        start_seconds: Amount = 600.0,
         address: str | None = None,
         name: str | None = None,
         **options: Any,
     ) -> None:
         make = _maker(model, factory, options)
-        _check(num_engines, num_cpus, num_gpus, restarts, start_seconds)
+        sizes = {"num_engines": num_engines, "num_cpus": num_cpus, "num_gpus": num_gpus, "restarts": restarts}
+        check_knobs(type_hints(RayEngine.__init__), {**sizes, "start_seconds": start_seconds})
         ray = _ray()
         self._own = _join(ray, address)
         self._lock, self._closed = threading.RLock(), False
@@ -96,23 +100,23 @@ class RayEngine:
         self._waiting: list[asyncio.Future[None]] = []
         self._places: list[EnginePlace] = []
         self._cluster = Cluster()
-        atexit.register(self._end)  # before Ray goes, and its threads with it
+        atexit.register(self._end)  # runs before Ray ends, and its threads with it
         try:
             has = ray.cluster_resources()
             share = gpu_share(num_engines, has.get("GPU", 0.0)) if num_gpus is None else num_gpus
             if self._own:
                 _check_room(num_engines, num_cpus, share, has)
-            wanted = {"num_cpus": num_cpus, "num_gpus": share, "scheduling_strategy": "SPREAD"}
-            new_actor = functools.partial(ray.remote(Host).options(**wanted).remote, make)
+            needs = {"num_cpus": num_cpus, "num_gpus": share, "scheduling_strategy": "SPREAD"}
+            new_actor = functools.partial(ray.remote(Host).options(**needs).remote, make)
             for number in range(num_engines):
                 self._places.append(EnginePlace(number, new_actor, self._cluster, restarts, self._lock, self._wake))
-            found = self._started(ray, start_seconds)
+            engines_name = self._wait_for_start(ray, start_seconds)
         except BaseException:
             self._end()
             raise
-        self.name = name or found
+        self.name = name or engines_name
 
-    def _started(self, ray: Any, seconds: float) -> str:
+    def _wait_for_start(self, ray: Any, seconds: float) -> str:
         """Waits for all engines; returns the name they share."""
         starts = [place.start for place in self._places]
         _, late = ray.wait(starts, num_returns=len(starts), timeout=seconds)
@@ -129,13 +133,15 @@ class RayEngine:
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, Exception):  # the engine's own refusal
                     raise error.cause from None
-                raise EngineError(f"engine {place.number} could not be made: {said(error)}") from error
+                raise EngineError(f"engine {place.number} could not be made: {last_line(error)}") from error
             except ray.exceptions.RayError as error:
-                raise EngineError(f"engine {place.number} ended while it was loaded: {said(error)}") from error
+                raise EngineError(f"engine {place.number} ended while it was loaded: {last_line(error)}") from error
             names.append(name)
             place.open(where)
         if len(set(names)) > 1:
-            raise ArgumentError(f"engines of a RayEngine are alike, found {', '.join(sorted(set(names)))}")
+            raise ArgumentError(
+                f"the factory made engines named {', '.join(sorted(set(names)))}; it must always make the same engine"
+            )
         return names[0]
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -143,21 +149,22 @@ class RayEngine:
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request; see `Engine`.
 
-        Cancelling ends the call in its actor, and returns when that has let it go.
+        Cancelling ends the call in its actor, and returns when the actor has given it up.
 
         Raises:
-            EngineError: no engine is left, the call lost three of them, or the engine is closed; also what the engine
-                raises.
+            EngineError: no engine is left, three engines died under the call, or the engine is closed. Errors of the
+                engines themselves are raised as well.
         """
         loop, lost = asyncio.get_running_loop(), 0
         for losses in itertools.count(1):
             call = PlacedCall(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
             place = await self._assign(call)
             try:
-                made = await call.future
-                return replace(made, usage=replace(made.usage, wasted=made.usage.wasted + lost))
+                completion = await call.future
+                usage = completion.usage
+                return replace(completion, usage=replace(usage, wasted=usage.wasted + lost))
             except LostError as error:
-                if losses == _MOST_LOSSES:
+                if losses == _MAX_LOSSES:
                     raise EngineError(
                         f"the call was under way on {losses} engines that died; the last: {error}"
                     ) from None
@@ -166,14 +173,14 @@ class RayEngine:
                     progress("", lost, restart=True)
             except asyncio.CancelledError:
                 place.cancel(call)
-                # The engine lets it go before this call counts as ended; who cancels again does not wait for that.
+                # The actor gives the call up before it counts as ended. Cancelling once more does not wait for that.
                 with contextlib.suppress(asyncio.CancelledError):
                     await call.left.wait()
                 raise
         raise AssertionError
 
     async def _assign(self, call: PlacedCall) -> EnginePlace:
-        """Gives a call to an engine; waits where all of them are being started anew."""
+        """Gives a call to an engine; waits while all of them are being started again."""
         while True:
             with self._lock:
                 if self._closed:
@@ -192,7 +199,7 @@ class RayEngine:
             await change
 
     def _wake(self) -> None:
-        """An engine has come or gone: whoever waits looks again."""
+        """Wakes all calls that wait for an engine, because one has come or gone."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for change in waiting:
@@ -201,7 +208,7 @@ class RayEngine:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends the actors, and the cluster if this engine has started it; calls under way get an `EngineError`.
+        """Ends the actors, and the cluster if this engine has started it; running calls get an `EngineError`.
 
         Close it before ``ray.shutdown()``: Ray ends a process whose threads ask for something after that. At the end of
         the process it is closed by itself. Closing twice does nothing.
@@ -230,28 +237,19 @@ def _maker(
     model: str | Path | None, factory: Callable[[], Engine] | None, options: dict[str, Any]
 ) -> Callable[[], Engine]:
     if (model is None) == (factory is None):
-        raise ArgumentError("a RayEngine is made of model= or of factory=, one of the two")
+        raise ArgumentError("a RayEngine needs model= or factory=; give one of the two")
     if factory is not None:
         if options:
             raise ArgumentError(f"{', '.join(options)}: these are for model=; a factory sets its engine's own options")
         return factory
     if not isinstance(model, str | Path):
         raise ArgumentTypeError(f"model is a folder or a name, which each actor loads; found {type(model).__name__}")
-    # Actors need not run in this process' folder.
+    # Actors may run in another folder than this process.
     return functools.partial(make_local, str(Path(model).resolve()) if Path(model).is_dir() else str(model), options)
 
 
-def _check(num_engines: int, num_cpus: float, num_gpus: float | None, restarts: int, seconds: float) -> None:
-    for name, count, least in (("num_engines", num_engines, 1), ("restarts", restarts, 0)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ArgumentError(f"{name}={count!r}; use an integer of {least} or more")
-    for name, amount in (("num_cpus", num_cpus), ("num_gpus", num_gpus or 0.0), ("start_seconds", seconds)):
-        if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
-            raise ArgumentError(f"{name}={amount!r}; use 0 or more")
-
-
 def _check_room(num_engines: int, num_cpus: float, num_gpus: float, has: dict[str, float]) -> None:
-    """A cluster of our own does not grow, so what has no room there is refused at once."""
+    """Refuses engines that have no room in a cluster that this engine started, because that does not grow."""
     for kind, each in (("CPU", num_cpus), ("GPU", num_gpus)):
         if each * num_engines > has.get(kind, 0.0) + 1e-9:
             raise ArgumentError(
@@ -273,14 +271,16 @@ def _ray() -> Any:
 
 
 def _join(ray: Any, address: str | None) -> bool:
-    """Connects this process to a cluster; whether it is a new one of our own."""
+    """Connects this process to a cluster; returns whether it had to start one."""
     if ray.is_initialized():
         if address is not None:
-            raise ArgumentError(f"address={address!r}, but this process is connected to a Ray cluster already")
+            raise ArgumentError(
+                f"address={address!r}, but this process is connected to a Ray cluster already; leave address= out"
+            )
         return False
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
-        raise ArgumentError(f"address={address!r} is not that of a Ray cluster: {error}") from error
+        raise ArgumentError(f"no Ray cluster could be reached at address={address!r}: {error}") from error
     return address == "local"

@@ -1,4 +1,4 @@
-"""What runs in an actor: an engine, its calls, and what there is to tell of them until somebody fetches it."""
+"""Runs an engine in an actor: makes its calls, and keeps the reports of them until the driver fetches these."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from partsong.reasoning.calls.engine import Engine, EngineError
 
 __all__ = ["Host", "HostReport", "Report", "make_local"]
 
-#: Seconds that news wait for more, so that what comes together travels together.
+#: Seconds that reports wait for more, so that what comes together travels together.
 _GATHER = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an engine told while a call ran; see `Progress`."""
+    """Holds one report of an engine on a running call; see `Progress`."""
 
     text: str
     tokens: int
@@ -32,61 +32,52 @@ class Report:
 
 @dataclass(slots=True)
 class HostReport:
-    """What has happened to a call since it was last asked for.
-
-    Attributes:
-        reports: in order.
-        end: what came of it; None while it runs.
-    """
+    """Holds what has happened to a call since the driver last asked; it has no `end` while the call runs."""
 
     reports: list[Report] = field(default_factory=list)
     end: Completion | Exception | None = None
 
 
 class Host:
-    """An actor's side of `RayEngine`.
-
-    Args:
-        make: gives the engine.
-    """
+    """Runs on the actor's side of `RayEngine`, with the engine that `make` returns."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make
         self._engine: Engine | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._gone: set[int] = set()
+        self._cancelled: set[int] = set()
         self._news: dict[int, HostReport] = {}
-        self._told = asyncio.Event()
+        self._has_news = asyncio.Event()
 
     async def start(self) -> tuple[str, str]:
-        """Makes the engine; returns its name, and where this is."""
+        """Makes the engine; returns its name, and the process and machine it runs on."""
         self._engine = self._make()
         return self._engine.name, f"process {os.getpid()} on {socket.gethostname()}"
 
     async def submit(self, number: int, request: Request) -> None:
-        """Begins a call; `news` tells what comes of it."""
-        if number in self._gone:
-            self._gone.discard(number)
+        """Begins a call; `news` returns what comes of it."""
+        if number in self._cancelled:
+            self._cancelled.discard(number)
             self._end(number, EngineError("the call was cancelled"))
             return
         self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
 
     async def cancel(self, number: int) -> None:
-        """Ends a call; `news` tells when the engine has let it go."""
+        """Ends a call; `news` reports when the engine has given it up."""
         task = self._tasks.get(number)
         if task is not None:
             task.cancel()
         else:
-            # It may have overtaken the call. If that has ended instead, its number stays here, which is little.
-            self._gone.add(number)
+            # The cancellation may have overtaken the call. If the call has ended instead, only its number stays here.
+            self._cancelled.add(number)
 
     async def news(self) -> Mapping[int, HostReport]:
-        """Waits until there is something to tell; returns it by number of the call."""
-        await self._told.wait()
+        """Waits until there are reports; returns them by number of the call."""
+        await self._has_news.wait()
         await asyncio.sleep(_GATHER)
-        self._told.clear()
-        told, self._news = self._news, {}
-        return told
+        self._has_news.clear()
+        news, self._news = self._news, {}
+        return news
 
     async def close(self) -> None:
         """Closes the engine."""
@@ -99,7 +90,7 @@ class Host:
             end: Completion | Exception = await self._engine.generate(request, functools.partial(self._report, number))
         except asyncio.CancelledError:
             end = EngineError("the call was cancelled")
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises, nobody may be left waiting
+        except Exception as error:  # noqa: BLE001 - an engine may raise any error, and no caller may be left waiting
             end = _portable(error)
         self._tasks.pop(number, None)
         self._end(number, end)
@@ -107,28 +98,28 @@ class Host:
     def _report(
         self, number: int, text: str, tokens: int, confidence: Sequence[float] = (), *, restart: bool = False
     ) -> None:
-        self._of(number).reports.append(Report(text, tokens, tuple(confidence), restart))
+        self._news_of(number).reports.append(Report(text, tokens, tuple(confidence), restart))
 
     def _end(self, number: int, end: Completion | Exception) -> None:
-        self._of(number).end = end
+        self._news_of(number).end = end
 
-    def _of(self, number: int) -> HostReport:
-        self._told.set()
+    def _news_of(self, number: int) -> HostReport:
+        self._has_news.set()
         return self._news.setdefault(number, HostReport())
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that can be read where the engine's packages may be missing: one of ours, or its description."""
+    """Returns an error that can be read where the engine's packages are missing: partsong's own, or a description."""
     if isinstance(error, PartsongError) and type(error).__module__.startswith("partsong."):
         return error
     return EngineError(f"the engine failed: {error!r}")
 
 
 def make_local(model: str, options: Mapping[str, Any]) -> Engine:
-    """A `LocalEngine`; its dtype may be the name of one, such as "float64".
+    """Makes a `LocalEngine`; its dtype may be given by name, such as "float64".
 
     Raises:
-        ArgumentError: a dtype that torch does not know.
+        ArgumentError: torch does not know the dtype.
     """
     import torch
 
@@ -136,8 +127,8 @@ def make_local(model: str, options: Mapping[str, Any]) -> Engine:
 
     dtype = options.get("dtype")
     if isinstance(dtype, str):
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype):
+        torch_dtype = getattr(torch, dtype, None)
+        if not isinstance(torch_dtype, torch.dtype):
             raise ArgumentError(f"dtype={dtype!r}; use a floating type of torch such as 'bfloat16'")
-        options = {**options, "dtype": found}
+        options = {**options, "dtype": torch_dtype}
     return LocalEngine(model, **options)

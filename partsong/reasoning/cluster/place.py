@@ -1,4 +1,4 @@
-"""The driver's side of one actor: the calls it has, and a thread that fetches what there is to tell of them."""
+"""Keeps the driver's side of one actor: the calls it has, and a thread that fetches the reports of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.cluster.host import HostReport
 
-__all__ = ["PlacedCall", "Cluster", "LostError", "EnginePlace", "in_loop", "said"]
+__all__ = ["Cluster", "EnginePlace", "LostError", "PlacedCall", "in_loop", "last_line"]
 
 
 class LostError(EngineError):
-    """The actor that had a call is gone; another may answer it."""
+    """Says that the actor that had a call is gone; another one may answer it."""
 
 
 @dataclass(slots=True, eq=False)
 class PlacedCall:
-    """A request at an actor, and the way back to the loop that waits for it.
+    """Holds a request at an actor, and the way back to the loop that waits for it.
 
     Attributes:
-        number: tells it apart; one that is asked again has a new one.
-        request: what is asked.
-        future: for the completion.
-        left: set once the actor does no more for it.
-        progress: told of new text.
-        lost: tokens that attempts before this one had written.
-        tokens: written by this one so far.
+        number: number of the attempt; a call that is asked again gets a new one.
+        left: set once the actor does no more for the call.
+        lost: tokens that earlier attempts had written.
+        tokens: tokens that this attempt has written so far.
     """
 
     number: int
@@ -42,9 +39,9 @@ class PlacedCall:
     tokens: int = 0
 
     def take(self, news: HostReport) -> None:
-        """In the loop: tells report by report, as if the engine were here, so that a halt falls on the same token."""
+        """Hands on report by report, in the loop, so that a halt falls on the same token as with a local engine."""
         for report in news.reports:
-            if self.future.done():  # halted or cancelled by the last one
+            if self.future.done():  # the last report halted or cancelled the call
                 break
             self.tokens = report.tokens
             if self.progress is not None:
@@ -54,7 +51,7 @@ class PlacedCall:
             self.deliver(news.end)
 
     def deliver(self, end: Completion | Exception) -> None:
-        """In the loop: ends the call."""
+        """Ends the call, in the loop."""
         self.left.set()
         if self.future.done():
             return
@@ -65,11 +62,7 @@ class PlacedCall:
 
 
 class Cluster:
-    """The cluster this process is connected to now.
-
-    Attributes:
-        address: of its head.
-    """
+    """Names the cluster this process is connected to now by the address of its head."""
 
     def __init__(self) -> None:
         import ray
@@ -78,28 +71,19 @@ class Cluster:
 
     @property
     def there(self) -> bool:
-        """Whether this process is still connected to it; else Ray would start another one at the next call."""
+        """Returns whether this process is still connected to it; otherwise the next call would start another one."""
         import ray
 
         return ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address
 
 
 class EnginePlace:
-    """One of the engines of a `RayEngine`. Its actor may die; then its calls are lost, and another may take its place.
+    """Keeps one of the engines of a `RayEngine`.
 
-    Args:
-        number: of the place.
-        new_actor: starts an actor of `Host`.
-        cluster: where it is.
-        restarts: most actors that may follow the first.
-        lock: held where calls come and go, shared by all places.
-        changed: called whenever an actor has come up or gone.
+    Its actor may die. Then its calls are lost, and another actor may take its place.
 
-    Attributes:
-        state: "starting", "up" or "down".
-        calls: the actor's, by number.
-        where: process and machine of the actor.
-        why: what ended the last actor; "" where none has ended.
+    Its fields `where` and `why` name the process and machine of the actor, and what ended the last one. All places
+    share `lock`, which is held while calls come and go. `on_change` is called when an actor has come up or gone.
     """
 
     def __init__(
@@ -109,10 +93,10 @@ class EnginePlace:
         cluster: Cluster,
         restarts: int,
         lock: threading.RLock,
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.number, self.restarts = number, restarts
-        self._new_actor, self._cluster, self._lock, self._changed = new_actor, cluster, lock, changed
+        self._new_actor, self._cluster, self._lock, self._on_change = new_actor, cluster, lock, on_change
         self.state: Literal["starting", "up", "down"] = "starting"
         self.calls: dict[int, PlacedCall] = {}
         self.where, self.why, self._closing = "", "", False
@@ -124,23 +108,23 @@ class EnginePlace:
         return f"engine {self.number} ({self.where or 'not started'}): {self.why or self.state}"
 
     def open(self, where: str) -> None:
-        """The actor's engine is there: calls may come."""
+        """Opens the place for calls, once the actor's engine is there."""
         self.state, self.where = "up", where
         self._thread.start()
 
     def submit(self, call: PlacedCall) -> None:
-        """Hands a call to the actor; under the lock."""
+        """Hands a call to the actor; the caller holds the lock."""
         self.calls[call.number] = call
         self.actor.submit.remote(call.number, call.request)
 
     def cancel(self, call: PlacedCall) -> None:
-        """Nobody waits for a call any more; `PlacedCall.left` tells when the actor has let it go."""
+        """Cancels a call; `PlacedCall.left` is set when the actor has given it up."""
         with self._lock:
             if call.number in self.calls and self._cluster.there:
                 self.actor.cancel.remote(call.number)
 
     def close(self) -> None:
-        """Ends the actor and the thread; calls under way get an `EngineError`."""
+        """Ends the actor and the thread; running calls get an `EngineError`."""
         import ray
 
         self._closing = True
@@ -161,30 +145,31 @@ class EnginePlace:
                 if self.state == "starting":
                     self.where = ray.get(self.start)[1]
                     self.state = "up"
-                    self._changed()
-                self._tell(ray.get(self.actor.news.remote()))
-            except BaseException as error:  # noqa: BLE001 - Ray may end threads by SystemExit; nobody is left waiting
-                if not self._next(error):
+                    self._on_change()
+                self._hand_on(ray.get(self.actor.news.remote()))
+            except BaseException as error:  # noqa: BLE001 - Ray may end threads by SystemExit; no call is left waiting
+                if not self._restart(error):
                     return
 
-    def _tell(self, told: Mapping[int, HostReport]) -> None:
+    def _hand_on(self, news: Mapping[int, HostReport]) -> None:
+        """Hands the reports of the actor to the loops that wait for its calls."""
         with self._lock:
-            pairs = [(self.calls[number], news) for number, news in told.items() if number in self.calls]
-            for call, news in pairs:
-                if news.end is not None:
+            pairs = [(self.calls[number], report) for number, report in news.items() if number in self.calls]
+            for call, report in pairs:
+                if report.end is not None:
                     del self.calls[call.number]
-        for call, news in pairs:
-            in_loop(call.future.get_loop(), call.take, news)
+        for call, report in pairs:
+            in_loop(call.future.get_loop(), call.take, report)
 
-    def _next(self, error: BaseException) -> bool:
-        """After the end of an actor: loses its calls, and starts another where that is still allowed."""
+    def _restart(self, error: BaseException) -> bool:
+        """Gives up the calls of an actor that has ended; starts another actor and returns whether that is allowed."""
         import ray
 
         with self._lock:
             lost, self.calls = list(self.calls.values()), {}
-            self.why = said(error)
+            self.why = last_line(error)
             if self._cluster.there:
-                ray.kill(self.actor)  # it may be out of reach rather than dead, and would go on for nobody
+                ray.kill(self.actor)  # it may be out of reach rather than dead, and would go on in vain
             again = self._cluster.there and bool(self.restarts) and not self._closing
             if again:
                 self.restarts -= 1
@@ -193,7 +178,7 @@ class EnginePlace:
             else:
                 self.state = "down"
         self._lose(lost)
-        self._changed()
+        self._on_change()
         return again
 
     def _lose(self, calls: Iterable[PlacedCall]) -> None:
@@ -204,14 +189,14 @@ class EnginePlace:
             in_loop(call.future.get_loop(), call.deliver, error)
 
 
-def said(error: BaseException) -> str:
-    """The end of what an error says, in one line: Ray begins with what the actor was."""
+def last_line(error: BaseException) -> str:
+    """Returns the last line of an error's message, because Ray describes the actor before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else repr(error))[:300]
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in a loop; where the loop is closed nobody waits."""
+    """Calls a function in a loop; does nothing if the loop is closed, because nobody waits there."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Which of several like engines takes a call."""
+"""Chooses which of several engines that are alike takes a call."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Mapping
 
 from partsong.reasoning.calls.call import Request
 
-__all__ = ["LEAN", "Placement", "gpu_share"]
+__all__ = ["MAX_LEAD", "Placement", "gpu_share"]
 
-#: Calls by which an engine may be ahead of the least busy one and still get another of a prompt it has seen.
-LEAN = 4
-#: Prompts whose engine is remembered.
+#: Calls by which an engine may be ahead of the least busy one and still get another call of a prompt it has seen.
+MAX_LEAD = 4
+#: Number of prompts whose engine is remembered.
 _REMEMBERED = 4096
 
 
 class Placement:
     """Gives a call to the least busy engine, and calls of equal prompts to the same one as long as load allows.
 
-    An engine keeps the keys of a prompt it has read, so that its further samples are forks that read them. That is
-    worth waiting for a few calls, not for many: engines are kept within `LEAN` calls of each other.
+    An engine keeps the keys of a prompt it has read, and further samples of the prompt read these. That is worth
+    waiting for a few calls, not for many: engines are kept within `MAX_LEAD` calls of each other.
 
     >>> placement = Placement()
-    >>> asked = Request(messages=())
-    >>> [placement.choose({0: load, 1: 0}, asked) for load in (0, 1, 4, 5)]
+    >>> request = Request(messages=())
+    >>> [placement.choose({0: load, 1: 0}, request) for load in (0, 1, 4, 5)]
     [0, 0, 0, 1]
     """
 
@@ -33,13 +33,8 @@ class Placement:
         self._homes: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, loads: Mapping[int, int], request: Request) -> int:
-        """Number of the engine that takes a call.
-
-        Args:
-            loads: calls under way by number of the engine; those that may be chosen, at least one.
-            request: the call.
-        """
-        key, least = _prompt(request), min(loads.values())
+        """Returns the number of the engine that takes a call; `loads` counts the running calls of those there are."""
+        key, least = _prompt_key(request), min(loads.values())
         home = self._homes.get(key)
         if home is None or home not in loads:
             home = min(loads, key=lambda number: (loads[number], number))
@@ -47,24 +42,20 @@ class Placement:
         self._homes.move_to_end(key)
         if len(self._homes) > _REMEMBERED:
             self._homes.popitem(last=False)
-        return home if loads[home] <= least + LEAN else min(loads, key=lambda number: (loads[number], number))
+        return home if loads[home] <= least + MAX_LEAD else min(loads, key=lambda number: (loads[number], number))
 
 
-def _prompt(request: Request) -> bytes:
-    """Names the chat; calls that go on with one answer, such as its threads, go where its keys are."""
+def _prompt_key(request: Request) -> bytes:
+    """Names the chat without an answer that is continued, so that the threads of an answer go where its keys are."""
     chat = request.messages
     if len(chat) > 1 and chat[-1].role == "assistant":
         chat = chat[:-1]
-    said = json.dumps([(message.role, message.text) for message in chat])
-    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+    text = json.dumps([(message.role, message.text) for message in chat])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def gpu_share(num_engines: int, num_gpus: float) -> float:
-    """GPUs of each of some engines: one, or the largest fraction with which all of them find room.
-
-    Args:
-        num_engines: how many.
-        num_gpus: of the cluster; 0 where there are none.
+    """Returns the GPUs of each engine: one, or the largest fraction with which all of them find room.
 
     >>> gpu_share(2, 8), gpu_share(3, 2), gpu_share(4, 0)
     (1.0, 0.5, 0.0)

@@ -23,7 +23,7 @@ from partsong.reasoning.hogwild.workers import WorkerReport, WorkerText, Writing
 from partsong.reasoning.local.engine import LocalEngine, check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 from partsong.reasoning.strategies.prompts import ask
 from partsong.seeds import derive
 
@@ -142,7 +142,7 @@ def _answer(run: Run, completions: Sequence[Completion | None], extract: Extract
         for number, each in enumerate(completions)
         for reply in ([] if each is None else each.text.split(probe)[1:])
     ]
-    return answered(
+    return answer_of(
         run,
         winner,
         extract,

@@ -1,4 +1,4 @@
-"""Servers that speak the OpenAI API. Importing this loads no client; asking does."""
+"""Asks servers that speak the OpenAI API. Importing this loads no client; making a call does."""
 
 from partsong.reasoning.remote.engine import OpenAIEngine, Traffic
 from partsong.reasoning.remote.errors import (
@@ -14,7 +14,7 @@ from partsong.reasoning.remote.errors import (
     UnreachableError,
     WithheldError,
 )
-from partsong.reasoning.remote.patience import Patience
+from partsong.reasoning.remote.timeouts import Patience
 
 __all__ = [
     "DroppedError",

@@ -1,4 +1,4 @@
-"""Where a server is, and the key to it, which is never shown."""
+"""Checks the address of a server, and keeps the key to it without ever showing it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from partsong.errors import ArgumentError
 
 __all__ = ["Secret", "check_address", "is_loopback"]
 
-#: Clients want a key even where servers want none.
+#: Sent where a server needs no key, because the client insists on one.
 _NO_KEY = "none"
 
 
 class Secret:
-    """A key that does not show itself when printed, logged or pickled.
+    """Holds a key that does not show itself when printed, logged or pickled.
 
     >>> Secret("sk-1234567890"), Secret("sk-1234567890").clean("not valid: sk-1234567890")
     (Secret(...), 'not valid: [key]')
@@ -36,21 +36,21 @@ class Secret:
         raise TypeError("a key is not pickled; make the engine where it is used")
 
     def reveal(self) -> str:
-        """The key, for the one place that sends it."""
+        """Returns the key, for the one place that sends it."""
         return self._value or _NO_KEY
 
     def clean(self, text: str) -> str:
-        """A text without the key."""
+        """Returns a text with the key replaced by ``[key]``."""
         return text.replace(self._value, "[key]") if self._value else text
 
     @classmethod
-    def found(cls, given: str | None) -> Secret:
-        """The key that was given, or else the environment's ``OPENAI_API_KEY``."""
+    def find(cls, given: str | None) -> Secret:
+        """Returns the key that was given, or else the environment's ``OPENAI_API_KEY``."""
         return cls(given if given is not None else os.environ.get("OPENAI_API_KEY"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine.
+    """Returns whether a host is this machine.
 
     >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("10.0.0.1")
     (True, True, True, False)
@@ -64,18 +64,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(base_url: str, *, has_key: bool, plain_http: bool) -> str:
-    """Refuses addresses that are none, and keys in clear text.
+    """Returns an address, such as ``http://127.0.0.1:8000/v1``, without a slash at its end.
 
-    Args:
-        base_url: such as ``http://127.0.0.1:8000/v1``.
-        has_key: whether a key will be sent there.
-        plain_http: whether it may be sent unencrypted over a network.
-
-    Returns:
-        The address without a slash at its end.
+    It refuses addresses to which a key would go unencrypted over a network, unless `plain_http` allows that.
 
     Raises:
-        ArgumentError: no http address, one with a name and password in it, or one that would show the key to a network.
+        ArgumentError: the address is not http, has a name and password in it, or would show the key to a network.
     """
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -83,7 +77,7 @@ def check_address(base_url: str, *, has_key: bool, plain_http: bool) -> str:
     if parts.username is not None or parts.password is not None:
         raise ArgumentError(f"the base_url of {parts.hostname} has a password in it; give it as api_key= instead")
     if parts.query or parts.fragment:
-        raise ArgumentError(f"the base_url of {parts.hostname} goes on behind its path; leave out ? and #")
+        raise ArgumentError(f"the base_url of {parts.hostname} has a query or fragment; leave out ? and # and the rest")
     if parts.scheme == "http" and has_key and not plain_http and not is_loopback(parts.hostname):
         raise ArgumentError(
             f"base_url={base_url!r} would carry the key unencrypted; use https, or api_key='' if the server wants none,"

@@ -1,4 +1,4 @@
-"""What a server understands of the API: a request is written for it, and what it refuses is found out once."""
+"""Writes requests as a server understands the API, and learns once what the server refuses."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ __all__ = ["Dialect", "Endpoint", "joined"]
 
 _LOG = logging.getLogger(__name__)
 
-#: Where a request goes: messages, or one text to go on with.
+#: Where a request goes: "chat" takes messages, "completions" one text to continue.
 Endpoint = Literal["chat", "completions"]
 
 #: Names of the limit of tokens; the first is tried first.
 _LIMITS = ("max_tokens", "max_completion_tokens")
-#: Without these the answer is the same, only less is known of it or it cannot be had again.
+#: Without these fields the answer is still right, but less is known of it, or it cannot be repeated.
 _OPTIONAL = ("stream_options", "seed")
-#: Without these the answer is the same if they have these values.
+#: Without these fields the answer is the same, provided that they have these values.
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
-#: With these a chat goes on with its last message instead of answering it; without them it would be another question.
-_GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
-#: A server that does not know a parameter says so in one of these ways; "too large" is none of them.
+#: With these fields the model continues the last message instead of answering it, which would be another question.
+_CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
+#: How servers say that they do not know a parameter. That a value is too large is something else.
 _UNKNOWN = re.compile(
     r"un(?:supported|known|recogni[sz]ed|expected)|not (?:supported|permitted|allowed|recogni[sz]ed)|"
     r"(?:does|do) not (?:support|allow|accept)|extra (?:inputs|fields|parameter)|additional propert|"
     r"invalid (?:parameter|argument|field)|deprecated",
     re.IGNORECASE,
 )
-#: Seeds fit into 31 bits everywhere; one less, as llama.cpp keeps the largest number for "at random".
+#: Seeds of 31 bits work everywhere. The largest one is left out, because llama.cpp takes it for "at random".
 _SEEDS = 2**31 - 1
 
 
 def joined(messages: Sequence[Message]) -> str:
-    r"""Messages as one text, for models that know no chat: paragraphs, without roles.
+    r"""Joins messages into one text of paragraphs, without roles, for models that know no chat.
 
     >>> joined([Message("system", ("Add.",)), Message("user", ("2+2=",))])
     'Add.\n\n2+2='
@@ -48,19 +48,14 @@ def joined(messages: Sequence[Message]) -> str:
 
 @dataclass(slots=True)
 class Dialect:
-    """Writes requests, and learns from refusals.
+    """Writes requests, and learns from refusals; for what is not described here see `OpenAIEngine`.
 
     Attributes:
-        endpoint: "chat" or "completions".
-        model: as the server calls it.
-        extra: further fields of every request.
-        template: makes one text of messages, for completions.
-        stream: whether answers come piece by piece.
-        limit: the name of the limit of tokens the server takes.
-        refused: optional fields it does not take.
+        limit: name of the limit of tokens that the server takes.
+        refused: optional fields that the server does not take.
 
     Raises:
-        ArgumentError: an endpoint that is none, or a field in `extra` that is written from the request.
+        ArgumentError: `extra` has a field that is written from each request.
     """
 
     endpoint: Endpoint
@@ -72,42 +67,40 @@ class Dialect:
     refused: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.endpoint not in ("chat", "completions"):
-            raise ArgumentError(f"endpoint={self.endpoint!r}; use chat or completions")
-        ours = {"model", "messages", "prompt", "stop", "stream", "n", "logprobs", "top_logprobs", *_LIMITS, *_DEFAULTS}
-        wrong = sorted((ours | set(_OPTIONAL)) & set(self.extra))
-        if wrong:
-            raise ArgumentError(f"extra={wrong} is written from each request; leave it out, and use Parameters")
+        fields = {"model", "messages", "prompt", "stop", "stream", "n", "logprobs", "top_logprobs"}
+        taken = sorted({*fields, *_LIMITS, *_DEFAULTS, *_OPTIONAL} & set(self.extra))
+        if taken:
+            raise ArgumentError(f"extra={taken} is written from each request; leave it out, and use Parameters")
 
     @property
     def path(self) -> str:
-        """Behind the base address."""
+        """Returns the path after the base address."""
         return "/chat/completions" if self.endpoint == "chat" else "/completions"
 
     def body(self, request: Request) -> dict[str, Any]:
-        """A request as the server understands it.
+        """Writes a request as the server understands it.
 
         Raises:
-            UnsupportedError: a chat to go on with, asked for in one piece.
+            UnsupportedError: the model should continue a chat, and answers are not streamed.
         """
-        drawn = request.parameters
+        parameters = request.parameters
         body: dict[str, Any] = {
             "model": self.model,
             **self._prompt(request.messages),
-            self.limit: drawn.max_tokens,
-            "temperature": drawn.temperature,
-            "top_p": drawn.top_p,
+            self.limit: parameters.max_tokens,
+            "temperature": parameters.temperature,
+            "top_p": parameters.top_p,
             "seed": request.seed % _SEEDS,
             "stream": self.stream,
         }
         if self.stream:
             body["stream_options"] = {"include_usage": True}
-        if drawn.stop:
-            body["stop"] = list(drawn.stop)
-        if drawn.logprobs and self.endpoint == "chat":
-            body |= {"logprobs": True, "top_logprobs": drawn.logprobs}
-        elif drawn.logprobs:
-            body["logprobs"] = drawn.logprobs
+        if parameters.stop:
+            body["stop"] = list(parameters.stop)
+        if parameters.logprobs and self.endpoint == "chat":
+            body |= {"logprobs": True, "top_logprobs": parameters.logprobs}
+        elif parameters.logprobs:
+            body["logprobs"] = parameters.logprobs
         left_out = {name for name in self.refused if name not in _DEFAULTS or body[name] == _DEFAULTS[name]}
         return {name: value for name, value in body.items() if name not in left_out} | dict(self.extra)
 
@@ -117,28 +110,24 @@ class Dialect:
         chat = {"messages": [{"role": message.role, "content": message.text} for message in messages]}
         if not messages or messages[-1].role != "assistant":
             return chat
-        if not self.stream:  # llama.cpp does so
+        if not self.stream:  # llama.cpp is such a server
             raise UnsupportedError(
-                "the chat's last message is the assistant's, to go on with, and with stream=False some servers repeat "
+                "the chat's last message is the assistant's, to continue, and with stream=False some servers repeat "
                 "it in the answer: use stream=True, or endpoint='completions'"
             )
-        return chat | _GOING_ON
+        return chat | _CONTINUE
 
     def learn(self, body: Mapping[str, Any], words: str) -> bool:
-        """Whether a refused request is worth sending again in other words.
-
-        Args:
-            body: as it was sent.
-            words: what the server said.
+        """Learns from the words of a refusal; returns whether the request is worth sending again in another form.
 
         Raises:
-            UnsupportedError: it cannot go on with the last message of a chat.
+            UnsupportedError: the server cannot continue the last message of a chat.
         """
         if not _UNKNOWN.search(words):
             return False
-        if any(name in body and _names(words, name) for name in _GOING_ON):
+        if any(name in body and _names(words, name) for name in _CONTINUE):
             raise UnsupportedError(
-                f"the chat's last message is the assistant's, to go on with, and the server cannot ({words}): use "
+                f"the chat's last message is the assistant's, to continue, and the server cannot ({words}): use "
                 f"endpoint='completions', with a template= that writes the chat as the model knows it"
             )
         for name in (*_OPTIONAL, *_DEFAULTS):
@@ -150,7 +139,7 @@ class Dialect:
         used = next(name for name in _LIMITS if name in body)
         if not _names(words, used):
             return False
-        # Another call may have learned it meanwhile; what counts is how this one was sent.
+        # Another call may have learned it meanwhile, so the limit is chosen by how this one was sent.
         self.limit = next(name for name in _LIMITS if name != used)
         _LOG.info("the server does not take %s; it is %s from now on", used, self.limit)
         return True

@@ -1,4 +1,4 @@
-"""What can go wrong between here and a server, by name: whether trying again may help, and what had been streamed."""
+"""Names what can go wrong between here and a server, and says whether trying again may help and what was lost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = [
 
 
 class RemoteError(EngineError):
-    """A call of a server failed.
+    """Says that a call of a server failed.
 
     Attributes:
         retry: whether the same request may succeed later.
-        status: of HTTP; None where there was no response.
-        wait: seconds the server asked to be left alone; None where it did not say.
-        words: what the server said, without the key.
+        status: status of HTTP; None where there was no response.
+        wait: seconds the server asked us to wait; None where it did not ask.
+        words: the server's own words, without the key.
         attempts: how often the request was sent.
         wasted: tokens that failed attempts had streamed; they are in no completion.
 
@@ -37,71 +37,65 @@ class RemoteError(EngineError):
     retry: bool = False
 
     def __init__(
-        self, message: str, *, status: int | None = None, wait: float | None = None, words: str = "", attempts: int = 1
+        self, message: str, *, status: int | None = None, wait: float | None = None, words: str = "", retry: bool = True
     ) -> None:
         super().__init__(message)
-        self.status, self.wait, self.words, self.attempts = status, wait, words, attempts
-        self.wasted = 0
+        self.status, self.wait, self.words, self.attempts, self.wasted = status, wait, words, 1, 0
+        self.retry = self.retry and retry
 
     def after(self, attempts: int, wasted: int, hint: str = "") -> RemoteError:
-        """The same error, which also says how often it was tried and what that cost."""
-        said = str(self)
+        """Returns the same error, which also says how often it was tried and what that cost."""
+        message = str(self)
         if attempts > 1:
-            said += f" (the last of {attempts} attempts)"
+            message += f" (the last of {attempts} attempts)"
         if wasted:
-            said += f"; {wasted} tokens of failed attempts are lost"
-        again = type(self)(said + hint, status=self.status, wait=self.wait, words=self.words, attempts=attempts)
-        again.wasted = wasted
-        return again
+            message += f"; {wasted} tokens of failed attempts are lost"
+        error = type(self)(message + hint, status=self.status, wait=self.wait, words=self.words, retry=self.retry)
+        error.attempts, error.wasted = attempts, wasted
+        return error
 
 
-class UnreachableError(RemoteError):
-    """No connection: nobody listens there, the name is unknown, or the certificate is not trusted."""
-
-    retry = True
-
-
-class DroppedError(RemoteError):
-    """The connection ended before the answer did."""
+class _PassingError(RemoteError):
+    """Says that a call failed in a way that may pass."""
 
     retry = True
 
 
-class StalledError(RemoteError):
-    """Nothing came for longer than a call may wait."""
-
-    retry = True
+class UnreachableError(_PassingError):
+    """Says that there is no connection: no server listens, the name is unknown, or the certificate is not trusted."""
 
 
-class GarbledError(RemoteError):
-    """What came back makes no sense: no JSON, no event, no choice, or more choices than were asked for."""
-
-    retry = True
+class DroppedError(_PassingError):
+    """Says that the connection ended before the answer did."""
 
 
-class ServerFailedError(RemoteError):
-    """The server failed inside (HTTP 5xx, or an error in the middle of a stream)."""
-
-    retry = True
+class StalledError(_PassingError):
+    """Says that nothing came for longer than a call may wait."""
 
 
-class RateLimitError(RemoteError):
-    """The server takes no more calls for now (HTTP 429)."""
+class GarbledError(_PassingError):
+    """Says that what came back makes no sense: no JSON, no event, no choice, or more choices than were asked for."""
 
-    retry = True
+
+class ServerFailedError(_PassingError):
+    """Says that the server failed inside (HTTP 5xx, or an error in the middle of a stream)."""
+
+
+class RateLimitError(_PassingError):
+    """Says that the server takes no more calls for now (HTTP 429)."""
 
 
 class KeyRefusedError(RemoteError):
-    """The server does not accept the key, or not for this (HTTP 401, 403)."""
+    """Says that the server does not accept the key, or not for this request (HTTP 401, 403)."""
 
 
 class ModelNotServedError(RemoteError):
-    """The server does not know the model, or the address is not that of an API (HTTP 404)."""
+    """Says that the server does not know the model, or that the address is not that of an API (HTTP 404)."""
 
 
 class RequestRefusedError(RemoteError):
-    """The server takes the request for wrong, or does not know one of its parameters (other HTTP 4xx)."""
+    """Says that the server finds the request wrong, or does not know one of its parameters (other HTTP 4xx)."""
 
 
 class WithheldError(RemoteError):
-    """The answer was withheld by the server's content filter."""
+    """Says that the server's content filter withheld the answer."""

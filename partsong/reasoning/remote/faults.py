@@ -1,4 +1,4 @@
-"""What the client of an API raises, as errors with a name, a reason and something to do about it."""
+"""Turns what the client of an API raises into errors with a name, a reason and something to do about it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 from partsong.reasoning.remote.errors import (
     DroppedError,
@@ -22,9 +23,12 @@ from partsong.reasoning.remote.errors import (
     UnreachableError,
 )
 
+if TYPE_CHECKING:
+    import openai
+
 __all__ = ["asked_pause", "named_faults", "stalled"]
 
-#: Longest part of a server's own words in a message.
+#: Most characters of a server's own words in a message.
 _WORDS = 300
 
 
@@ -35,11 +39,11 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     Args:
         where: the address, for messages.
         clean: takes secrets out of a text.
-        began: whether anything of an answer had come.
+        began: returns whether a part of an answer had come.
 
     Raises:
-        RemoteError: instead of the client's errors. These are not chained to it: they hold the request, and with it
-            the key.
+        RemoteError: replaces the client's errors. These are not chained to it, because they hold the request, and with
+            it the key.
     """
     import openai
 
@@ -48,64 +52,58 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     except openai.APITimeoutError as error:
         raise UnreachableError(f"{where} does not take connections: {clean(_root(error))}; is it up?") from None
     except openai.APIConnectionError as error:
-        raise _unconnected(where, clean(_root(error)), began()) from None
+        raise _connection_error(where, clean(_root(error)), began()) from None
     except openai.APIStatusError as error:
-        raise _refused(where, error.status_code, clean(_words(error)), error.response.headers) from None
+        raise _status_error(where, error.status_code, clean(_words(error)), error.response.headers) from None
     except openai.APIError as error:
         raise ServerFailedError(f"{where} failed in the middle of an answer: {clean(_words(error))}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GarbledError(f"{where} sent what is no JSON: {clean(str(error))[:_WORDS]}") from None
+        raise GarbledError(f"{where} did not send JSON: {clean(str(error))[:_WORDS]}") from None
 
 
-def _unconnected(where: str, words: str, began: bool) -> RemoteError:
+def _connection_error(where: str, words: str, began: bool) -> RemoteError:
     if began or "disconnected" in words or "ReadError" in words:
         return DroppedError(f"{where} dropped the connection: {words}")
     return UnreachableError(f"{where} cannot be reached: {words}; is the server up, and base_url right?")
 
 
-def _refused(where: str, status: int, words: str, headers: Mapping[str, str]) -> RemoteError:
-    said = f"{where} answered {status}: {words}"
+def _status_error(where: str, status: int, words: str, headers: Mapping[str, str]) -> RemoteError:
+    message = f"{where} answered {status}: {words}"
     if status == 429:
-        error: RemoteError = RateLimitError(said, status=status, wait=asked_pause(headers), words=words)
-        error.retry = "insufficient_quota" not in words
-        return error
+        retry = "insufficient_quota" not in words
+        return RateLimitError(message, status=status, wait=asked_pause(headers), words=words, retry=retry)
     if status in (408, 409, 425) or (status >= 500 and status not in (501, 505)):
-        return ServerFailedError(said, status=status, wait=asked_pause(headers), words=words)
+        return ServerFailedError(message, status=status, wait=asked_pause(headers), words=words)
     if status in (401, 403):
         hint = "; set api_key= or the environment's OPENAI_API_KEY"
-        return KeyRefusedError(said + hint, status=status, words=words)
+        return KeyRefusedError(message + hint, status=status, words=words)
     if status == 404:
-        return ModelNotServedError(said, status=status, words=words)
-    return RequestRefusedError(said, status=status, words=words)
+        return ModelNotServedError(message, status=status, words=words)
+    return RequestRefusedError(message, status=status, words=words)
 
 
-def _words(error: Exception) -> str:
-    """The server's own, in one line."""
-    body = getattr(error, "body", None)
-    said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False) if body else str(error)
-    line = " ".join(said.split())
+def _words(error: openai.APIError) -> str:
+    """Returns the server's own words in one line."""
+    body = error.body
+    words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False) if body else str(error)
+    line = " ".join(words.split())
     return line if len(line) <= _WORDS else line[: _WORDS - 3] + "..."
 
 
 def _root(error: BaseException) -> str:
-    """The deepest cause that has something to say, with its name."""
-    said = type(error).__name__
-    while error is not None:
-        if str(error):
-            said = f"{type(error).__name__}: {error}"
-        following = error.__cause__ or error.__context__
-        if following is None:
-            return said
-        error = following
-    return said
+    """Returns the message of the deepest cause that has one, with its name."""
+    message, cause = type(error).__name__, error
+    while cause is not None:
+        if str(cause):
+            message = f"{type(cause).__name__}: {cause}"
+        cause = cause.__cause__ or cause.__context__
+    return message
 
 
 def asked_pause(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds a server asks for: ``retry-after-ms``, or ``Retry-After`` in seconds or as a date.
+    """Returns the seconds a server asks for: ``retry-after-ms``, or ``Retry-After`` in seconds or as a date.
 
-    Args:
-        headers: of the response, by lower-case names.
-        now: seconds since the epoch, for dates; None is now.
+    Names of headers are in lower case. `now`, in seconds since the epoch, is for dates; None takes the clock.
 
     >>> asked_pause({"retry-after": "2"}), asked_pause({"retry-after-ms": "50"}), asked_pause({})
     (2.0, 0.05, None)
@@ -123,8 +121,7 @@ def asked_pause(headers: Mapping[str, str], now: float | None = None) -> float |
     return max(email.utils.mktime_tz(date) - (time.time() if now is None else now), 0.0)
 
 
-def stalled(where: str, seconds: float, began: bool) -> StalledError:
-    """Nothing came for so long."""
-    if began:
-        return StalledError(f"{where} sent nothing for patience stall={seconds:g} s in the middle of an answer")
-    return StalledError(f"{where} did not begin to answer within patience first={seconds:g} s")
+def stalled(where: str, seconds: float, limit: Literal["first", "stall", "connect"]) -> StalledError:
+    """Returns the error of a server that sent nothing for longer than a limit of `Patience` allows."""
+    fault = "sent nothing in the middle of an answer" if limit == "stall" else "did not begin to answer"
+    return StalledError(f"{where} {fault} for {seconds:g} s; raise Patience({limit}=...) to wait longer")

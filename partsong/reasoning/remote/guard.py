@@ -1,7 +1,7 @@
-"""Runs a command for as long as somebody holds the other end of its standard input; no child outlives its parent.
+"""Runs a command for as long as its parent holds the other end of standard input, so no child outlives its parent.
 
-Started by path as a process of its own, so it needs nothing but the standard library. However the parent ends, killed
-or not, the system closes its end of the pipe, and the command is ended with all it has started.
+It is started by its path as a process of its own, so it needs nothing but the standard library. When the parent ends,
+even if it is killed, the system closes its end of the pipe, and the command is ended with all it has started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """Runs in the child: should this guard be killed itself, the kernel kills the command (Linux)."""
+    """Asks the kernel, in the child, to kill the command if this guard is killed itself (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -35,16 +35,11 @@ def _end(child: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def main(grace: float, command: list[str]) -> int:
-    """Runs a command until it ends, or until there is nothing more to read.
+    """Runs a command until it ends, or until there is nothing more to read; returns its exit status.
 
-    Args:
-        grace: seconds it has to end by itself before it is killed.
-        command: with its arguments.
-
-    Returns:
-        Its exit status.
+    The command has `grace` seconds to end by itself before it is killed.
     """
-    # The guard has one thread so far, so the child may run code of ours before it becomes the command.
+    # The guard has only one thread here, so the child may run Python code before it becomes the command.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
 
     def watch() -> None:

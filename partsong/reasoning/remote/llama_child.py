@@ -1,4 +1,4 @@
-"""llama.cpp's server from the `xllamacpp` package, as a process of its own; started by path, see `servers`."""
+"""Runs llama.cpp's server from the `xllamacpp` package as a process of its own; started by path, see `servers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main(options: str) -> None:
-    """Serves until it is told to end.
+    """Serves until it gets a signal to end.
 
     Args:
         options: JSON with ``model``, a GGUF file; ``alias``, its name; ``port``; ``slots``, calls at a time;
@@ -18,16 +18,16 @@ def main(options: str) -> None:
     """
     import xllamacpp
 
-    wanted = json.loads(options)
+    settings = json.loads(options)
     params = xllamacpp.CommonParams()
-    params.model.path = wanted["model"]
-    params.model_alias = {wanted["alias"]}
-    params.hostnames, params.port = ["127.0.0.1"], wanted["port"]
-    params.n_parallel, params.n_ctx = wanted["slots"], wanted["slots"] * wanted["context"]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
+    params.model.path = settings["model"]
+    params.model_alias = {settings["alias"]}
+    params.hostnames, params.port = ["127.0.0.1"], settings["port"]
+    params.n_parallel, params.n_ctx = settings["slots"], settings["slots"] * settings["context"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     params.endpoint_slots = True
-    # Pages that a browser on this machine shows are nobody's business here; neither is a page of the server's own.
-    params.cors_origins, params.ui = f"http://127.0.0.1:{wanted['port']}", False
+    # Other pages in a browser on this machine must not reach the server, and it needs no page of its own.
+    params.cors_origins, params.ui = f"http://127.0.0.1:{settings['port']}", False
     server = xllamacpp.Server(params)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server  # ends its threads in good order

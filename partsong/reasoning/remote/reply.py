@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from partsong.reasoning.calls.call import Completion, Request, Usage
-from partsong.reasoning.remote.alternatives import Drawn, drawn_tokens
 from partsong.reasoning.remote.errors import (
     DroppedError,
     GarbledError,
@@ -16,20 +15,21 @@ from partsong.reasoning.remote.errors import (
     ServerFailedError,
     WithheldError,
 )
-from partsong.reasoning.remote.tagged import without_thoughts
+from partsong.reasoning.remote.logprobs import DrawnToken, drawn_tokens
+from partsong.reasoning.remote.think_tags import without_thoughts
 
 __all__ = ["ReplyPart", "Reply", "estimated_tokens"]
 
 _LOG = logging.getLogger(__name__)
 
-#: Why servers say they ended.
+#: The reasons that servers give for the end of an answer.
 _STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed"}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens"}
 _BROKEN = {"error", "abort", "cancelled"}
 
 
 def estimated_tokens(text: str) -> int:
-    """Tokens of a text where nobody counted: one for every four bytes.
+    """Estimates the tokens of a text that were not counted: one for every four bytes.
 
     >>> estimated_tokens("twelve bytes"), estimated_tokens("")
     (3, 0)
@@ -39,12 +39,12 @@ def estimated_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPart:
-    """What one event brought.
+    """Holds what one event brought.
 
     Attributes:
         text: new text of the answer.
-        tokens: of the answer so far; 0 where the event brought none.
-        confidence: of the new tokens, as in `Completion`.
+        tokens: tokens of the answer so far; 0 where the event brought no new ones.
+        confidence: confidence of the new tokens, as in `Completion`.
     """
 
     text: str = ""
@@ -53,22 +53,14 @@ class ReplyPart:
 
 
 class Reply:
-    """What came back so far.
-
-    Args:
-        request: what was asked.
-        think_tags: around hidden reasoning in the text; None takes the text as it is.
-
-    Attributes:
-        tokens: written so far, as far as that can be told before the server counts.
-    """
+    """Collects what came back so far; `tokens` is an estimate until the server reports its count."""
 
     def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
         self.request, self.think_tags = request, think_tags
         self.tokens = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._drawn: list[Drawn] = []
+        self._drawn: list[DrawnToken] = []
         self._reason: str | None = None
         self._usage: Mapping[str, Any] | None = None
 
@@ -76,8 +68,8 @@ class Reply:
         """Takes one event of a stream, or a whole answer.
 
         Raises:
-            GarbledError: it makes no sense, or answers more than was asked.
-            ServerFailedError: it is the server's word that it failed.
+            GarbledError: the event makes no sense, or has more answers than one.
+            ServerFailedError: the event says that the server failed.
         """
         if not isinstance(event, Mapping):
             raise GarbledError(f"the server sent {_short(event)} where an object was due")
@@ -85,24 +77,21 @@ class Reply:
             raise ServerFailedError(f"the server failed in the middle of an answer: {_short(event['error'])}")
         if isinstance(event.get("usage"), Mapping):
             self._usage = event["usage"]
-        choices = event.get("choices")
-        if choices is None:
-            choices = []
+        choices = [] if event.get("choices") is None else event["choices"]
         if not isinstance(choices, list) or not all(isinstance(choice, Mapping) for choice in choices):
             raise GarbledError(f"the server sent choices={_short(choices)} where a list of objects was due")
         if len(choices) > 1 or any(choice.get("index") not in (0, None) for choice in choices):
-            error = GarbledError(f"one answer was asked for and the server sent others: {_short(choices)}")
-            error.retry = False
-            raise error
+            others = f"one answer was asked for and the server sent others: {_short(choices)}"
+            raise GarbledError(others, retry=False)
         return self._choice(choices[0]) if choices else ReplyPart()
 
     def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
-        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        if not isinstance(said, Mapping):
-            raise GarbledError(f"the server sent {_short(said)} where a message was due")
-        text, thought = _parts(said.get("content"))
-        hidden = [said.get(name) for name in ("reasoning_content", "reasoning")]
-        thought += next((part for part in hidden if isinstance(part, str)), "")  # some send both, alike
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        if not isinstance(message, Mapping):
+            raise GarbledError(f"the server sent {_short(message)} where a message was due")
+        text, thought = _parts(message.get("content"))
+        hidden = [message.get(name) for name in ("reasoning_content", "reasoning")]
+        thought += next((part for part in hidden if isinstance(part, str)), "")  # some servers send the same in both
         drawn = drawn_tokens(choice.get("logprobs"))
         self._texts.append(text)
         self._thoughts.append(thought)
@@ -114,20 +103,20 @@ class Reply:
         return ReplyPart(text, self.tokens, self._confidence(drawn)) if new else ReplyPart()
 
     def completion(self) -> Completion:
-        """The answer, once all has been added.
+        """Returns the answer, once all events have been added.
 
         Raises:
-            DroppedError: the server never said that it had ended.
-            WithheldError: it kept the answer to itself.
-            GarbledError: it ended for a reason that is none.
+            DroppedError: the server never said that the answer had ended.
+            WithheldError: the server's content filter withheld the answer.
+            GarbledError: the answer ended for an unknown reason.
             RequestRefusedError: log-probabilities were asked for and did not come.
         """
         text, hidden = without_thoughts("".join(self._texts), self.think_tags)
         thoughts = "".join(self._thoughts) or hidden
-        usage, reasoned = self._counted()
+        usage, reasoned = self._token_counts()
         finish = self._finish()
         if not text.strip() and (thoughts or 0 < usage.completion <= reasoned):
-            finish = "length"  # all tokens went into hidden reasoning, whatever the server calls it
+            finish = "length"  # all tokens went into hidden reasoning, even where the server calls this a stop
         if usage.reported and usage.completion > self.request.parameters.max_tokens:
             _LOG.warning("the server wrote %d tokens of %d", usage.completion, self.request.parameters.max_tokens)
             finish = "length"
@@ -147,42 +136,41 @@ class Reply:
             raise ServerFailedError(f"the server ended the answer itself: finish_reason={self._reason!r}")
         if self._reason == "content_filter":
             raise WithheldError("the server's content filter withheld the answer; ask in other words")
-        error = GarbledError(f"the server ended with finish_reason={_short(self._reason)}, which is none of text")
-        error.retry = False
-        raise error
+        reason = f"the server ended with finish_reason={_short(self._reason)}, which does not end a text"
+        raise GarbledError(reason, retry=False)
 
-    def _counted(self) -> tuple[Usage, int]:
-        """Tokens as the server counts them, and of those its hidden reasoning; estimates where it does not count."""
-        said = self._usage or {}
-        prompt, completion = _count(said.get("prompt_tokens")), _count(said.get("completion_tokens"))
+    def _token_counts(self) -> tuple[Usage, int]:
+        """Returns the server's token counts and its tokens of hidden reasoning; estimates where it does not count."""
+        reported = self._usage or {}
+        prompt, completion = _count(reported.get("prompt_tokens")), _count(reported.get("completion_tokens"))
         if prompt is None or completion is None or (self.tokens and not completion):
             chat = sum(estimated_tokens(message.text) + 4 for message in self.request.messages)
             whole = estimated_tokens("".join((*self._texts, *self._thoughts)))
-            # A server that sends every token by itself lets us count; one that sends them in lumps does not.
+            # The number of events counts the tokens only where a server sends each token by itself.
             return Usage(prompt=chat, completion=max(self.tokens, whole if not self._drawn else 0), reported=False), 0
-        cached = _count(_inner(said, "prompt_tokens_details").get("cached_tokens")) or 0
-        reasoned = _count(_inner(said, "completion_tokens_details").get("reasoning_tokens")) or 0
-        return Usage(prompt=prompt, cached=min(cached, prompt), completion=completion), reasoned
+        cached = _count(_inner(reported, "prompt_tokens_details").get("cached_tokens")) or 0
+        reasoning = _count(_inner(reported, "completion_tokens_details").get("reasoning_tokens")) or 0
+        return Usage(prompt=prompt, cached=min(cached, prompt), completion=completion), reasoning
 
     def _probabilities(self, usage: Usage) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        wanted = self.request.parameters.logprobs
-        if not wanted:
+        num = self.request.parameters.logprobs
+        if not num:
             return None, None
-        if not self._drawn and usage.completion > 1:  # an answer of nothing but its end has none to report
+        if not self._drawn and usage.completion > 1:  # an empty answer has no log-probabilities to report
             raise RequestRefusedError(
-                f"logprobs={wanted} were asked for and the server sent none; it cannot serve strategies that need them"
+                f"logprobs={num} were asked for and the server sent none; it cannot serve strategies that need them"
             )
         confidence = self._confidence(self._drawn)
         return tuple(own for own, _ in self._drawn), confidence if len(confidence) == len(self._drawn) else None
 
-    def _confidence(self, drawn: list[Drawn]) -> tuple[float, ...]:
-        """By token, of the alternatives asked for; servers may send the drawn token on top of them."""
-        wanted = self.request.parameters.logprobs
-        return tuple(-sum(top[:wanted]) / len(top[:wanted]) for _, top in drawn if top and wanted)
+    def _confidence(self, drawn: list[DrawnToken]) -> tuple[float, ...]:
+        """Returns the confidence by token; servers may send the drawn token on top of the alternatives asked for."""
+        num = self.request.parameters.logprobs
+        return tuple(-sum(top[:num]) / len(top[:num]) for _, top in drawn if top and num)
 
 
 def _parts(content: Any) -> tuple[str, str]:
-    """Text and thoughts of a message's content, which some servers send as a list of typed parts."""
+    """Returns text and thoughts of a message's content, which some servers send as a list of typed parts."""
     if content is None or isinstance(content, str):
         return content or "", ""
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
@@ -192,9 +180,9 @@ def _parts(content: Any) -> tuple[str, str]:
     return text, "".join(nested)
 
 
-def _inner(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = said.get(name)
-    return found if isinstance(found, Mapping) else {}
+def _inner(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    details = usage.get(name)
+    return details if isinstance(details, Mapping) else {}
 
 
 def _count(value: Any) -> int | None:
@@ -202,5 +190,5 @@ def _count(value: Any) -> int | None:
 
 
 def _short(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= 200 else said[:197] + "..."
+    quoted = repr(value)
+    return quoted if len(quoted) <= 200 else quoted[:197] + "..."

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import AboveZero, Count, check_knobs, type_hints
 from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.remote.engine import OpenAIEngine
 
@@ -26,29 +26,29 @@ __all__ = ["LocalServer", "Recipe", "ServerError", "command_server", "llama_serv
 
 _HERE = Path(__file__).parent
 _HOST = "127.0.0.1"
-#: Lines of a server's output in an error, and bytes to look for them in.
+#: Lines of a server's output in an error, and bytes at its end in which they are looked for.
 _LINES, _TAIL = 12, 8192
 #: Seconds a server has to end by itself.
 _GRACE = 5.0
-#: Another process may take a free port before the server does.
+#: Ports that are tried, because another process may take a free port before the server does.
 _PORTS = 3
 _TAKEN = ("address already in use", "couldn't bind", "could not bind")
 
 
 class ServerError(EngineError):
-    """A server did not come up, or ended by itself; the message has its last words."""
+    """Says that a server did not come up, or ended by itself; the message has its last words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a server is started, and how it is asked.
+    """Says how a server is started, and how it is asked.
 
     Attributes:
         command: makes the command line from a port.
-        model: its name in requests.
-        extra: fields every request needs so that the whole distribution is drawn from; see `OpenAIEngine`.
-        health: path that answers 200 once calls may come.
-        environment: added to ours.
+        model: name of the model in requests.
+        extra: fields every request needs so that the server draws from the whole distribution; see `OpenAIEngine`.
+        health: path that answers 200 once the server takes calls.
+        environment: variables added to the environment of this process.
         endpoint: "chat", or "completions" for models that know no chat.
     """
 
@@ -61,28 +61,27 @@ class Recipe:
 
 
 class LocalServer:
-    """A server as a child process on a free port of this machine, for the time of a ``with`` block.
+    """Runs a server as a child process on a free port of this machine, for the time of a ``with`` block.
 
-    It ends with the block, and with this process however that ends: a guard between the two holds a pipe.
+    It ends with the block and with this process, even if that is killed: a guard between the two holds a pipe.
 
     Args:
         recipe: what to start; see `llama_server`, `transformers_server` and `command_server`.
-        seconds: until it must answer.
+        seconds: longest time until it answers.
 
     Attributes:
-        base_url: of its API, once it is up.
+        base_url: address of its API, once it is up.
 
     Raises:
-        ArgumentError: seconds that are not positive.
-        ServerError: it did not come up; with the last lines it wrote.
+        ArgumentError: `seconds` is not positive.
+        ServerError: it did not come up; the message has the last lines it wrote.
 
     >>> with LocalServer(recipe) as server:  # doctest: +SKIP
     ...     asyncio.run(server.engine().generate(request))
     """
 
-    def __init__(self, recipe: Recipe, *, seconds: float = 120.0) -> None:
-        if not seconds > 0:
-            raise ArgumentError(f"seconds={seconds!r}; use a positive number")
+    def __init__(self, recipe: Recipe, *, seconds: AboveZero = 120.0) -> None:
+        check_knobs(type_hints(LocalServer.__init__), {"seconds": seconds})
         self.recipe, self.seconds, self.base_url = recipe, seconds, ""
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -91,9 +90,7 @@ class LocalServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -111,10 +108,9 @@ class LocalServer:
                     raise
 
     def _start(self, port: int) -> None:
-        command = [*self.recipe.command(port)]
-        # A file without a name: nothing is left of it, however this process ends.
+        # A file without a name leaves nothing over, even if this process is killed.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop
-        guarded = [sys.executable, "-P", str(_HERE / "guard.py"), str(_GRACE), *command]
+        guarded = [sys.executable, "-P", str(_HERE / "guard.py"), str(_GRACE), *self.recipe.command(port)]
         environment = {**os.environ, **self.recipe.environment}
         self._process = subprocess.Popen(
             guarded,
@@ -127,7 +123,7 @@ class LocalServer:
         until = time.monotonic() + self.seconds
         try:
             while not self._answers(port):
-                # Waiting for its end is what tells at once that it ended.
+                # Waiting for the process instead of sleeping notices at once when it ends.
                 with suppress(subprocess.TimeoutExpired):
                     raise self._error(f"ended with status {self._process.wait(0.05)}")
                 if time.monotonic() > until:
@@ -151,29 +147,29 @@ class LocalServer:
         return ServerError(f"the server for {self.recipe.model} {what}; its last words:\n{self.last_words()}")
 
     def last_words(self) -> str:
-        """The last lines it wrote; empty once it has been stopped."""
+        """Returns the last lines it wrote; empty once it has been stopped."""
         if self._log is None:
             return ""
-        # The server writes where this file stands, so it is read without moving there.
+        # The server writes at the position of this file, so it is read without moving the position.
         size = os.fstat(self._log.fileno()).st_size
-        said = os.pread(self._log.fileno(), _TAIL, max(size - _TAIL, 0))
-        return "\n".join(said.decode("utf-8", "replace").splitlines()[-_LINES:])
+        tail = os.pread(self._log.fileno(), _TAIL, max(size - _TAIL, 0))
+        return "\n".join(tail.decode("utf-8", "replace").splitlines()[-_LINES:])
 
     @property
     def is_up(self) -> bool:
-        """Whether its process is there."""
+        """Returns whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def engine(self, **options: Any) -> OpenAIEngine:
-        """An engine that asks this server, with what its recipe says; options as of `OpenAIEngine`."""
+        """Returns an engine that asks this server as its recipe says; for options see `OpenAIEngine`."""
         if not self.is_up or not self.base_url:
             raise ServerError(f"the server for {self.recipe.model} is not up; use it inside its with block")
         extra = {**self.recipe.extra, **options.pop("extra", {})}
-        given = {"endpoint": self.recipe.endpoint, "api_key": "", **options}
-        return OpenAIEngine(self.recipe.model, base_url=self.base_url, extra=extra, **given)
+        options = {"endpoint": self.recipe.endpoint, "api_key": "", **options}
+        return OpenAIEngine(self.recipe.model, base_url=self.base_url, extra=extra, **options)
 
     def stop(self) -> None:
-        """Ends it; nothing happens if it is not up."""
+        """Ends the server; does nothing if it is not up."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -188,34 +184,33 @@ class LocalServer:
 
 
 def llama_server(
-    model: str | Path, *, slots: int = 4, context: int = 4096, threads: int = 1, seconds: float = 120.0
+    model: str | Path, *, slots: Count = 4, context: Count = 4096, threads: Count = 1, seconds: AboveZero = 120.0
 ) -> LocalServer:
-    """llama.cpp's server, from the package `xllamacpp`.
+    """Returns llama.cpp's server, from the package `xllamacpp`.
 
     Args:
         model: a GGUF file.
-        slots: calls at a time.
-        context: tokens of each, prompt and answer.
-        threads: of the processor.
-        seconds: until it must answer.
+        slots: calls at the same time.
+        context: tokens of each call, prompt and answer.
+        threads: processor threads.
+        seconds: longest time until it answers.
 
     Raises:
-        ArgumentError: no such file, or a number that is none.
+        ArgumentError: the file does not exist, or a number is not positive.
         UnsupportedError: the package is not installed.
     """
     path = Path(model)
     if not path.is_file():
         raise ArgumentError(f"{path} is not there; llama.cpp takes a GGUF file")
-    for name, value in (("slots", slots), ("context", context), ("threads", threads)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name}={value!r}; use a positive integer")
-    _needs("xllamacpp", "pip install xllamacpp")
-    options = {"model": str(path.resolve()), "alias": path.stem, "slots": slots, "context": context, "threads": threads}
+    sizes = {"slots": slots, "context": context, "threads": threads}
+    check_knobs(type_hints(llama_server), sizes)
+    _check_installed("xllamacpp", "pip install xllamacpp")
+    options = {"model": str(path.resolve()), "alias": path.stem, **sizes}
 
     def command(port: int) -> list[str]:
         return [sys.executable, "-P", str(_HERE / "llama_child.py"), json.dumps({**options, "port": port})]
 
-    # Its own defaults keep 40 tokens, and of those the ones at least a twentieth as likely as the first.
+    # By default it keeps 40 tokens, and of those the ones at least a twentieth as likely as the first.
     extra = {"top_k": 0, "min_p": 0.0}
     return LocalServer(Recipe(command=command, model=path.stem, extra=extra), seconds=seconds)
 
@@ -223,29 +218,29 @@ def llama_server(
 def transformers_server(
     model: str | Path, *, threads: int = 1, endpoint: str = "chat", seconds: float = 120.0
 ) -> LocalServer:
-    """``transformers serve``, from the extra `serve`.
+    """Returns a server that runs ``transformers serve``, from the extra `serve`.
 
-    It reports no log-probabilities, and its seeds are those of the whole process: samples are the same again only
-    when one call is made at a time (``engine(connections=1)``).
+    It reports no log-probabilities, and a seed counts for the whole process: samples come out the same again only when
+    one call is made at a time (``engine(connections=1)``).
 
     Args:
-        model: a folder in transformers' layout, or the name of a hub.
-        threads: of the processor.
-        endpoint: "completions" for models without a chat template.
-        seconds: until it must answer.
+        model: a folder in transformers' layout, or a name at the hub.
+        threads: processor threads.
+        endpoint: "chat", or "completions" for models without a chat template.
+        seconds: longest time until it answers.
 
     Raises:
         UnsupportedError: the extra is not installed.
     """
     for package in ("transformers", "fastapi", "uvicorn"):
-        _needs(package, "pip install 'partsong[serve]'")
+        _check_installed(package, "pip install 'partsong[serve]'")
     name = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
 
     def command(port: int) -> list[str]:
         serve = [sys.executable, "-m", "transformers.cli.transformers", "serve", name]
         return [*serve, "--host", _HOST, "--port", str(port), "--device", "cpu"]
 
-    # It takes temperatures of a model whose own configuration is greedy, and goes on being greedy.
+    # Without this, a model whose own configuration is greedy stays greedy at any temperature.
     extra = {"generation_config": json.dumps({"do_sample": True, "top_k": 0})}
     environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     recipe = Recipe(command=command, model=name, extra=extra, environment=environment, endpoint=endpoint)
@@ -260,14 +255,14 @@ def command_server(
     health: str = "/health",
     seconds: float = 600.0,
 ) -> LocalServer:
-    """Any other server, such as vLLM's.
+    """Returns any other server, such as vLLM's.
 
     Args:
-        command: with its arguments, ``{port}`` where the port belongs; it should bind to 127.0.0.1.
-        model: its name in requests.
-        extra: as in `Recipe`.
-        health: likewise.
-        seconds: until it must answer.
+        command: the command with its arguments, and ``{port}`` where the port belongs; it should bind to 127.0.0.1.
+        model: name of the model in requests.
+        extra: see `Recipe`.
+        health: see `Recipe`.
+        seconds: longest time until it answers.
 
     Raises:
         ArgumentError: the command does not say where the port belongs.
@@ -276,7 +271,7 @@ def command_server(
     """
     if not any("{port}" in word for word in command):
         raise ArgumentError(
-            f"{' '.join(command)!r} has no {{port}}, so the server would not listen where it is looked for"
+            f"{' '.join(command)!r} has no {{port}}; put it where the port belongs, so that the server can be found"
         )
 
     def with_port(port: int) -> list[str]:
@@ -291,6 +286,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _needs(package: str, remedy: str) -> None:
+def _check_installed(package: str, remedy: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UnsupportedError(f"{package} is not installed; {remedy}")

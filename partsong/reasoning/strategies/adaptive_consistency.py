@@ -1,4 +1,4 @@
-"""Adaptive consistency: samples until the leader is probably the most frequent answer."""
+"""Adaptive consistency draws samples until the leader is probably the most frequent answer."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ async def adaptive_consistency(
     width: Count = 1,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Samples one after the other until the two most frequent answers are far enough apart.
+    """Draws one sample after the other until the two most frequent answers are far enough apart.
 
     It stops when, under a flat prior, the leader is more likely than the runner-up with a probability of at least
-    `confidence`, a closed form of the two counts; or when no missing vote can change the winner. Votes count in the
-    order of their numbers, so `width` changes cost and time, and never the answer.
+    `confidence`, which has a closed form in the two counts. It also stops when no missing vote can change the winner.
+    Votes count in the order of their numbers, so `width` changes cost and time, and never the answer.
 
     Args:
         run: makes the calls.
         question: the prompt.
         extract: finds the answer in a text.
-        num: most samples.
-        confidence: of the stop; 1.0 stops only where the vote is decided.
-        width: samples under way at a time: 1 wastes no token, more wait less.
-        parameters: of the draws.
+        num: most samples drawn.
+        confidence: probability at which it stops. With 1.0 it stops only when the vote is decided.
+        width: samples drawn at the same time. 1 wastes no token, a larger number takes less time.
+        parameters: how samples are drawn.
 
     Returns:
-        The answer; ``details`` as of `self_consistency`, and ``confidence`` reached.
+        The answer. ``details`` hold what those of `self_consistency` hold, and the ``confidence`` reached.
 
     Raises:
-        ArgumentError: a knob out of range.
+        ArgumentError: a knob is out of range.
 
     Source: Adaptive-Consistency, arXiv 2305.11860.
     """

@@ -1,4 +1,4 @@
-"""Beam search over steps: the best few texts are continued in several ways each."""
+"""Beam search grows texts step by step and continues each of the best few in several ways."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ async def beam_search(
     separator: str = "\n\n",
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Keeps the `beams` best texts after each step, each of which is continued in `width` ways.
+    """Keeps the `beams` best texts after each step and continues each of them in `width` ways.
 
-    The first step is drawn beams times width. Ended texts stay in the running with the score they have.
+    The first step is drawn beams times width. Texts that have ended stay in the running with the score they have.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.
         question: the prompt.
         extract: finds the answer in a text.
-        beams: texts kept.
-        width: continuations of each.
+        beams: texts kept after each step.
+        width: continuations of each text.
         max_steps: most steps of a text.
         step_tokens: most tokens of a step.
-        aggregate: score of a text from those of its steps: the "last", the "min", or their product, "prod".
-        selection: "best", the text with the highest score; "weighted", a vote of all kept texts by score.
-        distinct: whether texts that read alike are kept once; the paper keeps all, and they crowd others out.
-        scorer: chance that a text is on the right way, of (question, trace), between 0 and 1; None is the confidence
-            of the newest step, see `Stepper`.
-        finished: whether a text has ended.
-        separator: ends a step.
-        parameters: of the draws.
+        aggregate: how the scores of its steps become the score of a text: "last", "min", or "prod" for their product.
+        selection: "best" takes the text with the highest score; "weighted" lets all kept texts vote by score.
+        distinct: whether texts that read alike are kept once. The paper keeps all, and they crowd others out.
+        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right way. None
+            takes the confidence of the newest step, see `Stepper`.
+        finished: returns whether a text has ended.
+        separator: string that ends a step.
+        parameters: how steps are drawn.
 
     Returns:
-        The answer; its ``calls`` are the steps of its text. ``details["scores"]``: of all kept texts.
+        The answer; its ``calls`` are the steps of its text. ``details["scores"]`` holds the scores of all kept texts.
 
     Raises:
-        ArgumentError: a knob out of range, or a score outside 0 to 1.
+        ArgumentError: a knob is out of range, or a score is not from 0 to 1.
 
     Source: search against verifiers, arXiv 2408.03314.
     """

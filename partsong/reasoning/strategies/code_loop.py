@@ -1,4 +1,4 @@
-"""One trajectory of edits and tests: a program and a test, run together, one of them mended by what the run says."""
+"""Follows one trajectory of edits and tests: a program and a test run together, and one of them is mended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.strategies.prompts import Prompts, ask
 
-__all__ = ["CodeLoop", "CodePrompts", "tried"]
+__all__ = ["CodeLoop", "CodePrompts", "run_test"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodePrompts(Prompts):
-    """What edit loops say: a program, a test, mending, a test that tells programs apart, and the choice."""
+    """Holds what edit loops say: ask for a program, a test, a repair, a test that tells programs apart, a choice."""
 
     code: str = (
         "Write a Python program for the task below, complete in one fenced code block. It is to define what the task "
@@ -45,37 +45,24 @@ class CodePrompts(Prompts):
     program: str = "\n\nProgram {number}:\n{text}"
 
 
-async def tried(runner: Runner, code: str, test: str) -> SandboxOutcome:
-    """Runs a program with a test behind it; it has passed only if the end of the test was reached."""
+async def run_test(runner: Runner, code: str, test: str) -> SandboxOutcome:
+    """Runs a program followed by a test; it has passed only if the end of the test was reached."""
     whole = f"{code.rstrip()}\n\n{test.rstrip()}\n"
-    # A word no program can know: one that exits with 0 before the test must not count.
+    # A word no program can know: one that exits with 0 before the test must not count as passed.
     word = f"reached {hashlib.blake2b(whole.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
     outcome = await runner.run(f"{whole}print({word!r})\n")
     reached = word in outcome.output
-    said = outcome.output.replace(word, "").rstrip()
+    output = outcome.output.replace(word, "").rstrip()
     if outcome.passed and not reached:
-        said = f"{said}\nThe program ended before the test did.".lstrip()
-    return replace(outcome, passed=outcome.passed and reached, output=said)
+        output = f"{output}\nThe program ended before the test did.".lstrip()
+    return replace(outcome, passed=outcome.passed and reached, output=output)
 
 
 @dataclass(slots=True)
 class CodeLoop:
-    """A program and a test on their way.
+    """Writes a program and a test, and mends one or the other until they pass together or `iterations` runs are used.
 
-    Attributes:
-        run: makes the calls.
-        question: the task.
-        extract: finds code in a text.
-        runner: runs it.
-        iterations: runs at most.
-        prompts: texts.
-        parameters: of the draws.
-        number: of the trajectory.
-        code: newest program; None before there is one.
-        test: newest test.
-        passed: whether the newest of both pass.
-        runs: made so far.
-        last: the call that ended last.
+    `last` names the calls that ended last.
     """
 
     run: Run
@@ -93,23 +80,23 @@ class CodeLoop:
     last: tuple[str, ...] = field(default=())
 
     async def follow(self) -> bool:
-        """Goes on until the test passes or the runs are over; returns whether the test passes.
+        """Goes on until the test passes or all runs are used; returns whether the test passes.
 
         Raises:
-            BudgetError: the budget ended it; what there is by then is kept.
+            BudgetError: the budget is spent; the newest program and test are kept.
         """
-        chats = {what: ask(getattr(self.prompts, what), question=self.question) for what in ("code", "test")}
         path = (f"trajectory {self.number}",)
-        made = await together(
-            self.run.call(chat, path=(*path, what), parameters=self.parameters) for what, chat in chats.items()
+        completions = await together(
+            self.run.call(ask(prompt, question=self.question), path=(*path, name), parameters=self.parameters)
+            for name, prompt in (("code", self.prompts.code), ("test", self.prompts.test))
         )
-        self.last = tuple(completion.source for completion in made if completion is not None)
-        self.code, self.test = (self._found(completion) for completion in made)
+        self.last = tuple(completion.source for completion in completions if completion is not None)
+        self.code, self.test = (self._code_in(completion) for completion in completions)
         while self.runs < self.iterations:
             outcome = await self._run()
             if self.passed or self.runs == self.iterations:
                 break
-            await self._mend(outcome, (*path, f"mend {self.runs}"))
+            await self._mend(outcome.report, (*path, f"mend {self.runs}"))
         return self.passed
 
     async def _run(self) -> SandboxOutcome:
@@ -117,30 +104,23 @@ class CodeLoop:
         if self.code is None or self.test is None:
             missing = "program" if self.code is None else "test"
             return SandboxOutcome(passed=False, output=f"There is no {missing} yet.", code=1)
-        outcome = await tried(self.runner, self.code.text, self.test.text)
+        outcome = await run_test(self.runner, self.code.text, self.test.text)
         self.passed = outcome.passed
         return outcome
 
-    async def _mend(self, outcome: SandboxOutcome, path: tuple[str, ...]) -> None:
-        chat = ask(
-            self.prompts.mend,
-            question=self.question,
-            code=self.code or "",
-            test=self.test or "",
-            outcome=outcome.report,
-        )
-        made = await self.run.call(chat, path=path, parameters=self.parameters, waits=self.last)
-        self.last = (made.source,)
-        found = self._found(made)
-        if found is None:
-            return
-        if made.text.lstrip("*#` \n").upper().startswith("TEST"):
-            self.test = found
-        else:
-            self.code = found
+    async def _mend(self, report: str, path: tuple[str, ...]) -> None:
+        code, test = self.code or "", self.test or ""
+        chat = ask(self.prompts.mend, question=self.question, code=code, test=test, outcome=report)
+        reply = await self.run.call(chat, path=path, parameters=self.parameters, waits=self.last)
+        self.last = (reply.source,)
+        mended = self._code_in(reply)
+        if mended is not None and reply.text.lstrip("*#` \n").upper().startswith("TEST"):
+            self.test = mended
+        elif mended is not None:
+            self.code = mended
 
-    def _found(self, completion: Completion | None) -> Piece | None:
-        """The code in a completion; none where it ran out of tokens."""
+    def _code_in(self, completion: Completion | None) -> Piece | None:
+        """Returns the code in a completion; None where it ran out of tokens or has no code."""
         if completion is None or completion.finish != "stop":
             return None
         text = self.extract(completion.text)

@@ -1,4 +1,4 @@
-"""How sure a model was of what it wrote, from the log-probabilities of the alternatives at each token."""
+"""Measures how sure a model was of its text, from the log-probabilities of the alternatives at each token."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from partsong.reasoning.calls.call import Completion, Parameters
 
 __all__ = ["TraceScore", "by_token", "group_means", "self_certainty", "trace_score", "with_alternatives"]
 
-#: One number for a whole text: "mean" of all tokens; "tail", of the last group; "bottom", of the lowest tenth of the
-#: groups; "lowest" group.
+#: How a whole text gets one number. "mean" averages all tokens, "tail" the last group of tokens, "bottom" the lowest
+#: tenth of the groups. "lowest" takes the lowest group.
 TraceScore = Literal["mean", "tail", "bottom", "lowest"]
 
 
 def with_alternatives(parameters: Parameters | None, num: int) -> Parameters:
-    """Parameters that ask for log-probabilities of at least `num` alternatives."""
-    asked = parameters or Parameters()
-    return replace(asked, logprobs=max(asked.logprobs, num))
+    """Returns parameters that also ask for log-probabilities of at least `num` alternatives."""
+    parameters = parameters or Parameters()
+    return replace(parameters, logprobs=max(parameters.logprobs, num))
 
 
 def by_token(completion: Completion) -> Sequence[float]:
-    """Confidence of each token: the mean of minus the log-probabilities of the alternatives; higher is surer.
+    """Returns the confidence of each token: the mean of minus the log-probabilities of the alternatives.
+
+    Higher is surer.
 
     Raises:
-        UnsupportedError: the engine reported none.
+        UnsupportedError: the engine reported no log-probabilities.
     """
     if not completion.confidence:
         raise UnsupportedError(
@@ -38,7 +40,7 @@ def by_token(completion: Completion) -> Sequence[float]:
 
 
 def self_certainty(completion: Completion) -> float:
-    """Mean confidence of a text's tokens.
+    """Returns the mean confidence of a text's tokens.
 
     The paper's measure is this over the whole vocabulary, less the logarithm of its size, which ranks alike.
 
@@ -51,7 +53,7 @@ def self_certainty(completion: Completion) -> float:
 
 
 def group_means(values: Sequence[float], size: int) -> list[float]:
-    """Means of all runs of `size` neighbours; one mean where there are fewer.
+    """Returns the means of all runs of `size` neighbours; one mean where there are fewer.
 
     >>> group_means([1.0, 2.0, 6.0], 2)
     [1.5, 4.0]
@@ -61,7 +63,7 @@ def group_means(values: Sequence[float], size: int) -> list[float]:
 
 
 def trace_score(completion: Completion, score: TraceScore, group: int) -> float:
-    """One number for how sure a text was; see `TraceScore`.
+    """Returns one number for how sure the model was of a text; see `TraceScore`.
 
     Source: DeepConf, arXiv 2508.15260.
 

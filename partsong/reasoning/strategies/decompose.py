@@ -1,4 +1,4 @@
-"""Decomposition: a question that is one template over many pieces of data becomes that many calls at once."""
+"""Decomposition turns a question that is one template over many pieces of data into one call for each piece."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, concluded, together
+from partsong.reasoning.strategies.parts import answer_in, answer_of, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, numbered
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.strategies.splits import ProblemSplit, read_split
@@ -22,7 +22,7 @@ __all__ = ["DecomposePrompts", "decompose"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecomposePrompts(Prompts):
-    """What `decompose` says: the call that looks for parts, one part, the call that joins them, a part within it."""
+    """Holds what `decompose` says: look for parts, answer one part, join them, show a part that is joined."""
 
     split: str = (
         "Does the request below ask for one and the same thing several times, on different pieces of data or simply "
@@ -61,67 +61,63 @@ async def decompose(
         run: makes the calls.
         question: the request.
         extract: finds the answer in the whole text.
-        split: the parts, where they are known; None asks the model. A request that has no parts is answered in one
-            call.
-        join: whether a last call writes one answer from the parts; else they follow each other.
+        split: the parts, where they are known; None asks the model. A request without parts is answered in one call.
+        join: whether a last call writes one answer from the parts; otherwise they follow each other.
         most: largest number of parts.
         plan_tokens: most tokens of the call that looks for parts.
-        prompts: texts of its own.
-        parameters: of the parts' draws.
+        prompts: what it says to the model.
+        parameters: how the parts are drawn.
 
     Returns:
-        The answer; ``details["parts"]``: how many there were, 1 for one call.
+        The answer; ``details["parts"]`` is the number of parts, 1 where the request has none.
 
     Raises:
-        ArgumentError: a knob out of range, or a split without data.
+        ArgumentError: a knob is out of range, or the split has no data.
 
     Source: ParallelPrompt, arXiv 2506.18728.
     """
     if split is not None and not split.data:
         raise ArgumentError("the split has no data; give at least one piece, or None to ask the model")
-    planned: Completion | None = None
+    plan: Completion | None = None
     if split is None:
         limits = Parameters(max_tokens=plan_tokens, temperature=0.0)
-        (planned,) = await together(
-            [run.call(ask(prompts.split, question=question), path=("plan",), parameters=limits)]
-        )
-        if planned is None:
-            return answered(run, None, extract, "budget", parts=0)
-        split = read_split(planned.text, most)
+        (plan,) = await together([run.call(ask(prompts.split, question=question), path=("plan",), parameters=limits)])
+        if plan is None:
+            return answer_of(run, None, extract, "budget", parts=0)
+        split = read_split(plan.text, most)
     if split is None:
-        assert planned is not None
-        whole = run.branch("whole", (planned.source,))
+        assert plan is not None
+        whole = run.branch("whole", (plan.source,))
         return replace(await single(whole, question, extract=extract, parameters=parameters), details={"parts": 1})
     context = f"{split.context}\n\n" if split.context else ""
     tasks: list[str | Piece] = [split.template.replace("[DATA]", piece) for piece in split.data]
-    if planned is not None:
-        tasks = [Piece(str(task), planned.source) for task in tasks]
-    made = await together(
+    if plan is not None:
+        tasks = [Piece(str(task), plan.source) for task in tasks]
+    results = await together(
         run.call(ask(prompts.part, context=context, task=task), path=("part",), sample=i, parameters=parameters)
         for i, task in enumerate(tasks)
     )
-    return await _joined(run, question, extract, made, prompts if join else None, parameters)
+    return await _join(run, question, extract, results, prompts if join else None, parameters)
 
 
-async def _joined(
+async def _join(
     run: Run,
     question: str,
     extract: Extract,
-    made: Sequence[Completion | None],
+    results: Sequence[Completion | None],
     prompts: DecomposePrompts | None,
     parameters: Parameters | None,
 ) -> Answer:
-    """The parts one after the other, or, with prompts, in the words of a last call."""
-    parts = [part for part in made if part is not None]
-    cut = [i for i, part in enumerate(made) if part is not None and part.finish != "stop"]
-    if prompts is not None and len(parts) == len(made):
+    """Puts the parts one after the other or, with prompts, asks a last call to join them."""
+    parts = [part for part in results if part is not None]
+    cut = [i for i, part in enumerate(results) if part is not None and part.finish != "stop"]
+    stopped = "done" if len(parts) == len(results) else "budget"
+    if prompts is not None and stopped == "done":
         chat = ask(prompts.join, question=question, parts=numbered(prompts.item, parts))
         (last,) = await together([run.call(chat, path=("join",), parameters=parameters)])
         if last is not None:
-            return answered(run, last, extract, "done", parts=len(made), cut=cut)
+            return answer_of(run, last, extract, "done", parts=len(results), cut=cut)
         stopped = "budget"
-    else:
-        stopped = "done" if len(parts) == len(made) else "budget"
-    text = "\n\n".join("" if part is None else part.text.strip() for part in made)
-    calls = [part.source for part in parts]
-    return concluded(run, text, calls, extract, stopped, valid=stopped == "done" and not cut, parts=len(made), cut=cut)
+    text = "\n\n".join("" if part is None else part.text.strip() for part in results)
+    calls, valid = [part.source for part in parts], stopped == "done" and not cut
+    return answer_in(run, text, calls, extract, stopped, valid=valid, parts=len(results), cut=cut)

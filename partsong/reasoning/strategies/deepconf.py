@@ -1,10 +1,11 @@
-"""DeepConf: samples the model was sure of vote, weighted by how sure it was, until they agree."""
+"""DeepConf lets the samples vote that the model was sure of, weighted by how sure it was, until they agree."""
 
 from __future__ import annotations
 
 import math
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from partsong.errors import ArgumentError
@@ -17,13 +18,13 @@ from partsong.reasoning.strategies.confidence import TraceScore, trace_score, wi
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import Poll, in_order
 
-__all__ = ["deepconf", "keep_above"]
+__all__ = ["deepconf", "top_quantile"]
 
 
-def keep_above(scores: list[float], top: float) -> float:
-    """The score that the best share `top` of some scores reach: their (1 - top) quantile, linear between neighbours.
+def top_quantile(scores: list[float], top: float) -> float:
+    """Returns the score that the best share `top` of some scores reach, linear between neighbours.
 
-    >>> keep_above([1.0, 2.0, 3.0, 4.0, 5.0], 0.25)
+    >>> top_quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.25)
     4.0
     """
     ranked = sorted(scores)
@@ -50,69 +51,68 @@ async def deepconf(
     alternatives: Count = 20,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Weighted vote of the samples with the highest confidence.
+    """Takes a weighted vote of the samples with the highest confidence.
 
-    Offline: all `num` samples are drawn, the best share `top` of them vote, each with the weight of its score.
+    Offline, all `num` samples are drawn, and the best share `top` of them vote, each with the weight of its score.
 
-    Online: `warmup` samples set a threshold, the score that the best share `top` of them reach. Those of them that
-    reach it vote. More samples follow, and each that reaches it votes, until the leader holds a share of `consensus`
-    of all weight, or `num` samples were drawn. With the "lowest" score, one that falls under the threshold is halted
-    while it is written; it can only fall further. Samples count in the order of their numbers, so `width` changes
-    cost and time, and never the answer.
+    Online, `warmup` samples set a threshold: the score that the best share `top` of them reach. Those that reach it
+    vote. More samples follow, and each that reaches the threshold votes, until the leader holds a share of `consensus`
+    of all weight or `num` samples were drawn. With the "lowest" score a sample is halted while it is written when it
+    falls under the threshold, because it can only fall further. Samples count in the order of their numbers, so
+    `width` changes cost and time, and never the answer.
 
     Args:
         run: makes the calls, on an engine that reports log-probabilities of alternatives.
         question: the prompt.
         extract: finds the answer in a text.
-        num: most samples, the warm-up's among them.
+        num: most samples drawn, with those of the warm-up.
         warmup: samples that set the threshold.
-        top: share of samples that vote: 0.1 filters hard, 0.9 hardly.
+        top: share of the samples that vote: 0.1 filters hard, 0.9 hardly.
         consensus: share of the weight at which the question is settled.
         online: whether to stop early.
-        score: of a sample; the paper's online form has "lowest".
+        score: how a sample is scored; the online form of the paper uses "lowest".
         group: tokens of a group, whose mean confidence is one value.
-        width: samples under way at a time after the warm-up.
-        alternatives: asked for at each token.
-        parameters: of the draws.
+        width: samples drawn at the same time after the warm-up.
+        alternatives: alternatives asked for at each token.
+        parameters: how samples are drawn.
 
     Returns:
-        The answer; ``details`` as of `self_consistency`, ``threshold``, and ``kept``, the numbers that voted.
+        The answer. ``details`` hold what those of `self_consistency` hold, the ``threshold``, and ``kept``, the numbers
+        of the samples that voted.
 
     Raises:
-        ArgumentError: a knob out of range, or a warm-up of more than `num`.
+        ArgumentError: a knob is out of range, or `warmup` is larger than `num`.
         UnsupportedError: the engine reports no log-probabilities.
 
     Source: Deep Think with Confidence, arXiv 2508.15260.
     """
     if online and warmup > num:
         raise ArgumentError(f"warmup={warmup} of num={num} samples; warm up with fewer")
-    chat, asked = [Message("user", (question,))], with_alternatives(parameters, alternatives)
-    trust = _Trust(Poll(num, extract), score, group)
+    chat, settings = [Message("user", (question,))], with_alternatives(parameters, alternatives)
+    draw = partial(in_order, run, chat, path=("sample",), parameters=settings)
+    vote = _ThresholdVote(Poll(num, extract), score, group)
     first, stopped = warmup if online else num, "budget"
-    async with aclosing(in_order(run, chat, first, width=first, path=("sample",), parameters=asked)) as samples:
+    async with aclosing(draw(first, width=first)) as samples:
         async for number, completion in samples:
-            trust.see(number, completion)
-    trust.open(top)
-    if len(trust.drawn) == first:
-        stopped = "confident" if online and trust.share >= consensus else stopped
-        ended = tuple(made.source for made in trust.drawn.values())
-        halt = trust.falls if score == "lowest" else None
-        order = in_order(
-            run, chat, num - first, width=width, path=("sample",), first=first, waits=ended, parameters=asked, halt=halt
-        )
-        async with aclosing(order) as samples:
-            while stopped == "budget" and (found := await anext(samples, None)) is not None:
-                trust.see(*found)
-                trust.count(found[0])
-                stopped = "confident" if trust.share >= consensus else stopped
-    if stopped == "budget" and len(trust.drawn) == num:
+            vote.add(number, completion)
+    vote.set_threshold(top)
+    if len(vote.drawn) == first:
+        stopped = "confident" if online and vote.share >= consensus else stopped
+        ended = tuple(completion.source for completion in vote.drawn.values())
+        halt = vote.is_below if score == "lowest" else None
+        async with aclosing(draw(num - first, width=width, first=first, waits=ended, halt=halt)) as samples:
+            while stopped == "budget" and (sample := await anext(samples, None)) is not None:
+                vote.add(*sample)
+                vote.count(sample[0])
+                stopped = "confident" if vote.share >= consensus else stopped
+    if stopped == "budget" and len(vote.drawn) == num:
         stopped = "done"
-    return trust.poll.answer(run, stopped, threshold=trust.threshold, kept=sorted(trust.kept))
+    return vote.poll.answer(run, stopped, threshold=vote.threshold, kept=sorted(vote.kept))
 
 
 @dataclass(slots=True)
-class _Trust:
-    """Samples drawn, the score each has, and the vote of those above the threshold."""
+class _ThresholdVote:
+    """Holds the samples drawn, the score of each, and the vote of those above the threshold."""
 
     poll: Poll
     score: TraceScore
@@ -122,30 +122,30 @@ class _Trust:
     kept: list[int] = field(default_factory=list)
     threshold: float = -math.inf
 
-    def see(self, number: int, completion: Completion) -> None:
+    def add(self, number: int, completion: Completion) -> None:
         """Scores a sample that ended by itself with an answer; others have no vote and set no threshold."""
         self.drawn[number] = completion
         if vote_of(completion, self.poll.extract) is not None:
             self.scores[number] = trace_score(completion, self.score, self.group)
 
-    def open(self, top: float) -> None:
-        """Sets the threshold from the samples seen so far and counts those that reach it."""
-        self.threshold = keep_above(list(self.scores.values()), top) if self.scores else -math.inf
+    def set_threshold(self, top: float) -> None:
+        """Sets the threshold from the samples drawn so far and counts those that reach it."""
+        self.threshold = top_quantile(list(self.scores.values()), top) if self.scores else -math.inf
         for number in self.drawn:
             self.count(number)
 
     def count(self, number: int) -> None:
-        """A sample's vote, if it has one and reaches the threshold."""
+        """Counts the vote of a sample that has one and reaches the threshold."""
         if number in self.scores and self.scores[number] >= self.threshold:
             self.kept.append(number)
             self.poll.count(number, self.drawn[number], self.scores[number])
 
-    def falls(self, seen: Partial) -> bool:
-        """Whether a sample under way has fallen below the threshold; before its first group is whole, it has not."""
-        last = seen.confidence[-self.group :]
+    def is_below(self, partial: Partial) -> bool:
+        """Returns whether the last group of an unfinished sample is below the threshold; False before one is whole."""
+        last = partial.confidence[-self.group :]
         return len(last) == self.group and math.fsum(last) / self.group < self.threshold
 
     @property
     def share(self) -> float:
-        """The leader's share of the weight; 0 without votes."""
+        """Returns the leader's share of the weight; 0 without votes."""
         return max(self.poll.ballot.shares().values(), default=0.0)

@@ -1,4 +1,4 @@
-"""DeepPrune: samples that are heading for the same answer are told apart early, and only one of a kind is finished."""
+"""DeepPrune notices early which samples are heading for the same answer and finishes only one of a kind."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def deepprune(
 ) -> Answer:
     """Begins `num` samples, groups the beginnings by where they seem to lead, and finishes a few of each group.
 
-    The beginnings are grouped one by one: each is compared with up to `members` of every group and joins the one whose
-    mean is highest if that lies above `threshold`, else it founds a group of its own. `keep` of each group go on, by
-    continuing the message they began; the others cost nothing more.
+    The beginnings are grouped one by one. Each is compared with up to `members` of every group. It joins the group with
+    the highest mean if that is above `threshold`, and otherwise begins a group of its own. `keep` samples of each group
+    continue the message they began; the others cost nothing more.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.
@@ -49,36 +49,37 @@ async def deepprune(
         extract: finds the answer in a text.
         num: samples begun.
         prefix_tokens: tokens of a beginning.
-        judge: chance that two beginnings end alike, of (question, one, other); may be async. None asks the model,
-            with calls that count like all others.
+        judge: takes (question, one, other) and returns the chance that two beginnings end alike; may be async. None
+            asks the model, with calls that count like all others.
         threshold: mean chance above which a beginning joins a group.
-        members: of a group, compared with at most; the first ones.
-        most_clusters: groups at most; when there are so many, a beginning joins the best one.
+        members: most members of a group a beginning is compared with; the first ones are taken.
+        most_clusters: most groups. Once they are there, every further beginning joins the best of them.
         keep: samples finished per group.
-        vote: "traces", each finished sample has one vote, as in the paper; "sizes", those of a group share as many
-            votes as beginnings joined it, which is the vote of all samples wherever the judge is right.
-        prompts: texts of its own.
-        parameters: of the draws; `max_tokens` is that of a whole sample.
+        vote: with "traces" each finished sample has one vote, as in the paper. With "sizes" those of a group share as
+            many votes as beginnings joined it: the vote of all samples wherever the judge is right.
+        prompts: what it says to the model.
+        parameters: how samples are drawn; `max_tokens` counts for a whole sample.
 
     Returns:
-        The answer; ``details`` as of `self_consistency`, and ``clusters``, the numbers of the samples of each group.
+        The answer. ``details`` hold what those of `self_consistency` hold, and ``clusters``, the numbers of the samples
+        of each group.
 
     Raises:
-        ArgumentError: a knob out of range, or a beginning as long as a whole sample.
+        ArgumentError: a knob is out of range, or a beginning would be as long as a whole sample.
 
     Source: DeepPrune, arXiv 2510.08483.
     """
-    asked = parameters or Parameters()
-    if prefix_tokens >= asked.max_tokens:
-        raise ArgumentError(f"prefix_tokens={prefix_tokens} of max_tokens={asked.max_tokens}; begin with fewer")
-    chat, begin = [Message("user", (question,))], replace(asked, max_tokens=prefix_tokens)
-    made = await together(run.call(chat, path=("begin",), sample=i, parameters=begin) for i in range(num))
-    begun = {i: completion for i, completion in enumerate(made) if completion is not None}
+    settings = parameters or Parameters()
+    if prefix_tokens >= settings.max_tokens:
+        raise ArgumentError(f"prefix_tokens={prefix_tokens} of max_tokens={settings.max_tokens}; begin with fewer")
+    chat, begin = [Message("user", (question,))], replace(settings, max_tokens=prefix_tokens)
+    beginnings = await together(run.call(chat, path=("begin",), sample=i, parameters=begin) for i in range(num))
+    begun = {i: completion for i, completion in enumerate(beginnings) if completion is not None}
     groups = Groups(run, question, judge, threshold, members, most_clusters, prompts, begun)
     spent = len(begun) < num or not await groups.sort()
     chosen = [i for group in groups.groups for i in group[:keep]]
-    limits = replace(asked, max_tokens=asked.max_tokens - prefix_tokens)
-    ended = await together(_finished(run, chat, begun[i], i, groups.last, limits) for i in chosen)
+    limits = replace(settings, max_tokens=settings.max_tokens - prefix_tokens)
+    ended = await together(_finish(run, chat, begun[i], i, groups.last, limits) for i in chosen)
     done = {i: completion for i, completion in zip(chosen, ended, strict=True) if completion is not None}
     poll = Poll(num, extract)
     for group in groups.groups:
@@ -90,10 +91,10 @@ async def deepprune(
     return poll.answer(run, stopped, clusters=[list(group) for group in groups.groups])
 
 
-async def _finished(
+async def _finish(
     run: Run, chat: Sequence[Message], begun: Completion, number: int, waits: Sequence[str], limits: Parameters
 ) -> Completion:
-    """A beginning with its rest; one that had ended is whole."""
+    """Writes the rest of a beginning; one that had ended comes back as it is."""
     if begun.finish == "stop":
         return begun
     prompt = [*chat, Message("assistant", (begun.piece,))]

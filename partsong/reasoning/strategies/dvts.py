@@ -1,4 +1,4 @@
-"""Diverse verifier tree search: several small trees instead of one."""
+"""Diverse verifier tree search grows several small trees instead of one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def dvts(
     separator: str = "\n\n",
     parameters: Parameters | None = None,
 ) -> Answer:
-    """`trees` independent searches, each of which keeps the best of `width` continuations at every step.
+    """Runs `trees` independent searches, each of which keeps the best of `width` continuations at every step.
 
     Trees do not wait for each other, and cannot be crowded out by one early favourite.
 
@@ -41,26 +41,26 @@ async def dvts(
         run: makes the calls, on an engine that continues an assistant message.
         question: the prompt.
         extract: finds the answer in a text.
-        trees: searches.
+        trees: number of searches.
         width: continuations of each text.
-        max_steps: as of `beam_search`, and so are all below.
+        max_steps: see `beam_search`, also for all that follow.
         step_tokens: most tokens of a step.
-        aggregate: score of a text.
+        aggregate: how the scores of its steps become the score of a text.
         selection: how the texts of the trees become one answer.
-        scorer: chance that a text is on the right way.
-        finished: whether a text has ended.
-        separator: ends a step.
-        parameters: of the draws.
+        scorer: returns the chance that a text is on the right way.
+        finished: returns whether a text has ended.
+        separator: string that ends a step.
+        parameters: how steps are drawn.
 
     Returns:
-        The answer; ``details["scores"]``: of each tree's text.
+        The answer; ``details["scores"]`` holds the score of each tree's text.
 
     Raises:
-        ArgumentError: a knob out of range, or a score outside 0 to 1.
+        ArgumentError: a knob is out of range, or a score is not from 0 to 1.
 
     Source: diverse verifier tree search, Beeching et al., "Scaling test-time compute with open models", 2024.
     """
     stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
     grown = [SearchTree(stepper, (f"tree {t}",), 1, width, max_steps, aggregate) for t in range(trees)]
-    found = await together(tree.grow() for tree in grown)
-    return best_of_trees(stepper, extract, [kept for kept in found if kept is not None], aggregate, selection)
+    results = await together(tree.grow() for tree in grown)
+    return best_of_trees(stepper, extract, [kept for kept in results if kept is not None], aggregate, selection)

@@ -1,4 +1,4 @@
-"""Edit, test, select: programs with tests of their own, run and mended in a loop, and a choice among the survivors."""
+"""Edit, test, select writes programs with tests, runs and mends them in a loop, and chooses among the survivors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ async def edit_test_select(
     runner: Runner,
     trajectories: Count = 4,
     iterations: Count = 4,
-    finalists: Annotated[int, Whole(1)] = 3,
+    finalists: Count = 3,
     duels: Annotated[int, Whole(0)] = 1,
     prompts: CodePrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Writes programs with tests in parallel, mends each by what its runs say, and selects by running all tests.
+    """Writes programs with tests in parallel, mends each by the output of its runs, and selects by running all tests.
 
     A trajectory writes a program and a test, runs them together, and mends one or the other by the output, until the
-    test passes or `iterations` runs are over. Then every test runs on every program. The `finalists` that pass most
-    go on; the model writes `duels` more tests to tell them apart, sees how they did, and chooses.
+    test passes or it has run `iterations` times. Then every test runs on every program. The `finalists` programs that
+    pass most tests go on. The model writes `duels` more tests to tell them apart, sees the results, and chooses.
 
     A program and its test run as one text, the test last, in the `runner`; nothing runs unless one is given.
 
@@ -47,17 +47,18 @@ async def edit_test_select(
         extract: finds a program or a test in a text, such as `final_code`.
         runner: runs programs, such as `Sandbox()`.
         trajectories: programs worked on at the same time.
-        iterations: runs of a trajectory at most.
-        finalists: programs the choice is made from.
-        duels: tests written to tell finalists apart.
-        prompts: texts of its own.
-        parameters: of the draws.
+        iterations: most runs of a trajectory.
+        finalists: how many programs the model chooses from.
+        duels: tests written to tell the finalists apart.
+        prompts: what it says to the model.
+        parameters: how texts are drawn.
 
     Returns:
-        The program; ``details``: ``passed``, tests passed by each different program; ``runs``, of each trajectory.
+        The program. In ``details``, ``passed`` counts the tests each different program passes, and ``runs`` the runs of
+        each trajectory.
 
     Raises:
-        ArgumentError: a knob out of range.
+        ArgumentError: a knob is out of range.
 
     Source: CodeMonkeys, arXiv 2501.14723.
     """

@@ -1,8 +1,8 @@
-"""Fork and join: one text that parts into threads where the model says so, and goes on behind all of them."""
+"""Fork and join writes one text that parts into threads where the model says so and goes on after all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from partsong.reasoning.calls.call import Message, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import concluded
+from partsong.reasoning.strategies.parts import answer_in
 from partsong.reasoning.strategies.prompts import Prompts, ask
-from partsong.reasoning.strategies.thread_writer import ThreadPlace, ThreadWriter, Written, repeated_tokens
+from partsong.reasoning.strategies.thread_writer import ThreadPlace, ThreadText, ThreadWriter, repeated_tokens
 from partsong.reasoning.threads.formats import FORMATS, Format, FormatName
 from partsong.reasoning.threads.render import fork_text
 
@@ -23,7 +23,7 @@ __all__ = ["ForkJoinPrompts", "fork_join"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkJoinPrompts(Prompts):
-    """What `fork_join` says: the question by itself, and with the format explained; likewise what a child is told."""
+    """Holds what `fork_join` says: the question alone or with the format explained, and the same for a child."""
 
     plain: str = "{question}"
     taught: str = (
@@ -56,61 +56,62 @@ async def fork_join(
     prompts: ForkJoinPrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Writes a text; where it announces threads, writes these at the same time, and goes on behind them.
+    """Writes a text; where it announces threads, writes them at the same time and goes on after them.
 
     A thread reads the text up to where it begins, and no other thread; what follows reads all of them. `LocalEngine`
-    computes nothing twice for that. Other engines are given the text with the threads one behind the other and read it
-    again; ``details["tokens_repeated"]`` says what that cost.
+    computes nothing twice for that. Other engines get the text with the threads one after the other and read it again;
+    ``details["tokens_repeated"]`` says what that cost.
 
-    What a model makes of the tags never fails: threads that cannot be read stay one text, with a note.
+    Wrong tags are never an error: threads that cannot be read stay one text, with a note.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.
         question: the problem.
         extract: finds the answer in the whole text.
-        format: the tags; see `partsong.reasoning.threads`. In "parathinker" threads begin with the answer; in the
-            others the model announces them.
-        num: threads of a fork in "parallel-r1" and "parathinker", whose texts do not say.
-        max_threads: of a fork whose text says; of more, the first ones are written.
-        max_forks: calls of a text that may announce threads; what follows is one text.
-        max_depth: forks within forks in "multiverse" and "apr"; 1 is none.
+        format: name of the tags; see `partsong.reasoning.threads`. In "parathinker" the answer begins with threads; in
+            the others the model announces them.
+        num: threads of a fork in "parallel-r1" and "parathinker", whose texts name no number.
+        max_threads: most threads of a fork whose text names a number; if it names more, the first ones are written.
+        max_forks: how many calls of a text may announce threads; what follows is one text.
+        max_depth: how deep forks may stand within forks in "multiverse" and "apr"; with 1 threads do not fork.
         thread_tokens: most tokens a thread writes itself.
         teach: whether to explain the format, for a model that was not trained in it.
-        prompts: texts of its own.
-        parameters: of the draws; `max_tokens` is what the text outside of threads may have, all calls together.
+        prompts: what it says to the model.
+        parameters: how texts are drawn; `max_tokens` limits the text outside of threads, all calls together.
 
     Returns:
-        The answer; none where the text is not whole. ``details``: ``tree``, lists of texts, pieces with their call, and
-        forks; ``threads``, of each fork, in the order of reading; ``notes``, what went otherwise than the format wants
-        it; ``tokens_repeated``, prompt tokens that were computed again, None where the budget ended; ``estimated``,
-        whether that is off by some tokens of tags, for the engine does not tell which tokens its texts have.
+        The answer; None where the text is not whole. ``details`` hold ``tree``, lists of texts, pieces with their call,
+        and forks; ``threads``, the number of threads of each fork in reading order; ``notes``, where the text departs
+        from the format; ``tokens_repeated``, prompt tokens that were computed again, None where the budget ended; and
+        ``estimated``, whether that number may be off by some tokens of tags, because the engine does not report the
+        tokens of its texts.
 
     Raises:
-        ArgumentError: a knob out of range, or an unknown format.
+        ArgumentError: a knob is out of range, or the format is unknown.
 
     Source: ThreadWeaver, arXiv 2512.07843; Multiverse, arXiv 2506.09991; NPR, arXiv 2512.07461; Parallel-R1, arXiv
     2509.07980; ParaThinker, arXiv 2509.04475; APR, arXiv 2504.15466.
     """
-    form, asked = FORMATS[format], parameters or Parameters()
+    form, settings = FORMATS[format], parameters or Parameters()
     writer = ThreadWriter(
         run=run,
         form=form,
-        parameters=asked,
+        parameters=settings,
         num=num,
         max_threads=max_threads,
         max_forks=max_forks,
         max_depth=max_depth,
         thread_tokens=thread_tokens,
-        child=_child(form, teach, prompts),
+        child_chat=_child_chat(form, teach, prompts),
     )
     template = prompts.taught if teach else prompts.plain
     chat = ask(template, question=question, example=_example(form))
-    text = await writer.write(ThreadPlace(chat=tuple(chat)), asked.max_tokens)
+    text = await writer.write(ThreadPlace(chat=tuple(chat)), settings.max_tokens)
     return _answer(run, text, form, extract)
 
 
-def _child(form: Format, teach: bool, prompts: ForkJoinPrompts) -> Any:
-    """What a thread that stands apart is asked."""
+def _child_chat(form: Format, teach: bool, prompts: ForkJoinPrompts) -> Callable[[Piece], Sequence[Message]]:
+    """Returns a function that makes the chat of a thread that stands apart from its message."""
     opening, closing = form.returned or ("", "")
 
     def chat(message: Piece) -> Sequence[Message]:
@@ -121,51 +122,50 @@ def _child(form: Format, teach: bool, prompts: ForkJoinPrompts) -> Any:
 
 
 def _example(form: Format) -> str:
-    """A fork as the format writes it, to show."""
+    """Returns an example of a fork as the format writes it."""
     parts = ("first", "second")
     goals = [f"what the {which} part is" for which in parts]
-    found = [f"what the {which} part gives" for which in parts]
-    works = [] if form.apart else [f" the work on the {which} part, and what it gives" for which in parts]
-    return fork_text(form, goals, works, " what they give together", found if form.apart else ())
+    results = [f"what the {which} part gives" for which in parts]
+    threads = [] if form.apart else [f" the work on the {which} part, and what it gives" for which in parts]
+    return fork_text(form, goals, threads, " what they give together", results if form.apart else ())
 
 
-def _answer(run: Run, text: Written, form: Format, extract: Extract) -> Answer:
+def _answer(run: Run, text: ThreadText, form: Format, extract: Extract) -> Answer:
     calls = text.all_calls
     known = all(call.tokens is not None and call.usage.reported for call in calls)
-    return concluded(
+    return answer_in(
         run,
         flat_text(text.parts),
         [call.source for call in calls],
         extract,
         "budget" if text.finish == "budget" else "done",
         valid=text.finish == "stop",
-        tree=_shown(text.parts),
-        threads=list(_widths(text.parts)),
+        tree=_as_json(text.parts),
+        threads=_widths(text.parts),
         notes=text.notes,
         tokens_repeated=repeated_tokens(text),
-        # Where a tag without a plan announced threads, its text is encoded anew.
+        # Where a tag without a plan announces threads, its text is encoded again.
         estimated=not known or (form.plan is None and bool(form.announce)),
     )
 
 
-def _shown(parts: Sequence[Part]) -> list[Any]:
-    """A tree as JSON has it."""
-    found: list[Any] = []
+def _as_json(parts: Sequence[Part]) -> list[Any]:
+    """Returns a tree as lists and dictionaries that JSON can hold."""
+    items: list[Any] = []
     for part in parts:
         if isinstance(part, Fork):
-            fork = {"fork": [_shown(thread) for thread in part.threads]}
-            found.append(
-                fork | ({"marks": list(part.marks)} if part.marks else {}) | ({"apart": True} if part.apart else {})
-            )
+            marks = {"marks": list(part.marks)} if part.marks else {}
+            apart = {"apart": True} if part.apart else {}
+            items.append({"fork": [_as_json(thread) for thread in part.threads], **marks, **apart})
         else:
-            found.append({"text": part.text, "call": part.source} if isinstance(part, Piece) else part)
-    return found
+            items.append({"text": part.text, "call": part.source} if isinstance(part, Piece) else part)
+    return items
 
 
 def _widths(parts: Sequence[Part]) -> list[int]:
-    """Threads of each fork."""
-    found: list[int] = []
+    """Counts the threads of each fork, in reading order."""
+    widths: list[int] = []
     for part in parts:
         if isinstance(part, Fork):
-            found += [len(part.threads), *(width for thread in part.threads for width in _widths(thread))]
-    return found
+            widths += [len(part.threads), *(width for thread in part.threads for width in _widths(thread))]
+    return widths

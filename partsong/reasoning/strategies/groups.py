@@ -1,24 +1,24 @@
-"""Beginnings of solutions, grouped by where a judge thinks they lead."""
+"""Groups the beginnings of solutions by where a judge thinks they lead."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from partsong.reasoning.calls.call import Completion, Parameters
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.strategies.parts import now, together
+from partsong.reasoning.strategies.parts import await_score, together
 from partsong.reasoning.strategies.prompts import Prompts, ask
 
 __all__ = ["Groups", "Judge", "PrunePrompts"]
 
-#: Chance that two beginnings of solutions end with the same answer: of (question, one, other); may be async.
+#: Takes (question, one, other) and returns the chance that two beginnings end with the same answer; may be async.
 Judge = Callable[[str, str, str], float | Awaitable[float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunePrompts(Prompts):
-    """What `deepprune` says where the model itself is the judge."""
+    """Holds what `deepprune` says where the model itself is the judge."""
 
     judge: str = (
         "Two people have begun to solve the problem below, and neither has finished. Will they arrive at the same "
@@ -28,19 +28,9 @@ class PrunePrompts(Prompts):
 
 @dataclass(slots=True)
 class Groups:
-    """Beginnings, sorted one by one into groups.
+    """Sorts beginnings by number into groups, one by one; for the settings see `deepprune`.
 
-    Attributes:
-        run: makes the judge's calls.
-        question: the problem.
-        judge: None is the model.
-        threshold: mean chance above which a beginning joins a group.
-        members: of a group, compared with at most.
-        most: groups at most.
-        prompts: texts.
-        begun: completions by number.
-        groups: numbers, in the order of joining.
-        last: the calls that ended last.
+    `groups` holds the numbers in each group in the order of joining, and `last` the calls that ended last.
     """
 
     run: Run
@@ -55,34 +45,37 @@ class Groups:
     last: tuple[str, ...] = ()
 
     async def sort(self) -> bool:
-        """Sorts all; returns whether the budget sufficed. What it did not suffice for stays alone."""
+        """Sorts all beginnings; returns whether the budget sufficed. Those it did not suffice for stay alone."""
         self.last = tuple(completion.source for completion in self.begun.values())
-        whole = True
+        affordable = True
         for number in self.begun:
-            pairs = [(g, i) for g, group in enumerate(self.groups) for i in group[: self.members]]
-            found = await together(self._alike(number, other) for _, other in pairs) if whole else [None] * len(pairs)
-            whole = whole and None not in found
-            means = self._means(pairs, found) if whole else []
-            best = max(range(len(means)), key=lambda g: (means[g], -g), default=None)
-            if best is not None and (means[best] > self.threshold or len(self.groups) >= self.most):
-                self.groups[best].append(number)
+            means = await self._means(number) if affordable else None
+            affordable = means is not None
+            ranked = sorted(enumerate(means or []), key=lambda pair: (-pair[1], pair[0]))
+            if ranked and (ranked[0][1] > self.threshold or len(self.groups) >= self.most):
+                self.groups[ranked[0][0]].append(number)
             else:
                 self.groups.append([number])
-        return whole
+        return affordable
 
-    def _means(self, pairs: Sequence[tuple[int, int]], found: Sequence[tuple[float, str] | None]) -> list[float]:
+    async def _means(self, number: int) -> list[float] | None:
+        """Returns the mean chance for each group that a beginning belongs there; None if the budget is spent."""
+        pairs = [(g, other) for g, group in enumerate(self.groups) for other in group[: self.members]]
+        verdicts = await together(self._compare(number, other) for _, other in pairs)
         chances: list[list[float]] = [[] for _ in self.groups]
-        for (group, _), alike in zip(pairs, found, strict=True):
-            assert alike is not None
-            chances[group].append(alike[0])
-        self.last = tuple(alike[1] for alike in found if alike is not None and alike[1]) or self.last
+        for (group, _), verdict in zip(pairs, verdicts, strict=True):
+            if verdict is None:
+                return None
+            chances[group].append(verdict[0])
+        self.last = tuple(verdict[1] for verdict in verdicts if verdict is not None and verdict[1]) or self.last
         return [sum(values) / len(values) for values in chances]
 
-    async def _alike(self, number: int, other: int) -> tuple[float, str]:
+    async def _compare(self, number: int, other: int) -> tuple[float, str]:
+        """Returns the chance that two beginnings end alike, and the name of the call that judged it, or ""."""
         one, two = self.begun[other], self.begun[number]
         if self.judge is not None:
-            return await now(self.judge(self.question, one.text, two.text)), ""
+            return await await_score(self.judge(self.question, one.text, two.text)), ""
         chat = ask(self.prompts.judge, question=self.question, one=one.piece, other=two.piece)
         limits = Parameters(max_tokens=8, temperature=0.0)
-        said = await self.run.call(chat, path=("judge", f"{other} and {number}"), parameters=limits, waits=self.last)
-        return float(said.text.strip().lower().startswith("yes")), said.source
+        reply = await self.run.call(chat, path=("judge", f"{other} and {number}"), parameters=limits, waits=self.last)
+        return float(reply.text.strip().lower().startswith("yes")), reply.source

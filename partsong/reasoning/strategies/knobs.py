@@ -1,4 +1,4 @@
-"""Checks the knobs of a way to think against its annotations, before it makes any call."""
+"""Checks the knobs of a strategy against its annotations, before it makes any call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
-from partsong.knobs import check_knobs, type_hints
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.reasoning.calls.answer import Answer
 
 __all__ = ["Widths", "checked"]
@@ -25,20 +25,19 @@ class Widths:
     """
 
     def holds(self, value: Any) -> bool:
-        """Whether it is such a sequence."""
-        whole = isinstance(value, Sequence) and all(isinstance(m, int) and not isinstance(m, bool) for m in value)
-        return whole and len(value) > 0 and min(value) >= 1 and value[-1] == 1
+        """Returns whether a value is such a sequence."""
+        return isinstance(value, Sequence) and len(value) > 0 and all(map(Whole(1).holds, value)) and value[-1] == 1
 
     def __str__(self) -> str:
         return "positive integers that end with 1, such as (8, 4, 1)"
 
 
 def checked(strategy: Callable[P, Coroutine[Any, Any, Answer]]) -> Callable[P, Coroutine[Any, Any, Answer]]:
-    """Makes a strategy refuse knobs that its annotations do not allow, before it begins."""
+    """Decorates a strategy so that it refuses knobs its annotations do not allow before it begins."""
 
     @functools.wraps(strategy)
-    async def careful(*args: P.args, **kwargs: P.kwargs) -> Answer:
+    async def check_and_run(*args: P.args, **kwargs: P.kwargs) -> Answer:
         check_knobs(type_hints(strategy), kwargs)
         return await strategy(*args, **kwargs)
 
-    return careful
+    return check_and_run

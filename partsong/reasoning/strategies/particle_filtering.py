@@ -1,4 +1,4 @@
-"""Particle filtering: texts that grow step by step and are resampled by how promising they are."""
+"""Particle filtering grows texts step by step and resamples them by how promising they are."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ async def particle_filtering(
 ) -> Answer:
     """Grows `particles` texts step by step; after each step, promising ones are continued more often.
 
-    Texts are drawn for the next step in proportion to the odds of their newest score, by systematic resampling. Ended
-    ones take part as they are. In the end the one with the highest score is the answer.
+    Texts are drawn for the next step in proportion to the odds of their newest score, by systematic resampling. Texts
+    that have ended take part as they are. In the end the one with the highest score is the answer.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.
         question: the prompt.
         extract: finds the answer in a text.
-        particles: texts.
+        particles: number of texts.
         max_steps: most steps of a text.
         step_tokens: most tokens of a step.
-        scorer: chance that a text is on the right way, of (question, trace), between 0 and 1; None is the confidence
-            of the newest step, see `Stepper`.
-        finished: whether a text has ended.
-        separator: ends a step.
-        parameters: of the draws.
+        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right way. None
+            takes the confidence of the newest step, see `Stepper`.
+        finished: returns whether a text has ended.
+        separator: string that ends a step.
+        parameters: how steps are drawn.
 
     Returns:
-        The answer; its ``calls`` are the steps of its text. ``details``: ``scores`` of all texts and ``steps`` made.
+        The answer; its ``calls`` are the steps of its text. ``details`` hold the ``scores`` of all texts and the number
+        of ``steps``.
 
     Raises:
-        ArgumentError: a knob out of range, or a score outside 0 to 1.
+        ArgumentError: a knob is out of range, or a score is not from 0 to 1.
 
     Source: particle-based inference scaling, arXiv 2502.01618.
     """
     stepper = Stepper(run, question, scorer, finished, separator, step_tokens, parameters)
     swarm = Swarm(stepper, particles, max_steps)
-    spent = await swarm.fly("", None)
+    spent = await swarm.grow("", None)
     return swarm.answer(extract, spent, 1)

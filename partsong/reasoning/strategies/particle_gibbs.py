@@ -1,4 +1,4 @@
-"""Particle Gibbs: particle filtering again and again, each time with one text of the last time held fixed."""
+"""Particle Gibbs repeats particle filtering, each time with one text of the last time held fixed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def particle_gibbs(
     separator: str = "\n\n",
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Particle filtering again and again, each time with one text of the last time held fixed.
+    """Repeats particle filtering, each time with one text of the last time held fixed.
 
     After each pass a text is drawn in proportion to its odds. It is a particle of the next pass and survives every
     resampling; its steps are not asked for again.
@@ -39,20 +39,20 @@ async def particle_gibbs(
         run: makes the calls, on an engine that continues an assistant message.
         question: the prompt.
         extract: finds the answer in a text.
-        particles: texts of a pass, the one that is held among them.
-        iterations: passes.
+        particles: number of texts of a pass, with the one that is held.
+        iterations: number of passes.
         max_steps: most steps of a text.
         step_tokens: most tokens of a step.
-        scorer: as of `particle_filtering`.
-        finished: whether a text has ended.
-        separator: ends a step.
-        parameters: of the draws.
+        scorer: see `particle_filtering`.
+        finished: returns whether a text has ended.
+        separator: string that ends a step.
+        parameters: how steps are drawn.
 
     Returns:
-        The answer with the highest score of the last pass; ``details``: ``scores``, ``steps``, ``passes``.
+        The answer with the highest score of the last pass; ``details`` hold ``scores``, ``steps`` and ``passes``.
 
     Raises:
-        ArgumentError: a knob out of range, or a score outside 0 to 1.
+        ArgumentError: a knob is out of range, or a score is not from 0 to 1.
 
     Source: particle Gibbs in arXiv 2502.01618; Andrieu, Doucet and Holenstein, 2010.
     """
@@ -60,7 +60,7 @@ async def particle_gibbs(
     swarm, passes, spent = Swarm(stepper, particles, max_steps), 0, False
     held: Trace | None = None
     while passes < iterations and not spent:
-        spent = await swarm.fly(f"pass {passes}", held)
+        spent = await swarm.grow(f"pass {passes}", held)
         passes += 1
-        held = held if spent else swarm.drawn(f"pass {passes}")
+        held = held if spent else swarm.draw(f"pass {passes}")
     return swarm.answer(extract, spent, passes)

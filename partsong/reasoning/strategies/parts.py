@@ -1,4 +1,4 @@
-"""What strategies share: calls made together, samples in order, votes and the completions behind them."""
+"""Gives strategies what they share: calls made together, samples in order, votes with their completions."""
 
 from __future__ import annotations
 
@@ -13,73 +13,47 @@ from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.budget import BudgetError
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Piece
 from partsong.reasoning.calls.run import Run
-from partsong.reasoning.calls.running_call import Partial
+from partsong.reasoning.calls.running_call import Halt
+from partsong.reasoning.calls.tasks import cancel_all
 
 __all__ = [
-    "Halt",
     "Poll",
     "Scorer",
-    "answered",
+    "answer_of",
+    "await_score",
     "by_support",
-    "cancelled",
-    "concluded",
-    "ends",
+    "answer_in",
+    "draft_ends",
     "in_order",
-    "now",
     "together",
 ]
 
 T = TypeVar("T")
-#: Worth of a completion, higher is better; may be awaited.
+#: Scores a completion, higher is better; may be async.
 Scorer = Callable[[Completion], float | Awaitable[float]]
-#: Whether enough of a call was read.
-Halt = Callable[[Partial], bool]
 
 
-async def now(value: float | Awaitable[float]) -> float:
-    """A score, waited for where that is needed: callables of users may be async."""
-    return await value if isinstance(value, Awaitable) else value
+async def await_score(score: float | Awaitable[float]) -> float:
+    """Returns a score and waits for it where needed: callables of users may be async."""
+    return await score if isinstance(score, Awaitable) else score
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
-    """Makes calls at the same time and waits for all.
+    """Makes calls at the same time and returns their results in order; any error but the budget's cancels the rest.
 
-    Args:
-        calls: coroutines.
-
-    Returns:
-        Their results in order; None for those the budget had nothing left for. Any other error cancels the rest.
+    The result is None for calls the budget had nothing left for.
     """
 
-    async def kept(call: Coroutine[Any, Any, T]) -> T | None:
+    async def within_budget(call: Coroutine[Any, Any, T]) -> T | None:
         with contextlib.suppress(BudgetError):
             return await call
         return None
 
-    tasks = [asyncio.ensure_future(kept(call)) for call in calls]
+    tasks = [asyncio.ensure_future(within_budget(call)) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        await cancelled(tasks)
-
-
-async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels what still runs and waits until it has ended."""
-    left = list(tasks)
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-
-
-async def as_they_end(tasks: Sequence[asyncio.Task[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Number and result of each task, in the order of ending; also of those that end in the same moment."""
-    ended: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
-    numbers = {task: number for number, task in enumerate(tasks)}
-    for task in tasks:
-        task.add_done_callback(ended.put_nowait)
-    for _ in tasks:
-        task = await ended.get()
-        yield numbers[task], task.result()
+        await cancel_all(tasks)
 
 
 async def in_order(
@@ -94,21 +68,11 @@ async def in_order(
     parameters: Parameters | None = None,
     halt: Halt | None = None,
 ) -> AsyncGenerator[tuple[int, Completion], None]:
-    """Samples in the order of their numbers, at most `width` ahead: no rule that reads them depends on speed.
+    """Yields samples in the order of their numbers, so that no rule that reads them depends on speed.
 
-    Args:
-        run: makes the calls.
-        messages: the prompt.
-        num: samples.
-        width: samples under way; sample i begins when sample i - width has been handed out.
-        path: of the branch.
-        first: number of the first sample.
-        waits: calls that had to end before the first could begin.
-        parameters: of the draws.
-        halt: as of `Run.call`.
-
-    Yields:
-        Number and completion. It ends early where the budget does; closing it cancels what is under way.
+    It draws `width` samples at the same time: sample i begins when sample i - width has been handed out. The first has
+    the number `first` and waits for the calls in `waits`. It ends early when the budget is spent; closing it cancels
+    the calls that still run. For the rest see `Run.samples`.
     """
     tasks: list[asyncio.Task[Completion]] = []
     ended: list[str] = []
@@ -120,7 +84,7 @@ async def in_order(
                 number = first + len(tasks)
                 call = run.call(messages, path=path, sample=number, parameters=parameters, waits=before, halt=halt)
                 tasks.append(asyncio.ensure_future(call))
-                # It begins now, so that the record of a run and of its replay, where nothing takes time, are the same.
+                # The call begins now, so that a run and its replay, where nothing takes time, leave the same record.
                 await asyncio.sleep(0)
             try:
                 completion = await tasks[place]
@@ -129,19 +93,19 @@ async def in_order(
             ended.append(completion.source)
             yield first + place, completion
     finally:
-        await cancelled(tasks)
+        await cancel_all(tasks)
 
 
 def by_support(drafts: Sequence[Completion], extract: Extract) -> list[Completion]:
-    """Drafts by how many others share their answer; those without an answer last, ties in order."""
+    """Sorts drafts by how many others share their answer; those without an answer come last, ties keep their order."""
     votes = [vote_of(draft, extract) for draft in drafts]
     support = [0 if vote is None else votes.count(vote) for vote in votes]
     order = sorted(range(len(drafts)), key=lambda i: (-support[i], i))
     return [drafts[i] for i in order]
 
 
-def ends(drafts: Sequence[Completion], tokens: int) -> list[Piece]:
-    """The ends of drafts, each cut to its share of some tokens; by characters, for a text has no other measure."""
+def draft_ends(drafts: Sequence[Completion], tokens: int) -> list[Piece]:
+    """Cuts drafts to their ends, each to an equal share of a number of tokens; characters stand for tokens here."""
     share = tokens // len(drafts)
     kept = [min(1.0, share / max(1, draft.usage.completion)) for draft in drafts]
     return [
@@ -150,17 +114,17 @@ def ends(drafts: Sequence[Completion], tokens: int) -> list[Piece]:
     ]
 
 
-def answered(run: Run, chosen: Completion | None, extract: Extract, stopped: str, **details: Any) -> Answer:
-    """The answer that one completion gives; none where there is no completion, or it ran out of tokens."""
+def answer_of(run: Run, chosen: Completion | None, extract: Extract, stopped: str, **details: Any) -> Answer:
+    """Returns the answer that one completion gives; None where there is no completion, or it ran out of tokens."""
     if chosen is None:
-        return concluded(run, "", (), extract, stopped, valid=False, **details)
-    return concluded(run, chosen.text, (chosen.source,), extract, stopped, valid=chosen.finish == "stop", **details)
+        return answer_in(run, "", (), extract, stopped, valid=False, **details)
+    return answer_in(run, chosen.text, (chosen.source,), extract, stopped, valid=chosen.finish == "stop", **details)
 
 
-def concluded(
+def answer_in(
     run: Run, text: str, calls: Sequence[str], extract: Extract, stopped: str, *, valid: bool, **details: Any
 ) -> Answer:
-    """The answer found in a text that some calls wrote together; none in a text that is not whole."""
+    """Returns the answer found in a text that several calls wrote; None in a text that is not whole."""
     return Answer(
         answer=extract(text) if valid else None,
         text=text,
@@ -173,13 +137,7 @@ def concluded(
 
 @dataclass(slots=True)
 class Poll:
-    """Votes and the completions they come from.
-
-    Attributes:
-        total: votes there will be at most.
-        extract: finds a vote in a text.
-        seen: vote and completion by number.
-    """
+    """Holds votes and the completions they come from; `missing` has the numbers of the votes that are not in yet."""
 
     total: int
     extract: Extract
@@ -191,7 +149,7 @@ class Poll:
         self.ballot, self.missing = Ballot(self.total), set(range(self.total))
 
     def count(self, number: int, completion: Completion, weight: float = 1.0) -> str | None:
-        """Counts a completion's vote; returns it."""
+        """Counts the vote of a completion and returns it."""
         vote = vote_of(completion, self.extract)
         self.seen[number] = (vote, completion)
         self.ballot.add(number, vote, weight)
@@ -199,17 +157,17 @@ class Poll:
         return vote
 
     def decided(self, most: float = 1.0) -> bool:
-        """Whether votes are missing and none of them, of weight `most`, can change the winner."""
+        """Returns whether votes are missing and none of them, of weight `most`, can change the winner."""
         return bool(self.missing) and self.ballot.decided(self.missing, most)
 
     def answer(self, run: Run, stopped: str, **details: Any) -> Answer:
-        """The leader, with the text of the first sample that named it."""
+        """Returns the leading answer, with the text of the first sample that named it."""
         leader = self.ballot.leader
         named = [self.seen[n][1] for n in sorted(self.seen) if leader is not None and self.seen[n][0] == leader]
-        found: dict[str, Any] = {
+        votes: dict[str, Any] = {
             "shares": dict(self.ballot.shares()),
             "votes": self.ballot.counted,
             "spoilt": self.ballot.spoilt,
             "hint": voting_hint(self.ballot),
         }
-        return answered(run, named[0] if named else None, self.extract, stopped, **found, **details)
+        return answer_of(run, named[0] if named else None, self.extract, stopped, **votes, **details)

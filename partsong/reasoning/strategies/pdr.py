@@ -1,4 +1,4 @@
-"""Parallel-Distill-Refine: rounds of parallel drafts, each read from a bounded workspace distilled from the last."""
+"""Parallel-Distill-Refine writes rounds of parallel drafts, each round from a workspace distilled from the last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partsong.reasoning.calls.budget import BudgetError
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import Widths, checked
-from partsong.reasoning.strategies.parts import answered, by_support, ends, together
+from partsong.reasoning.strategies.parts import answer_of, by_support, draft_ends, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
 from partsong.seeds import derive
 
@@ -25,7 +25,7 @@ Distillation = Literal["summary", "shared-top-k", "per-sample-top-k", "random-k"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PdrPrompts(Prompts):
-    """What `pdr` says: a first draft, a later one, the call that distils, and one attempt within either."""
+    """Holds what `pdr` says: ask for a first draft or a later one, distil, and show one attempt."""
 
     first: str = FIRST
     again: str = (
@@ -58,28 +58,29 @@ async def pdr(
     prompts: PdrPrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Drafts in parallel, distils a bounded workspace, drafts again from it; the last round's draft is the answer.
+    """Drafts in parallel, distils a bounded workspace, drafts again from it; the draft of the last round is the answer.
 
     Args:
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a text.
-        schedule: drafts per round, the last of them 1.
-        distillation: "summary", one call writes the workspace from all drafts; "shared-top-k", the same `keep` drafts
-            for all; "per-sample-top-k", each draft of the next round gets `keep` drafts of its own choice; "random-k",
-            likewise but drawn at random. The best drafts are those whose answer most others share.
-        keep: k.
-        workspace_tokens: most tokens of the workspace. Of drafts that would fill more, the ends are kept, where their
+        schedule: drafts per round; the last round has 1.
+        distillation: how drafts become a workspace. With "summary" one call writes it from all drafts. With
+            "shared-top-k" all drafts of the next round read the same `keep` drafts. With "per-sample-top-k" each of
+            them reads `keep` drafts of its own choice, and with "random-k" `keep` drafts drawn at random. The best
+            drafts are those whose answer most others share.
+        keep: k, the number of drafts kept.
+        workspace_tokens: most tokens of the workspace. Drafts that would fill more are cut to their ends, where their
             answers stand.
-        prompts: texts of its own.
-        parameters: of the drafts.
+        prompts: what it says to the model.
+        parameters: how drafts are drawn.
 
     Returns:
-        The answer; where the budget ended it or the last draft names none, the one that leads in the last round that
-        is complete and names any. ``details["rounds"]``: the answers of each round's drafts.
+        The answer. If the budget was spent or the last draft names no answer, it is the leading answer of the last
+        complete round that names any. ``details["rounds"]`` holds the answers of each round's drafts.
 
     Raises:
-        ArgumentError: a schedule that does not end with 1, an unknown distillation, or a number below 1.
+        ArgumentError: the schedule does not end with 1, the distillation is unknown, or a number is below 1.
 
     Source: Rethinking Thinking Tokens, arXiv 2510.01123.
     """
@@ -89,20 +90,20 @@ async def pdr(
     best: Completion | None = None
     stopped = "done"
     for number, width in enumerate(schedule):
-        made = await plan.drafts(number, width, drafts)
-        drafts = [draft for draft in made if draft is not None]
+        results = await plan.drafts(number, width, drafts)
+        drafts = [draft for draft in results if draft is not None]
         if len(drafts) < width:
             stopped = "budget"
             break
         rounds.append([vote_of(draft, extract) for draft in drafts])
         leader = by_support(drafts, extract)[0]
         best = leader if best is None or vote_of(leader, extract) is not None else best
-    return answered(run, best, extract, stopped, rounds=rounds)
+    return answer_of(run, best, extract, stopped, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all rounds share."""
+    """Writes the rounds; its fields are what all rounds share."""
 
     run: Run
     question: str
@@ -114,12 +115,12 @@ class _Plan:
     parameters: Parameters | None
 
     async def drafts(self, number: int, width: int, before: Sequence[Completion]) -> Sequence[Completion | None]:
-        """A round: distils, and drafts in parallel; None for what the budget did not allow."""
+        """Writes one round: distils, and drafts in parallel. Drafts the budget did not allow are None."""
         try:
             chats = await self._chats(number, width, before)
         except BudgetError:
             return []
-        # All drafts of the last round had to end, also those that a prompt does not quote.
+        # This round waits for all drafts of the last one, also for those that a prompt does not quote.
         waits, branch = tuple(draft.source for draft in before), (f"round {number}", "draft")
         return await together(
             self.run.call(chat, path=branch, sample=i, parameters=self.parameters, waits=waits)
@@ -135,17 +136,17 @@ class _Plan:
             chat = ask(self.prompts.distil, question=self.question, attempts=attempts)
             workspace = await self.run.call(chat, path=(f"round {number}", "distil"), parameters=limits)
             return [ask(self.prompts.again, question=self.question, workspace=workspace.piece)] * width
-        chosen = [ends(self._chosen(number, i, before), self.workspace_tokens) for i in range(width)]
+        chosen = [draft_ends(self._choose(number, i, before), self.workspace_tokens) for i in range(width)]
         texts = [numbered(self.prompts.attempt, kept) for kept in chosen]
         return [ask(self.prompts.again, question=self.question, workspace=text) for text in texts]
 
-    def _chosen(self, number: int, sample: int, before: Sequence[Completion]) -> list[Completion]:
-        """The drafts that one draft of the next round reads."""
+    def _choose(self, number: int, sample: int, before: Sequence[Completion]) -> list[Completion]:
+        """Returns the drafts that one draft of the next round reads."""
         if self.distillation == "random-k":
             draw = random.Random(derive(self.run.seed, "random-k", number, sample))
             return draw.sample(list(before), min(self.keep, len(before)))
         best, *rest = by_support(before, self.extract)
         more = min(self.keep - 1, len(rest))
-        # Per sample, the best one for all and the next best dealt out in turn, so that no two read quite the same.
+        # Per sample, all read the best one, and the next best are dealt out in turn: no two read quite the same.
         first = sample * more if self.distillation == "per-sample-top-k" else 0
         return [best, *(rest[(first + j) % len(rest)] for j in range(more))]

@@ -1,4 +1,4 @@
-"""Plan search: observations about a problem, combinations of them, and a solution from each."""
+"""Plan search lists observations about a problem, combines them, and writes a solution from each combination."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partsong.knobs import Count
-from partsong.reasoning.calls.answer import Answer, Extract
+from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Parameters, Piece
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import Poll, Scorer, answered, now, together
+from partsong.reasoning.strategies.parts import Poll, Scorer, answer_of, await_score, together
 from partsong.reasoning.strategies.prompts import Prompts, ask, listed
 from partsong.seeds import derive
 
@@ -21,7 +21,7 @@ __all__ = ["PlanPrompts", "plan_search"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanPrompts(Prompts):
-    """What `plan_search` says, step by step."""
+    """Holds what `plan_search` says, step by step."""
 
     observe: str = (
         "List up to {num} different observations about the problem below that could help to solve it: properties, "
@@ -69,27 +69,28 @@ async def plan_search(
 ) -> Answer:
     """Searches among plans instead of solutions: what differs between samples is the idea, not the wording.
 
-    One call lists observations. Each subset of 1 to `combine` of them, at most `num`, leads to further observations,
-    a plan, an outline and a solution; with `critique`, to a second plan that mends the first, with an outline and a
-    solution of its own. The chains do not wait for each other.
+    One call lists observations. Each subset of 1 to `combine` of them leads to further observations, a plan, an outline
+    and a solution. With `critique` it also leads to a second plan that mends the first, with an outline and a solution
+    of its own. At most `num` subsets are used, and their chains do not wait for each other.
 
     Args:
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a solution.
-        observations: asked for at a time, and used at most.
-        combine: observations of a subset at most.
-        num: subsets used; of more, the seed draws so many.
+        observations: how many observations are asked for at a time, and at most used.
+        combine: most observations of a subset.
+        num: most subsets used; if there are more, the seed draws this many.
         critique: whether each plan is also mended.
-        scorer: of a solution, higher is better, such as tests it passes; None lets the solutions vote.
-        prompts: texts of its own.
-        parameters: of all draws.
+        scorer: scores a solution, higher is better, such as by the tests it passes. None lets the solutions vote.
+        prompts: what it says to the model.
+        parameters: how texts are drawn.
 
     Returns:
-        The answer; ``details`` as of `self_consistency`, and ``observations`` and ``plans``, how many chains ended.
+        The answer. ``details`` hold what those of `self_consistency` hold, the ``observations``, and ``plans``, the
+        number of chains that ended.
 
     Raises:
-        ArgumentError: a knob out of range.
+        ArgumentError: a knob is out of range.
 
     Source: PlanSearch, arXiv 2409.03733.
     """
@@ -97,31 +98,31 @@ async def plan_search(
     chat = ask(prompts.observe, question=question, num=str(observations))
     (first,) = await together([run.call(chat, path=("observe",), parameters=parameters)])
     if first is None:
-        return answered(run, None, extract, "budget", observations=[], plans=0)
+        return answer_of(run, None, extract, "budget", observations=[], plans=0)
     seen = [Piece(text, first.source) for text in listed(first.text)[:observations]]
     sizes = range(1, min(combine, len(seen)) + 1)
     subsets = [subset for size in sizes for subset in itertools.combinations(seen, size)]
     if len(subsets) > num:
         drawn = random.Random(derive(run.seed, "plans")).sample(range(len(subsets)), num)
         subsets = [subsets[i] for i in sorted(drawn)]
-    ends = await together(chains.follow(i, subset, critique) for i, subset in enumerate(subsets))
-    found = [solution for end in ends if end is not None for solution in end]
+    results = await together(chains.follow(i, subset, critique) for i, subset in enumerate(subsets))
+    solutions = [solution for result in results if result is not None for solution in result]
     poll = Poll(len(subsets) * (1 + critique), extract)
-    for number, solution in enumerate(found):
+    for number, solution in enumerate(solutions):
         poll.count(number, solution)
-    stopped = "done" if len(found) == poll.total else "budget"
-    names = {"observations": [piece.text for piece in seen], "plans": len(found)}
+    stopped = "done" if len(solutions) == poll.total else "budget"
+    details = {"observations": [piece.text for piece in seen], "plans": len(solutions)}
     if scorer is None:
-        return poll.answer(run, stopped, **names)
-    valid = [made for made in found if made.finish == "stop" and extract(made.text) is not None]
-    scores = [await now(scorer(made)) for made in valid]
+        return poll.answer(run, stopped, **details)
+    valid = [solution for solution in solutions if vote_of(solution, extract) is not None]
+    scores = [await await_score(scorer(solution)) for solution in valid]
     best = max(range(len(valid)), key=lambda i: (scores[i], -i), default=None)
-    return answered(run, None if best is None else valid[best], extract, stopped, scores=scores, **names)
+    return answer_of(run, None if best is None else valid[best], extract, stopped, scores=scores, **details)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """From a subset of observations to solutions."""
+    """Goes from a subset of observations to solutions."""
 
     run: Run
     question: str
@@ -130,22 +131,23 @@ class _Chains:
     parameters: Parameters | None
 
     async def follow(self, number: int, subset: Sequence[Piece], critique: bool) -> list[Completion]:
-        """The solutions of one subset, as many as the budget allows."""
-        lines = [piece for seen in subset for piece in ("- ", seen, "\n")]
-        derived = await self._say("derive", number, num=self.num, observations=lines)
-        plan = await self._say("plan", number, observations=lines, derived=derived.piece)
-        branches = [self._solved(number, plan, ""), *([self._mended(number, plan)] if critique else [])]
-        return [made for made in await together(branches) if made is not None]
+        """Writes the solutions of one subset, as many as the budget allows."""
+        prompts, lines = self.prompts, [piece for seen in subset for piece in ("- ", seen, "\n")]
+        derived = await self._ask(prompts.derive, "derive", number, num=self.num, observations=lines)
+        plan = await self._ask(prompts.plan, "plan", number, observations=lines, derived=derived.piece)
+        branches = [self._solve(number, plan, ""), *([self._mend(number, plan)] if critique else [])]
+        return [solution for solution in await together(branches) if solution is not None]
 
-    async def _mended(self, number: int, plan: Completion) -> Completion:
-        return await self._solved(number, await self._say("criticise", number, plan=plan.piece), "mended ")
+    async def _mend(self, number: int, plan: Completion) -> Completion:
+        better = await self._ask(self.prompts.criticise, "criticise", number, plan=plan.piece)
+        return await self._solve(number, better, "mended ")
 
-    async def _solved(self, number: int, plan: Completion, label: str) -> Completion:
-        outline = await self._say("outline", number, label, plan=plan.piece)
-        return await self._say("solve", number, label, outline=outline.piece)
+    async def _solve(self, number: int, plan: Completion, label: str) -> Completion:
+        outline = await self._ask(self.prompts.outline, f"{label}outline", number, plan=plan.piece)
+        return await self._ask(self.prompts.solve, f"{label}solve", number, outline=outline.piece)
 
-    async def _say(
-        self, what: str, number: int, label: str = "", **gaps: str | Piece | Sequence[str | Piece]
+    async def _ask(
+        self, template: str, name: str, number: int, **gaps: str | Piece | Sequence[str | Piece]
     ) -> Completion:
-        chat = ask(getattr(self.prompts, what), question=self.question, **gaps)
-        return await self.run.call(chat, path=(f"{label}{what}",), sample=number, parameters=self.parameters)
+        chat = ask(template, question=self.question, **gaps)
+        return await self.run.call(chat, path=(name,), sample=number, parameters=self.parameters)

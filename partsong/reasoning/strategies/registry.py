@@ -1,15 +1,15 @@
-"""Strategies by name, and the text form of one: ``NAME:key=value,...``."""
+"""Finds strategies by name and reads them from text, as in ``NAME:key=value,...``."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from partsong.errors import ArgumentError
 from partsong.knobs import check_knobs, read_knobs, type_hints
+from partsong.plugins import Registry
 from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
@@ -37,44 +37,54 @@ __all__ = ["STRATEGIES", "Thinking", "knobs_of", "parse_thinking"]
 
 Strategy = Callable[..., Coroutine[Any, Any, Answer]]
 
-#: All strategies by the names command lines use.
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        strategy.__name__.replace("_", "-"): strategy
-        for strategy in (
-            single,
-            self_consistency,
-            adaptive_consistency,
-            best_of_n,
-            short_m,
-            deepconf,
-            deepprune,
-            sequential_refinement,
-            pdr,
-            rsa,
-            particle_filtering,
-            particle_gibbs,
-            beam_search,
-            dvts,
-            compute_optimal,
-            plan_search,
-            edit_test_select,
-            decompose,
-            skeleton_of_thought,
-            fork_join,
-        )
-    }
+
+def _read(thing: Any) -> Strategy:
+    """Takes what a plug-in offers if it is an asynchronous function ``strategy(run, question, *, extract, ...)``."""
+    if not inspect.iscoroutinefunction(thing):
+        raise TypeError(f"{thing!r} is not an asynchronous function")
+    if not {"run", "question", "extract"} <= set(inspect.signature(thing).parameters):
+        raise TypeError(f"{thing.__name__} does not take run, question and extract")
+    return thing
+
+
+#: All strategies by the names command lines use; those of plug-ins last.
+STRATEGIES: Mapping[str, Strategy] = Registry(
+    "partsong.thinking",
+    (
+        single,
+        self_consistency,
+        adaptive_consistency,
+        best_of_n,
+        short_m,
+        deepconf,
+        deepprune,
+        sequential_refinement,
+        pdr,
+        rsa,
+        particle_filtering,
+        particle_gibbs,
+        beam_search,
+        dvts,
+        compute_optimal,
+        plan_search,
+        edit_test_select,
+        decompose,
+        skeleton_of_thought,
+        fork_join,
+    ),
+    name=lambda strategy: strategy.__name__.replace("_", "-"),
+    read=_read,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thinking:
-    """A strategy with some of its knobs set; calling it runs it.
+    """Holds a strategy with some of its knobs set; calling it runs it.
 
     Attributes:
-        name: of the strategy.
-        knobs: that were set.
-        needs: arguments besides `extract` that it cannot do without and that no text can give, such as a runner.
+        name: name of the strategy.
+        knobs: the knobs that were set.
+        needs: arguments besides `extract` that the strategy needs and that no text can give, such as a runner.
     """
 
     name: str
@@ -91,7 +101,7 @@ class Thinking:
             **more: further arguments of the strategy, such as `parameters` or a scorer.
 
         Raises:
-            ArgumentError: an argument the strategy does not have, or one it needs and has not got.
+            ArgumentError: the strategy does not have an argument, or needs one that is not given.
         """
         known = inspect.signature(STRATEGIES[self.name]).parameters
         if unknown := [name for name in more if name not in known]:
@@ -105,7 +115,7 @@ def parse_thinking(text: str) -> Thinking:
     """Reads ``NAME[:key=value,...]``; the keys are knobs of the strategy that are numbers, words or ``8-4-1``.
 
     Raises:
-        ArgumentError: an unknown strategy or knob, or a value that cannot be; names the legal ones.
+        ArgumentError: the strategy, a knob or a value is unknown; names those that are allowed.
 
     >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
     (4, 2, 1)
@@ -119,14 +129,14 @@ def parse_thinking(text: str) -> Thinking:
 
 
 def knobs_of(name: str) -> dict[str, Any]:
-    """The types of the knobs of a strategy that text can set, by name."""
+    """Returns the types of the knobs of a strategy that text can set, by name."""
     hints = type_hints(STRATEGIES[name])
-    kinds = {knob: _spoken(hints[knob]) for knob in inspect.signature(STRATEGIES[name]).parameters}
+    kinds = {knob: _text_type(hints.get(knob)) for knob in inspect.signature(STRATEGIES[name]).parameters}
     return {knob: kind for knob, kind in kinds.items() if kind is not None and knob != "question"}
 
 
-def _spoken(hint: Any) -> Any:
-    """The type a knob's text is read as; None where no text gives one."""
+def _text_type(hint: Any) -> Any:
+    """Returns the type that the text of a knob is read as; None for knobs that no text can set."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) is Sequence:

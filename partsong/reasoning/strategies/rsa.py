@@ -1,4 +1,4 @@
-"""Recursive self-aggregation: a population of solutions, each generation written from random few of the last."""
+"""Recursive self-aggregation rewrites a population of solutions, each from a random few of the last generation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from partsong.knobs import Count
 from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Message, Parameters
 from partsong.reasoning.calls.run import Run
+from partsong.reasoning.calls.tasks import as_they_end, cancel_all
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import Poll, as_they_end, cancelled, together
+from partsong.reasoning.strategies.parts import Poll, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask, numbered
 from partsong.seeds import derive
 
@@ -21,7 +22,7 @@ __all__ = ["RsaPrompts", "rsa"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RsaPrompts(Prompts):
-    """What `rsa` says: a first solution, one made of several, and a candidate within."""
+    """Holds what `rsa` says: ask for a first solution, ask for one made of several, show one of these."""
 
     first: str = FIRST
     combine: str = (
@@ -50,27 +51,27 @@ async def rsa(
 ) -> Answer:
     """Draws a population, rewrites it `generations` - 1 times, and lets the last one vote.
 
-    Each solution of a generation is written from `aggregate` random ones of the generation before. Which, the seed
-    says, so a solution begins as soon as those it reads have ended: no generation waits for its slowest member.
+    Each solution of a generation is written from `aggregate` random ones of the generation before. The seed decides
+    which, so a solution begins as soon as those it reads have ended: no generation waits for its slowest member.
 
     Args:
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a text.
-        population: N, solutions of a generation.
-        aggregate: K, solutions each new one reads; 1 refines them one by one.
-        generations: T, the first population counted.
-        early_stop: whether to cancel the rest when the last vote is decided, those whose only readers are cancelled
-            among them.
-        prompts: texts of its own.
-        parameters: of the solutions.
+        population: N, the solutions of a generation.
+        aggregate: K, the solutions each new one reads; 1 refines them one by one.
+        generations: T, the number of generations with the first.
+        early_stop: whether to cancel the rest when the last vote is decided, also solutions whose only readers are
+            cancelled.
+        prompts: what it says to the model.
+        parameters: how solutions are drawn.
 
     Returns:
-        The answer; where the budget ended it, that of the newest solution in each place. ``details`` as of
-        `self_consistency`, and ``generations`` that every place reached.
+        The answer. If the budget was spent, the newest solutions in each place vote. ``details`` hold what those of
+        `self_consistency` hold, and ``generations``, the number of them that every place reached.
 
     Raises:
-        ArgumentError: a knob out of range, or `aggregate` above `population`.
+        ArgumentError: a knob is out of range, or `aggregate` is larger than `population`.
 
     Source: Recursive Self-Aggregation, arXiv 2509.26626.
     """
@@ -79,19 +80,19 @@ async def rsa(
     plan = _Plan(run, question, prompts, parameters, population, aggregate)
     poll, tasks = Poll(population, extract), plan.tasks(generations)
     try:
-        async for place, made in as_they_end(tasks[-1]):
-            if made is not None:
-                poll.count(place, made)
+        async for place, solution in as_they_end(tasks[-1]):
+            if solution is not None:
+                poll.count(place, solution)
             if early_stop and poll.decided():
                 break
     finally:
-        await cancelled(task for row in tasks for task in row)
-    reached = min(sum(place in row for row in plan.made) for place in range(population))
+        await cancel_all(task for row in tasks for task in row)
+    reached = min(sum(place in row for row in plan.solutions) for place in range(population))
     if not poll.missing or (early_stop and poll.decided()):
         return poll.answer(run, "done" if not poll.missing else "decided", generations=reached)
     newest = Poll(population, extract)
     for place in range(population):
-        kept = [row[place] for row in plan.made if place in row and vote_of(row[place], extract) is not None]
+        kept = [row[place] for row in plan.solutions if place in row and vote_of(row[place], extract) is not None]
         if kept:
             newest.count(place, kept[-1])
     return newest.answer(run, "budget", generations=reached)
@@ -99,7 +100,7 @@ async def rsa(
 
 @dataclass(slots=True)
 class _Plan:
-    """All solutions as tasks that wait for those they read."""
+    """Makes a task for each solution, which waits for the solutions it reads."""
 
     run: Run
     question: str
@@ -107,22 +108,18 @@ class _Plan:
     parameters: Parameters | None
     population: int
     aggregate: int
-    made: list[dict[int, Completion]] = field(default_factory=list)
+    solutions: list[dict[int, Completion]] = field(default_factory=list)
 
     def tasks(self, generations: int) -> list[list[asyncio.Task[Completion | None]]]:
-        """A task for each place of each generation; None is what comes of it where the budget ends."""
+        """Returns a task for each place of each generation; its result is None where the budget is spent."""
         rows: list[list[asyncio.Task[Completion | None]]] = []
         for number in range(generations):
-            self.made.append({})
+            self.solutions.append({})
             before = rows[-1] if rows else []
-            rows.append(
-                [asyncio.ensure_future(self._solution(number, place, before)) for place in range(self.population)]
-            )
+            rows.append([asyncio.ensure_future(self._solve(number, place, before)) for place in range(self.population)])
         return rows
 
-    async def _solution(
-        self, number: int, place: int, before: list[asyncio.Task[Completion | None]]
-    ) -> Completion | None:
+    async def _solve(self, number: int, place: int, before: list[asyncio.Task[Completion | None]]) -> Completion | None:
         draw = random.Random(derive(self.run.seed, "rsa", number, place))
         read = [before[i] for i in draw.sample(range(len(before)), self.aggregate)] if before else []
         # Shielded: one reader that is cancelled must not take the solution from the others.
@@ -131,10 +128,10 @@ class _Plan:
         if len(kept) < len(parents):
             return None
         chat, path = self._chat(kept), (f"generation {number}",)
-        (made,) = await together([self.run.call(chat, path=path, sample=place, parameters=self.parameters)])
-        if made is not None:
-            self.made[number][place] = made
-        return made
+        (solution,) = await together([self.run.call(chat, path=path, sample=place, parameters=self.parameters)])
+        if solution is not None:
+            self.solutions[number][place] = solution
+        return solution
 
     def _chat(self, kept: list[Completion]) -> list[Message]:
         if not kept:

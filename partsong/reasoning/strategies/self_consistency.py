@@ -1,4 +1,4 @@
-"""Self-consistency: many samples of one prompt, and the answer most of them name."""
+"""Self-consistency draws many samples of one prompt and takes the answer most of them name."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ async def self_consistency(
 ) -> Answer:
     """Asks `num` times and takes the answer with the most votes; a tie goes to the sample of the lowest number.
 
-    As soon as no missing vote can change the winner, the samples under way are cancelled: the answer is that of all
-    `num` samples, whatever they would have said. A sample that ran out of tokens has no vote.
+    As soon as no missing vote can change the winner, the samples that still run are cancelled: the answer is the one
+    all `num` samples would have given. A sample that ran out of tokens has no vote.
 
     Args:
         run: makes the calls.
         question: the prompt.
         extract: finds the answer in a text.
-        num: samples.
+        num: samples drawn.
         early_stop: whether to stop when the vote is decided.
-        risk: largest chance that an even earlier stop gives another answer than all `num` samples would; 0 allows
-            none. Votes then count in the order of their numbers (see `RiskBound`).
-        weight: of a vote; None is 1 for each.
+        risk: largest chance that an even earlier stop gives another answer than all `num` samples would. With 0 there
+            is no such stop; otherwise votes count in the order of their numbers (see `RiskBound`).
+        weight: returns the weight of a completion's vote; None gives each vote a weight of 1.
         most_weight: largest value of `weight`, for the early stop.
-        parameters: of the draws.
+        parameters: how samples are drawn.
 
     Returns:
-        The answer; ``details``: ``shares`` of the weight by answer, ``votes``, ``spoilt``, and a ``hint`` where
-        voting cannot help.
+        The answer. ``details`` hold the ``shares`` of the weight by answer, the number of ``votes``, the number of
+        ``spoilt`` ones, and a ``hint`` where voting cannot help.
 
     Raises:
-        ArgumentError: a knob out of range, a weight outside 0 to `most_weight`, or weights together with a risk or
-            with no early stop.
+        ArgumentError: a knob is out of range, a weight is not from 0 to `most_weight`, or a risk is given together with
+            weights or without an early stop.
 
     Source: Self-Consistency, arXiv 2203.11171.
     """

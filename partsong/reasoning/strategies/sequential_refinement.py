@@ -1,4 +1,4 @@
-"""Sequential refinement: one draft after the other, each written over the last."""
+"""Sequential refinement writes one draft after the other, each over the last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partsong.reasoning.calls.answer import Answer, Extract, vote_of
 from partsong.reasoning.calls.call import Completion, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 from partsong.reasoning.strategies.prompts import FIRST, Prompts, ask
 
 __all__ = ["RefinementPrompts", "sequential_refinement"]
@@ -18,7 +18,7 @@ __all__ = ["RefinementPrompts", "sequential_refinement"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefinementPrompts(Prompts):
-    """What `sequential_refinement` says: the first draft, and each that follows."""
+    """Holds what `sequential_refinement` says: ask for the first draft, and for each that follows."""
 
     first: str = FIRST
     again: str = (
@@ -50,16 +50,16 @@ async def sequential_refinement(
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a text.
-        rounds: drafts in all.
-        stable: stop when this many drafts in a row named the same answer; 0 writes all.
-        prompts: texts of its own.
-        parameters: of the drafts.
+        rounds: number of drafts.
+        stable: stops when this many drafts in a row named the same answer; 0 writes all.
+        prompts: what it says to the model.
+        parameters: how drafts are drawn.
 
     Returns:
-        The answer of the last draft that names one; ``details["rounds"]``: the answer of each.
+        The answer of the last draft that names one; ``details["rounds"]`` holds the answer of each draft.
 
     Raises:
-        ArgumentError: a knob out of range.
+        ArgumentError: a knob is out of range.
 
     Source: the sequential form of arXiv 2510.01123, where each round has one draft.
     """
@@ -71,15 +71,15 @@ async def sequential_refinement(
     for number in range(rounds):
         text = prompts.first if draft is None else prompts.again
         chat = ask(text, question=question, draft="" if draft is None else draft.piece)
-        (made,) = await together([run.call(chat, path=(f"round {number}",), parameters=parameters, waits=last)])
-        if made is None:
+        (newest,) = await together([run.call(chat, path=(f"round {number}",), parameters=parameters, waits=last)])
+        if newest is None:
             stopped = "budget"
             break
-        last, vote = (made.source,), vote_of(made, extract)
+        last, vote = (newest.source,), vote_of(newest, extract)
         votes.append(vote)
-        draft = made if made.finish == "stop" else draft
-        best = made if vote is not None else best
+        draft = newest if newest.finish == "stop" else draft
+        best = newest if vote is not None else best
         if stable and len(votes) >= stable and vote is not None and set(votes[-stable:]) == {vote}:
             stopped = "done" if number == rounds - 1 else "confident"
             break
-    return answered(run, best, extract, stopped, rounds=votes)
+    return answer_of(run, best, extract, stopped, rounds=votes)

@@ -1,4 +1,4 @@
-"""short-m@k: of many samples, the shortest vote."""
+"""short-m@k draws many samples and lets the shortest vote."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ async def short_m(
     """Asks `num` times at once and lets the `shortest` answers vote; the others are halted as soon as they are longer.
 
     Where all samples are written at the same speed, the shortest are the first to end, which is the paper's rule. Here
-    tokens count and not the clock: a sample is halted when it has more tokens than each of `shortest` others needed in
-    all, so neither a slow stream nor the run's concurrency changes the answer. A tie goes to the answer of the shortest
+    tokens count and not the clock: a sample is halted when it has more tokens than each of `shortest` others needed to
+    end. So neither a slow stream nor the run's concurrency changes the answer. A tie goes to the answer of the shortest
     sample. Samples that ran out of tokens or name no answer do not count.
 
     Args:
         run: makes the calls.
         question: the prompt.
         extract: finds the answer in a text.
-        num: k, samples begun.
-        shortest: m, samples that vote.
-        early_stop: whether to halt; without, all samples are written and the answer is the same.
-        parameters: of the draws.
+        num: k, the samples begun.
+        shortest: m, the samples that vote.
+        early_stop: whether to halt samples. Without it all are written, and the answer is the same.
+        parameters: how samples are drawn.
 
     Returns:
-        The answer; ``details`` as of `self_consistency`, and ``lengths``, the tokens of those that voted.
+        The answer. ``details`` hold what those of `self_consistency` hold, and ``lengths``, the tokens of the samples
+        that voted.
 
     Raises:
-        ArgumentError: a knob out of range, or `shortest` above `num`.
+        ArgumentError: a knob is out of range, or `shortest` is larger than `num`.
 
     Source: Don't Overthink It, arXiv 2505.17813.
     """
@@ -54,18 +55,18 @@ async def short_m(
     ended: list[tuple[int, int, Completion]] = []
     seen = 0
 
-    def longer(partial: Partial) -> bool:
-        # What it is shown and how long others were: those are complete, so a run that goes on halts the same samples
-        # or lets them end, and either way they do not vote.
+    def is_longer(partial: Partial) -> bool:
+        # It looks at complete samples alone. So a run that is resumed either halts the same samples or lets them end,
+        # and in both cases they do not vote.
         return len(ended) >= shortest and partial.tokens > ended[shortest - 1][0]
 
-    halt, chat = longer if early_stop else None, [Message("user", (question,))]
+    halt, chat = is_longer if early_stop else None, [Message("user", (question,))]
     async with run.samples(chat, num, path=("sample",), parameters=parameters, halt=halt) as samples:
         async for number, completion in samples:
             seen += 1
             if vote_of(completion, extract) is not None:
                 ended.append((completion.usage.completion, number, completion))
-                ended.sort(key=lambda made: made[:2])
+                ended.sort(key=lambda sample: sample[:2])
     poll = Poll(min(shortest, len(ended)), extract)
     for place, (_, _, completion) in enumerate(ended[:shortest]):
         poll.count(place, completion)

@@ -1,4 +1,4 @@
-"""One call: what every other way is compared with."""
+"""Single makes one call, which every other strategy is compared with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from partsong.reasoning.calls.answer import Answer, Extract
 from partsong.reasoning.calls.call import Message, Parameters
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.knobs import checked
-from partsong.reasoning.strategies.parts import answered, together
+from partsong.reasoning.strategies.parts import answer_of, together
 
 __all__ = ["single"]
 
@@ -19,11 +19,11 @@ async def single(run: Run, question: str, *, extract: Extract, parameters: Param
         run: makes the call.
         question: the prompt.
         extract: finds the answer in a text.
-        parameters: of the draw; a temperature of 0 is greedy decoding.
+        parameters: how the answer is drawn; a temperature of 0 is greedy decoding.
 
     Returns:
         The answer; None where the sample ran out of tokens.
     """
     chat = [Message("user", (question,))]
-    (made,) = await together([run.call(chat, path=("sample",), parameters=parameters)])
-    return answered(run, made, extract, "budget" if made is None else "done")
+    (sample,) = await together([run.call(chat, path=("sample",), parameters=parameters)])
+    return answer_of(run, sample, extract, "budget" if sample is None else "done")

@@ -1,4 +1,4 @@
-"""Requests in parts: one template over many pieces of data, and reading a model's proposal of one."""
+"""Describes requests in parts, one template over many pieces of data, and reads a model's proposal of one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["ProblemSplit", "read_split"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemSplit:
-    """A request in parts.
+    """Holds a request in parts.
 
     Attributes:
         template: the request for one part, with ``[DATA]`` where its data go.
-        data: of each part.
+        data: the data of each part.
         context: what every part needs to know.
     """
 
@@ -25,22 +25,20 @@ class ProblemSplit:
 
 
 def read_split(text: str, most: int) -> ProblemSplit | None:
-    """Reads a model's proposal; None where it proposes none, or none that can be used.
+    """Reads a model's proposal of a split into at most `most` parts; None where it proposes nothing that can be used.
 
-    Args:
-        text: holds a JSON object, which is parsed and never evaluated.
-        most: largest number of parts.
+    The proposal is a JSON object in the text, which is parsed and never evaluated.
 
     >>> read_split('{"template": "Translate: [DATA]", "data": ["one", "two"]}', 8).data
     ('one', 'two')
     """
     try:
-        said: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        plan: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or said.get("serial") or not isinstance(said.get("template"), str):
+    if not isinstance(plan, dict) or plan.get("serial") or not isinstance(plan.get("template"), str):
         return None
-    data, count, context = said.get("data"), said.get("n"), said.get("context") or ""
+    data, count, context = plan.get("data"), plan.get("n"), plan.get("context") or ""
     if (data is None) == (count is None) or not isinstance(context, str):
         return None
     if isinstance(count, int) and not isinstance(count, bool):
@@ -49,5 +47,5 @@ def read_split(text: str, most: int) -> ProblemSplit | None:
         pieces = [str(piece) for piece in data]
     else:
         return None
-    usable = 2 <= len(pieces) <= most and (data is None or "[DATA]" in said["template"])
-    return ProblemSplit(template=said["template"], data=tuple(pieces), context=context) if usable else None
+    usable = 2 <= len(pieces) <= most and (data is None or "[DATA]" in plan["template"])
+    return ProblemSplit(template=plan["template"], data=tuple(pieces), context=context) if usable else None

@@ -1,4 +1,4 @@
-"""Writes a text that parts into threads: a call until threads are announced, a call per thread, and on behind them."""
+"""Writes a text that parts into threads: a call until threads are announced, a call per thread, and then on."""
 
 from __future__ import annotations
 
@@ -12,55 +12,54 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.parts import together
 from partsong.reasoning.threads.formats import Format
-from partsong.reasoning.threads.plans import ThreadPlan, announced, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, read_announcement, stop_of
 
-__all__ = ["ThreadPlace", "Written", "ThreadWriter", "repeated_tokens"]
+__all__ = ["ThreadPlace", "ThreadText", "ThreadWriter", "repeated_tokens"]
 
 
 @dataclass(slots=True)
-class Written:
-    """What has been written of a text, and of the threads in it.
+class ThreadText:
+    """Holds what has been written of a text, and of the threads in it.
 
     Attributes:
-        parts: the text.
-        calls: that wrote it and its threads, in the order of reading.
+        calls: the calls that wrote it and its threads, in reading order.
         children: threads that stand apart.
-        notes: what went otherwise than the format wants it, with the branch.
-        finish: "stop", it is whole; "length", its tokens ran out; "budget", the run's did; empty while it is written.
-        roots: calls that read nothing of it: the first, or those of its threads where it begins with a fork.
+        notes: where the text departs from the format, with the branch.
+        finish: "stop" if the text is whole, "length" if its tokens ran out, "budget" if the run's did. Empty while it
+            is written.
+        roots: calls that read nothing of the text: the first one, or those of its threads where it begins with a fork.
         last: the call that wrote its end; None where threads did.
-        own: tokens it has written itself.
-        segments: calls it has made itself.
+        own_tokens: tokens it has written outside of its threads, in `own_calls` calls.
     """
 
     parts: list[Part] = field(default_factory=list)
     calls: list[Completion] = field(default_factory=list)
-    children: list[Written] = field(default_factory=list)
+    children: list[ThreadText] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     finish: Literal["", "stop", "length", "budget"] = ""
     roots: list[Completion] = field(default_factory=list)
     last: Completion | None = None
-    own: int = 0
-    segments: int = 0
+    own_tokens: int = 0
+    own_calls: int = 0
 
     @property
     def all_calls(self) -> list[Completion]:
-        """Its calls, and those of threads that stand apart."""
+        """Returns the calls of the text and those of threads that stand apart."""
         return [*self.calls, *(call for child in self.children for call in child.all_calls)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadPlace:
-    """Where a text is written.
+    """Describes where a text is written.
 
     Attributes:
         chat: messages before it.
         before: the text up to the fork it is a thread of.
-        opener: what it begins with.
-        closer: what ends it; empty where it is no thread.
-        mark: its thought embedding; 0 is none.
-        path: of its calls.
-        depth: forks around it.
+        opener: what the text begins with.
+        closer: what ends the text; empty where it is no thread.
+        mark: its thought embedding; 0 where it has none.
+        path: path of its calls.
+        depth: number of forks around it.
     """
 
     chat: tuple[Message, ...]
@@ -71,33 +70,24 @@ class ThreadPlace:
     path: tuple[str, ...] = ()
     depth: int = 0
 
-    def messages(self, own: Sequence[Part]) -> tuple[Message, ...]:
-        """The chat a call goes on with when some of the text is there."""
-        inside = (*([self.opener] if self.opener else []), *own)
+    def messages(self, parts: Sequence[Part]) -> tuple[Message, ...]:
+        """Returns the chat that the next call reads, given the parts of the text that are there."""
+        inside = (*([self.opener] if self.opener else []), *parts)
         text = (*self.before, Fork((inside,), marks=(self.mark,))) if self.mark else (*self.before, *inside)
-        # What stands apart is no text of this one.
+        # Threads that stand apart are texts of their own.
         text = tuple(part for part in text if not (isinstance(part, Fork) and part.apart))
         return (*self.chat, Message("assistant", text)) if text else self.chat
 
-    def called(self, words: str) -> str:
-        """A note of what happened here."""
+    def note(self, words: str) -> str:
+        """Returns a note of what happened here, with the branch."""
         return f"{'/'.join(self.path)}: {words}" if self.path else words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadWriter:
-    """What all texts of a question share; see `fork_join`.
+    """Writes the texts of one question; for its settings see `fork_join`.
 
-    Attributes:
-        run: makes the calls.
-        form: of the threads.
-        parameters: of the draws.
-        num: threads of a fork where its text does not say.
-        max_threads: most of a fork that is announced.
-        max_forks: of a text.
-        max_depth: forks within forks.
-        thread_tokens: of a thread.
-        child: the chat of a thread that stands apart, of its message.
+    `child_chat` makes the chat of a thread that stands apart from its message.
     """
 
     run: Run
@@ -108,124 +98,128 @@ class ThreadWriter:
     max_forks: int
     max_depth: int
     thread_tokens: int
-    child: Callable[[Piece], Sequence[Message]]
+    child_chat: Callable[[Piece], Sequence[Message]]
 
-    async def write(self, at: ThreadPlace, tokens: int) -> Written:
-        """Writes a text to its end: in turn what the model says, and the threads it announces."""
-        made = Written()
-        if not self.form.announce and not at.depth:  # nobody announces them: they begin at once
-            await self._fork(at, made, ThreadPlan())
-        while not made.finish:
-            await self._go_on(at, made, tokens)
-        return made
+    async def write(self, at: ThreadPlace, tokens: int) -> ThreadText:
+        """Writes a text to its end: in turn what the model writes, and the threads it announces."""
+        text = ThreadText()
+        if not self.form.announce and not at.depth:  # nobody announces the threads: they begin at once
+            await self._write_fork(at, text, ThreadPlan())
+        while not text.finish:
+            await self._continue(at, text, tokens)
+        return text
 
-    async def _go_on(self, at: ThreadPlace, made: Written, tokens: int) -> None:
-        """Writes until threads are announced, and these, or to the end."""
-        deep = self.max_depth if self.form.nested else 1
-        stop = stop_of(self.form) if made.segments < self.max_forks and at.depth < deep else ""
-        said = await self._say(at, made, tokens, stop)
-        if said is None:
+    async def _continue(self, at: ThreadPlace, text: ThreadText, tokens: int) -> None:
+        """Writes on until the text ends, or until it announces threads, and then writes these."""
+        max_depth = self.max_depth if self.form.nested else 1
+        stop = stop_of(self.form) if text.own_calls < self.max_forks and at.depth < max_depth else ""
+        piece = await self._call(at, text, tokens, stop)
+        if piece is None:
             return
-        plan = announced(said.text, self.form) if stop else None
-        made.parts.append(said)
+        plan = read_announcement(piece.text, self.form) if stop else None
+        text.parts.append(piece)
         if plan is None:
-            if not stop and self.form.announce and self.form.announce in said.text:
-                made.notes.append(at.called("announces more threads than it may; they stay one text"))
-            if at.closer and said.text and self._inside(made.parts):
-                made.parts.append(at.closer)
+            if not stop and self.form.announce and self.form.announce in piece.text:
+                text.notes.append(at.note("announces more threads than it may; they stay one text"))
+            if at.closer and piece.text and self._is_inside(text.parts):
+                text.parts.append(at.closer)
             else:
-                made.finish = "stop"
+                text.finish = "stop"
             return
-        made.parts[-1:] = self._announcement(said, plan, stop)
+        text.parts[-1:] = self._announcement(piece, plan, stop)
         if plan.fault:
-            made.notes.append(at.called(f"goes on in one text: {plan.fault}"))
+            text.notes.append(at.note(f"goes on in one text: {plan.fault}"))
         else:
-            await self._fork(at, made, plan)
+            await self._write_fork(at, text, plan)
 
-    async def _say(self, at: ThreadPlace, made: Written, tokens: int, stop: str) -> Piece | None:
-        """One call; None where it does not come to an end."""
-        if made.own >= tokens:
-            made.finish = "length"
+    async def _call(self, at: ThreadPlace, text: ThreadText, tokens: int, stop: str) -> Piece | None:
+        """Makes one call; returns None where the model does not come to an end."""
+        if text.own_tokens >= tokens:
+            text.finish = "length"
             return None
         stops = tuple(filter(None, (at.closer, stop)))
-        asked = replace(self.parameters, max_tokens=tokens - made.own, stop=(*self.parameters.stop, *stops))
+        limits = replace(self.parameters, max_tokens=tokens - text.own_tokens, stop=(*self.parameters.stop, *stops))
         try:
-            chat, path = at.messages(made.parts), (*at.path, "text")
-            said = await self.run.call(chat, path=path, sample=made.segments, parameters=asked)
+            chat, path = at.messages(text.parts), (*at.path, "text")
+            completion = await self.run.call(chat, path=path, sample=text.own_calls, parameters=limits)
         except BudgetError:
-            made.finish = "budget"
+            text.finish = "budget"
             return None
-        made.roots = made.roots or [said]
-        made.calls.append(said)
-        # Whatever an engine counts, a text that is asked for again and again comes to an end.
-        made.last, made.segments, made.own = said, made.segments + 1, made.own + max(1, said.usage.completion)
+        text.roots = text.roots or [completion]
+        text.calls.append(completion)
+        text.last, text.own_calls = completion, text.own_calls + 1
+        # At least one, so that the text comes to an end even where an engine counts no tokens.
+        text.own_tokens += max(1, completion.usage.completion)
         # Some servers leave the stop string in the text.
-        ends = [place for place in map(said.text.find, stops) if place >= 0]
-        piece = Piece(said.text[: min(ends)], said.source) if ends else said.piece
-        if said.reasoning and not said.text:
-            words = "the engine keeps what was said apart as hidden reasoning, where threads cannot be seen"
-            made.notes.append(at.called(words))
-        if said.finish == "stop":
+        ends = [place for place in map(completion.text.find, stops) if place >= 0]
+        piece = Piece(completion.text[: min(ends)], completion.source) if ends else completion.piece
+        if completion.reasoning and not completion.text:
+            words = "the engine keeps the text apart as hidden reasoning, where threads cannot be seen"
+            text.notes.append(at.note(words))
+        if completion.finish == "stop":
             return piece
-        made.parts.append(piece)
-        made.finish = "length"
+        text.parts.append(piece)
+        text.finish = "length"
         return None
 
-    def _inside(self, parts: Sequence[Part]) -> bool:
-        """Whether a tag that seems to end a thread ends something within it, which it writes all by itself."""
+    def _is_inside(self, parts: Sequence[Part]) -> bool:
+        """Returns whether the tag that ended a thread closes something within it, which the thread wrote by itself."""
         text, form = flat_text(parts), self.form
-        begin, end = (
-            ("<Join>", "</Join>") if form.apart else (form.thread_open.strip().partition("\n")[0], form.closer(0))
-        )
-        return text.count(begin) > text.count(end)
+        opening = "<Join>" if form.apart else form.thread_open.strip().partition("\n")[0]
+        closing = "</Join>" if form.apart else form.closer(0)
+        return text.count(opening) > text.count(closing)
 
-    def _announcement(self, said: Piece, plan: ThreadPlan, stop: str) -> tuple[Part, ...]:
-        """The text with the tag that ended it, which engines leave out."""
+    def _announcement(self, piece: Piece, plan: ThreadPlan, stop: str) -> tuple[Part, ...]:
+        """Adds the tag that ended a text, which engines leave out."""
         if self.form.plan is not None:
-            return (said, stop)
-        cut = len(said.text) - (2 if plan.fault else 1)
-        return (Piece(said.text[:cut], said.source), said.text[cut:] + stop)
+            return (piece, stop)
+        cut = len(piece.text) - (2 if plan.fault else 1)
+        return (Piece(piece.text[:cut], piece.source), piece.text[cut:] + stop)
 
-    async def _fork(self, at: ThreadPlace, made: Written, plan: ThreadPlan) -> None:
+    async def _write_fork(self, at: ThreadPlace, text: ThreadText, plan: ThreadPlan) -> None:
         """Writes the threads of a fork, all at the same time, and joins them."""
-        goals, number = plan.goals or ("",) * self.num, max(made.segments - 1, 0)
+        goals, number = plan.goals or ("",) * self.num, max(text.own_calls - 1, 0)
         if len(goals) > self.max_threads and plan.goals:
             words = f"fork {number} announces {len(goals)} threads; the first {self.max_threads} are written"
-            made.notes.append(at.called(words))
+            text.notes.append(at.note(words))
             goals = goals[: self.max_threads]
-        places = [self._place(at, made, f"fork {number}", i, goal) for i, goal in enumerate(goals, 1)]
-        found = await together(self.write(place, self.thread_tokens) for place in places)
-        threads = [thread for thread in found if thread is not None]
-        made.roots = made.roots or [root for thread in threads for root in thread.roots]
-        for place, thread in zip(places, threads, strict=True):
-            made.notes += thread.notes
-            if thread.finish == "length":
-                made.notes.append(place.called("ran out of tokens; it is closed where it stands"))
-            made.children += [thread] if self.form.apart else thread.children
-            made.calls += [] if self.form.apart else thread.calls
+        places = [self._place(at, text, f"fork {number}", i, goal) for i, goal in enumerate(goals, 1)]
+        results = await together(self.write(place, self.thread_tokens) for place in places)
+        threads = [thread for thread in results if thread is not None]
+        self._add_threads(text, places, threads)
         texts = [
             (place.opener or goal, *thread.parts, self.form.closer(i))
             for i, (place, goal, thread) in enumerate(zip(places, goals, threads, strict=True), 1)
         ]
         marks = tuple(place.mark for place in places) if self.form.marks else ()
-        made.parts.append(Fork(tuple(texts), marks, apart=self.form.apart))
-        made.last = None
+        text.parts.append(Fork(tuple(texts), marks, apart=self.form.apart))
         if any(thread.finish == "budget" for thread in threads):
-            made.finish = "budget"
+            text.finish = "budget"
             return
-        made.parts += self.form.joining(tuple(self._returned(thread) for thread in threads) if self.form.apart else ())
+        text.parts += self.form.joining(tuple(self._returned(thread) for thread in threads) if self.form.apart else ())
 
-    def _place(self, at: ThreadPlace, made: Written, fork: str, number: int, goal: str) -> ThreadPlace:
-        """Where a thread of a fork is written."""
+    def _add_threads(self, text: ThreadText, places: Sequence[ThreadPlace], threads: Sequence[ThreadText]) -> None:
+        """Adds calls and notes of threads to the text they are threads of."""
+        text.last = None
+        text.roots = text.roots or [root for thread in threads for root in thread.roots]
+        for place, thread in zip(places, threads, strict=True):
+            text.notes += thread.notes
+            if thread.finish == "length":
+                text.notes.append(place.note("ran out of tokens; it is closed where it stands"))
+            text.children += [thread] if self.form.apart else thread.children
+            text.calls += [] if self.form.apart else thread.calls
+
+    def _place(self, at: ThreadPlace, text: ThreadText, fork: str, number: int, goal: str) -> ThreadPlace:
+        """Returns the place where a thread of a fork is written."""
         path, depth = (*at.path, fork, f"thread {number}"), at.depth + 1
         if self.form.apart:
-            assert made.last is not None
-            chat = tuple(self.child(Piece(goal, made.last.source)))
+            assert text.last is not None
+            chat = tuple(self.child_chat(Piece(goal, text.last.source)))
             return ThreadPlace(chat=chat, closer=self.form.closer(number), path=path, depth=depth)
         opening = (at.opener,) if at.opener else ()
         return ThreadPlace(
             chat=at.chat,
-            before=(*at.before, *opening, *made.parts),
+            before=(*at.before, *opening, *text.parts),
             opener=self.form.opener(number),
             closer=self.form.closer(number),
             mark=number if self.form.marks else 0,
@@ -233,35 +227,30 @@ class ThreadWriter:
             depth=depth,
         )
 
-    def _returned(self, thread: Written) -> Piece:
-        """What a thread that stands apart returns: all it says where it does not mark anything."""
+    def _returned(self, thread: ThreadText) -> Piece:
+        """Returns what a thread that stands apart hands back: all its text where it does not mark a part of it."""
         assert self.form.returned is not None
         text = flat_text(thread.parts)
         return Piece(text.rpartition(self.form.returned[0])[2].strip(), thread.calls[-1].source)
 
 
-def repeated_tokens(text: Written) -> int | None:
-    """Prompt tokens that had been computed for this text before and were computed again.
+def repeated_tokens(text: ThreadText) -> int | None:
+    """Counts the prompt tokens of a text that were computed again; None where no call has read all of the text.
 
-    The last call reads the whole text, each token once. What all calls computed of their prompts beyond that, but for
-    what had been drawn, was computed again. Keys the engine had before the text began are no gain of the text's.
-
-    Returns:
-        0 where nothing was; None where no call has read all of the text.
+    The last call reads the whole text, each token once. Whatever all calls together computed of their prompts beyond
+    that, less what they had drawn, was computed again. Keys that the engine had before the text began save it nothing.
     """
     if text.last is None or not text.calls:
         return None
     computed = sum(call.usage.prompt - call.usage.cached for call in text.calls)
     computed += min(call.usage.cached for call in text.roots)
-    drawn = sum(_kept(call) for call in text.calls if call is not text.last)
-    inside = [repeated_tokens(child) for child in text.children]
-    if any(found is None for found in inside):
-        return None
-    return max(0, computed - (text.last.usage.prompt - drawn)) + sum(found or 0 for found in inside)
+    drawn = sum(_kept_tokens(call) for call in text.calls if call is not text.last)
+    repeated = [max(0, computed - (text.last.usage.prompt - drawn)), *map(repeated_tokens, text.children)]
+    return None if None in repeated else sum(filter(None, repeated))
 
 
-def _kept(call: Completion) -> int:
-    """Tokens of an answer whose keys are there when it ends: those of its text, but for the very last token drawn."""
+def _kept_tokens(call: Completion) -> int:
+    """Counts the tokens of an answer whose keys are there when it ends: all of its text but the last token drawn."""
     if call.tokens is None:
         return call.usage.completion
     return min(len(call.tokens), call.usage.completion - 1)

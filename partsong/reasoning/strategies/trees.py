@@ -1,4 +1,4 @@
-"""A search tree of texts that grow step by step, and the choice among what trees found."""
+"""Searches a tree of texts that grow step by step, and chooses among the texts that trees found."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ __all__ = ["SearchTree", "best_of_trees"]
 
 @dataclass(frozen=True, slots=True)
 class SearchTree:
-    """One search.
-
-    Attributes:
-        stepper: extends and scores texts.
-        label: of its calls.
-        beams: texts kept.
-        width: continuations of each.
-        max_steps: most steps of a text.
-        aggregate: score of a text.
-        distinct: whether texts that read alike are kept once.
-    """
+    """Makes one search, as `beam_search` says; `label` begins the path of its calls."""
 
     stepper: Stepper
     label: Sequence[str]
@@ -36,28 +26,31 @@ class SearchTree:
     distinct: bool = False
 
     async def grow(self) -> tuple[list[Trace], bool]:
-        """The texts kept at the end, best first, and whether the budget ended the search."""
+        """Returns the texts kept at the end, best first, and whether the budget ended the search."""
         kept = [Trace(separator=self.stepper.separator)] * self.beams
         waits: tuple[str, ...] = ()
         for step in range(self.max_steps):
             ended = [trace for trace in kept if trace.finished]
             parents = [trace for trace in kept if not trace.finished for _ in range(self.width)]
             path = (*self.label, f"step {step}")
-            moved = await together(
+            results = await together(
                 self.stepper.extend(trace, path=path, sample=i, waits=waits) for i, trace in enumerate(parents)
             )
-            made = [trace for trace in moved if trace is not None]
-            candidates = [*ended, *made]
-            if len(made) < len(moved):
+            grown = [trace for trace in results if trace is not None]
+            candidates = [*ended, *grown]
+            if len(grown) < len(results):
                 return self._best(candidates or (kept if step else [])), True
-            waits = tuple(trace.names[-1] for trace in made) or waits
+            waits = tuple(trace.names[-1] for trace in grown) or waits
             kept = self._best(candidates)
             if all(trace.finished for trace in kept):
                 break
         return kept, False
 
     def _best(self, traces: list[Trace]) -> list[Trace]:
-        """The best few; of ended texts that read alike one, for each empty continuation ends its parent once more."""
+        """Returns the best few texts.
+
+        Of texts that read alike and have ended one is kept, because each empty continuation ends its parent once more.
+        """
         kept: list[Trace] = []
         for trace in sorted(traces, key=lambda trace: -trace.score(self.aggregate)):
             alike = any(trace.text == other.text and trace.finished == other.finished for other in kept)
@@ -69,18 +62,18 @@ class SearchTree:
 def best_of_trees(
     stepper: Stepper,
     extract: Extract,
-    found: Sequence[tuple[list[Trace], bool]],
+    results: Sequence[tuple[list[Trace], bool]],
     aggregate: Aggregate,
     selection: str,
 ) -> Answer:
-    """The answer of the kept texts of searches: ended ones first, then by score; or a vote weighted by score."""
-    kept = [trace for traces, _ in found for trace in traces]
+    """Returns the answer of the texts that searches kept: that of the best one, or a vote weighted by score."""
+    kept = [trace for traces, _ in results for trace in traces]
     ranked = sorted(kept, key=lambda t: (t.spoilt, not t.finished, -t.score(aggregate)))
     if selection == "weighted":
         ballot, named = Ballot(len(ranked)), [None if t.spoilt else extract(t.text) for t in ranked]
         for place, (trace, vote) in enumerate(zip(ranked, named, strict=True)):
             ballot.add(place, vote, trace.score(aggregate))
         ranked = [t for t, vote in zip(ranked, named, strict=True) if vote is not None and vote == ballot.leader]
-    stopped = "budget" if any(spent for _, spent in found) else "done"
+    stopped = "budget" if any(spent for _, spent in results) else "done"
     scores = [trace.score(aggregate) for trace in kept]
     return stepper.answer(ranked[0] if ranked else None, extract, stopped, scores=scores)

@@ -1,4 +1,4 @@
-"""Threads inside one text: where it parts, what each thread sees, and where they come together. Loads no torch."""
+"""Describes threads inside one text: where it parts, what each thread sees, where they join. It loads no torch."""
 
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format

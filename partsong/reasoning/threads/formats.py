@@ -1,4 +1,4 @@
-"""How texts of threads are written: one row of data per format."""
+"""Says how texts of threads are written: one row of data per format."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ FormatName = Literal["threadweaver", "multiverse", "npr", "parallel-r1", "parath
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    r"""The tags of a format.
+    r"""Holds the tags of a format.
 
-    A model announces threads by writing a plan, an item per thread, between `plan`'s tags; where `plan` is None it
-    writes `announce` alone, or nothing where that is empty too, and somebody else says how many threads there are. Each
-    thread begins with `thread_open` and ends with `thread_close`; behind the last one the text goes on with `join`.
+    A model announces threads by writing a plan, one item per thread, between the tags of `plan`. Where `plan` is None
+    it writes `announce` alone, or nothing where that is empty too, and the caller sets the number of threads. Each
+    thread begins with `thread_open` and ends with `thread_close`. After the last one the text goes on with `join`.
 
     Attributes:
-        name: as users call it.
-        source: paper.
+        name: name of the format.
+        source: paper it comes from.
         begin: tag before the plan.
         plan: tags around the items.
         item: tags around an item. Where threads are numbered it begins with its number and a colon.
-        announce: what stops the main text: threads begin.
+        announce: tag at which the main text stops and threads begin.
         thread_open: what a thread begins with; ``{number}`` counts from 1.
-        thread_close: what ends a thread; ``{number}`` likewise.
+        thread_close: what ends a thread; ``{number}`` counts from 1.
         join: what the text goes on with; ``{returned}`` is what the threads return.
-        end: tags that close the whole fork, in order, written by the model.
+        end: tags that close the whole fork, in order; the model writes them.
         marks: whether threads have thought embeddings.
         nested: whether threads may fork.
-        returned: tags around what a thread returns, where threads stand apart: each reads its item alone, and of what
-            it writes only that is read.
+        returned: tags around what a thread returns, in formats whose threads stand apart. Such a thread reads its item
+            alone, and only what it returns is read.
 
     >>> FORMATS["threadweaver"].opener(2), FORMATS["parathinker"].closer(2)
     ('\n<Thread>\n2:', '</think2>')
@@ -57,32 +57,32 @@ class Format:
 
     @property
     def apart(self) -> bool:
-        """Whether threads read nothing of the text they were announced in."""
+        """Returns whether threads read nothing of the text they were announced in."""
         return self.returned is not None
 
     @property
     def numbered(self) -> bool:
-        """Whether the items of a plan have numbers."""
+        """Returns whether the items of a plan have numbers."""
         return self.plan is not None and "{number}" in self.thread_open
 
     def opener(self, number: int) -> str:
-        """What thread `number`, from 1, begins with."""
+        """Returns what thread `number`, counted from 1, begins with."""
         return self.thread_open.replace("{number}", str(number))
 
     def closer(self, number: int) -> str:
-        """What thread `number`, from 1, ends with."""
+        """Returns what thread `number`, counted from 1, ends with."""
         return self.thread_close.replace("{number}", str(number))
 
     def joining(self, returned: tuple[str | Piece, ...] = ()) -> tuple[Part, ...]:
-        """What the text goes on with behind threads that returned something."""
+        """Returns what the text goes on with after its threads, given what they returned."""
         if self.returned is None:
             return (self.join,)
-        before, _, behind = self.join.partition("{returned}")
+        before, _, after = self.join.partition("{returned}")
         opening, closing = self.returned
         parts: list[Part] = [before]
         for text in returned:
             parts += [f"\n{opening}", text, closing]
-        return (*parts, behind)
+        return (*parts, after)
 
 
 _ROWS = (
@@ -140,8 +140,8 @@ _ROWS = (
         end="</summary>",
         marks=True,
     ),
-    # The paper calls its operations spawn(msgs) and join(msg), and its texts spell them in the words of one puzzle.
-    # Here they are tags: the messages are the items, a child ends with what it returns, and that its parent reads.
+    # The paper calls its operations spawn(msgs) and join(msg), and its texts write them in the words of one puzzle.
+    # Here they are tags: messages are items, and a child ends with what it returns, which its parent reads.
     Format(
         name="apr",
         source="arXiv 2504.15466",

@@ -1,24 +1,23 @@
-"""A text of threads as one row of tokens: their positions, and who may see whom.
+"""Lays a text of threads out as one row of tokens, with their positions and what each of them sees.
 
 The same layout serves training (positions and a mask for one forward) and describes what the engines compute token by
 token, so the two cannot disagree. Two readings of one text are trained:
 
-- joined (Multiverse, arXiv 2506.09991; ParaThinker, arXiv 2509.04475): every token once; threads start at the same
-  position; what follows sees all of them and goes on behind the longest. For engines that join keys.
-- replayed (ThreadWeaver, arXiv 2512.07843): what follows has read the threads one behind the other, as a server does
-  that is given the whole text again. See `replayed`.
+- joined (Multiverse, arXiv 2506.09991; ParaThinker, arXiv 2509.04475): every token occurs once, and threads start at
+  the same position. What follows sees all of them and goes on after the longest. This is for engines that join keys.
+- replayed (ThreadWeaver, arXiv 2512.07843): what follows has read the threads one after the other, like a server that
+  reads the whole text again. See `replayed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece
 
-#: Of a range that ends with the row.
+#: End of a range that reaches to the end of the row.
 _TO_THE_END = -1
 
 __all__ = ["Hidden", "ThreadLayout", "TokenRun", "Tokens", "encoded", "lay_out", "num_tokens", "replayed"]
@@ -26,10 +25,10 @@ __all__ = ["Hidden", "ThreadLayout", "TokenRun", "Tokens", "encoded", "lay_out",
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Tokens of one thread.
+    """Holds tokens of one thread.
 
     Attributes:
-        tokens: ids.
+        tokens: token ids.
         learn: whether a model wrote them, so that training takes its loss there.
     """
 
@@ -43,7 +42,7 @@ Tokens = tuple[TokenRun | Fork, ...]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Queries that must not see some keys: half-open ranges of the row."""
+    """Names queries and the keys they must not see, as half-open ranges of the row."""
 
     query_first: int
     query_end: int
@@ -53,14 +52,14 @@ class Hidden:
 
 @dataclass(slots=True)
 class ThreadLayout:
-    """One row of tokens.
+    """Holds one row of tokens.
 
     A query sees itself and all keys before it, except for what is hidden.
 
     Attributes:
-        tokens: ids.
-        positions: of each token; those of parallel threads are the same.
-        learn: whether training takes its loss at (not behind) the token.
+        tokens: token ids.
+        positions: position of each token; tokens of parallel threads share positions.
+        learn: whether training takes its loss at the token itself (not at the one after it).
         marks: thought embedding of each token.
         hidden: one range per thread but the first of each fork, and two per fork whose threads are apart.
     """
@@ -72,43 +71,43 @@ class ThreadLayout:
     hidden: list[Hidden] = field(default_factory=list)
 
     def sees(self, query: int, key: int) -> bool:
-        """Whether one token sees another."""
+        """Returns whether one token sees another."""
         inside = (h for h in self.hidden if h.query_first <= query < h.query_end)
         return key <= query and not any(h.key_first <= key < h.key_end for h in inside)
 
 
 def encoded(parts: Sequence[Part], encode: Callable[[str], Sequence[int]]) -> Tokens:
-    """The parts as tokens, each encoded by itself: what was drawn keeps the tokens it was drawn with.
+    """Encodes each part by itself; pieces that a model drew keep the tokens they were drawn with.
 
     Args:
         parts: the text.
-        encode: ids of a text, without tokens for its beginning or end.
+        encode: returns the token ids of a text, without tokens for its beginning or end.
 
     >>> encoded(("ab", Fork((("c",), (Piece("d"),)))), lambda text: [ord(letter) for letter in text])[0]
     TokenRun(tokens=(97, 98), learn=False)
     """
-    found: list[TokenRun | Fork] = []
+    tree: list[TokenRun | Fork] = []
     for part in parts:
         if isinstance(part, Fork):
-            found.append(replace(part, threads=tuple(encoded(thread, encode) for thread in part.threads)))
+            tree.append(replace(part, threads=tuple(encoded(thread, encode) for thread in part.threads)))
         elif isinstance(part, Piece):
             ids = encode(part.text) if part.tokens is None else part.tokens
-            found.append(TokenRun(tuple(ids), learn=True))
+            tree.append(TokenRun(tuple(ids), learn=True))
         else:
-            found.append(TokenRun(tuple(encode(part))))
-    return tuple(found)
+            tree.append(TokenRun(tuple(encode(part))))
+    return tuple(tree)
 
 
 def num_tokens(tree: Sequence[TokenRun | Fork]) -> int:
-    """Tokens of all threads together."""
+    """Counts the tokens of all threads together."""
     return sum(len(part.tokens) if isinstance(part, TokenRun) else sum(map(num_tokens, part.threads)) for part in tree)
 
 
 def lay_out(tree: Sequence[TokenRun | Fork]) -> ThreadLayout:
-    """The row of a text, depth first; see the module.
+    """Lays a text out as a row, depth first; see the module.
 
     Raises:
-        ArgumentError: a fork without threads, or with another number of marks than threads.
+        ArgumentError: a fork has no threads, or another number of marks than of threads.
 
     >>> row = lay_out((TokenRun((5,)), Fork(((TokenRun((6, 7)),), (TokenRun((8,)),))), TokenRun((9,))))
     >>> row.tokens, row.positions, row.hidden
@@ -116,14 +115,14 @@ def lay_out(tree: Sequence[TokenRun | Fork]) -> ThreadLayout:
     """
     row = ThreadLayout()
     _place(tree, 0, 0, row)
-    # What is hidden from all that follows ends with the row.
+    # A range that is hidden from all that follows ends with the row.
     row.hidden = [h if h.query_end >= 0 else replace(h, query_end=len(row.tokens)) for h in row.hidden]
     row.hidden = [h for h in row.hidden if h.query_first < h.query_end and h.key_first < h.key_end]
     return row
 
 
 def _place(tree: Sequence[TokenRun | Fork], position: int, mark: int, row: ThreadLayout) -> int:
-    """Adds a thread that begins at a position; returns the position behind it."""
+    """Adds a thread that begins at a position; returns the position after it."""
     for part in tree:
         if isinstance(part, TokenRun):
             count = len(part.tokens)
@@ -147,11 +146,7 @@ def _place(tree: Sequence[TokenRun | Fork], position: int, mark: int, row: Threa
 
 
 def check_fork(fork: Fork) -> None:
-    """Refuses forks that are none.
-
-    Raises:
-        ArgumentError: no threads, or another number of marks than threads.
-    """
+    """Refuses a fork without threads, or with another number of marks than of threads."""
     if not fork.threads:
         raise ArgumentError("a fork has no threads; leave it out or give it one")
     if fork.marks and len(fork.marks) != len(fork.threads):
@@ -159,12 +154,12 @@ def check_fork(fork: Fork) -> None:
 
 
 def replayed(tree: Sequence[TokenRun | Fork]) -> Tokens:
-    """The text as engines compute it that join by reading again: forks that never come together.
+    """Returns the text as engines compute it that join by reading again: forks that never come together.
 
-    The first branch of each fork is the whole text, thread behind thread. The others are the later threads alone, as
-    they were written; there the loss is taken, and in the whole text these are only read. Laid out, this is a trie of
-    all prompts and answers with depths as positions and ancestors as what is seen. Each later thread occurs twice: the
-    price of reading it again.
+    The first branch of each fork is the whole text, thread after thread. The other branches are the later threads
+    alone, as they were written. The loss of these is taken there; in the whole text they are only read. Laid out, this
+    is a trie of all prompts and answers: positions are depths, and a token sees its ancestors. Each later thread occurs
+    twice, which is the price of reading it again.
 
     Source: ThreadWeaver, arXiv 2512.07843.
 
@@ -172,30 +167,30 @@ def replayed(tree: Sequence[TokenRun | Fork]) -> Tokens:
     >>> lay_out(replayed(tree)).tokens
     [5, 6, 8, 9, 8]
     """
-    found: list[TokenRun | Fork] = []
+    parts: list[TokenRun | Fork] = []
     for number, part in enumerate(tree):
         if isinstance(part, TokenRun):
-            found.append(part)
+            parts.append(part)
             continue
         check_fork(part)
         if part.apart:
-            found.append(replace(part, threads=tuple(map(replayed, part.threads))))
+            parts.append(replace(part, threads=tuple(map(replayed, part.threads))))
             continue
         first, *others = part.threads
-        read = [run for thread in others for run in _read(thread)]
+        read = [run for thread in others for run in _unlearned_runs(thread)]
         whole = replayed((*first, *read, *tree[number + 1 :]))
-        found.append(Fork((whole, *map(replayed, others))) if others else Fork((whole,)))
+        parts.append(Fork((whole, *map(replayed, others))))
         break
-    return tuple(found)
+    return tuple(parts)
 
 
-def _read(tree: Sequence[TokenRun | Fork]) -> list[TokenRun]:
-    """All runs in reading order, as somebody else's words."""
-    found: list[Any] = []
+def _unlearned_runs(tree: Sequence[TokenRun | Fork]) -> list[TokenRun]:
+    """Returns all runs in reading order, without taking a loss there."""
+    runs: list[TokenRun] = []
     for part in tree:
         if isinstance(part, TokenRun):
-            found.append(TokenRun(part.tokens))
+            runs.append(TokenRun(part.tokens))
         elif not part.apart:
             for thread in part.threads:
-                found += _read(thread)
-    return found
+                runs += _unlearned_runs(thread)
+    return runs

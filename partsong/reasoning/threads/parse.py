@@ -1,7 +1,8 @@
-"""Texts of threads become trees, whatever a model made of the tags.
+"""Reads texts of threads as trees, also where a model got the tags wrong.
 
-One pass over the tags of a format, which never goes back: linear in the text. A fork stands if its plan and all its
-threads are whole; else its text is read as one that never parted, with a note. What is wrong elsewhere is noted.
+It makes one pass over the tags of a format and never goes back, so it is linear in the text. A fork stands if its plan
+and all its threads are whole. Otherwise its text is read as one that never parted, with a note. Other mistakes get a
+note as well.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from partsong.reasoning.threads.plans import ThreadPlan, read_plan
 
 __all__ = ["Parsed", "parse"]
 
-#: Forks within forks within forks; deeper ones are read as text.
+#: How deep forks may stand within forks; deeper ones are read as text.
 MAX_DEPTH = 16
-#: Notes that are kept.
+#: Most notes that are kept.
 MAX_NOTES = 16
 
 _TAG = re.compile(r"</?\w+(?:\{number\})?>")
@@ -27,12 +28,12 @@ _NUMBER = re.compile(r"\s*(\d{1,4})\s*:")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A text as a tree.
+    """Holds a text as a tree.
 
     Attributes:
-        parts: the tree. What a model writes is in pieces, a tag that stopped it in one of its own; what the runtime
-            puts there, where threads begin and where they come together, is plain text.
-        notes: what is wrong with the text, in words; empty where nothing is.
+        parts: the tree. What a model writes is in pieces, and a tag that stopped it is a piece of its own. What the
+            runtime puts where threads begin and come together is plain text.
+        notes: what is wrong with the text, in words; empty if it is well-formed.
     """
 
     parts: tuple[Part, ...]
@@ -40,14 +41,16 @@ class Parsed:
 
 
 def parse(text: str, form: Format) -> Parsed:
-    """Reads a finished text, never evaluating any of it.
+    """Reads a finished text and never evaluates any of it.
 
     Args:
-        text: without the question.
-        form: a row of `FORMATS`. Of APR, a parent's text in which each child's stands where it was spawned, or none.
+        text: the text, without the question. In APR it is the text of a parent, with all the texts of its children
+            where they were spawned, or without them.
+        form: a row of `FORMATS`.
 
     Returns:
-        The tree and what is wrong. `flat_text` of it is the text again; with children that stand apart, `render` is.
+        The tree, and what is wrong with the text. `flat_text` of the tree is the text again; where children stand
+        apart, `render` gives it.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> parse("<think1>a</think1><think2>b</think2><summary>c", FORMATS["parathinker"]).parts[0].threads[1]
@@ -57,8 +60,8 @@ def parse(text: str, form: Format) -> Parsed:
     """
     reader = _Reader(text, form)
     forks, _ = reader.body(0, None)
-    more = (f"and {reader.unsaid} more",) if reader.unsaid else ()
-    return Parsed(reader.assembled(0, len(text), forks), (*reader.notes, *more))
+    more = (f"and {reader.omitted} more",) if reader.omitted else ()
+    return Parsed(reader.assemble(0, len(text), forks), (*reader.notes, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class _Tag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Forked:
-    """A fork, with the tags around it that are no text of the model's, and its place."""
+class _PlacedFork:
+    """Holds a fork with the tags around it that the model did not write, and its place in the text."""
 
     begin: int
     end: int
@@ -84,7 +87,7 @@ def _names(template: str) -> list[str]:
 
 @functools.cache
 def _pattern(form: Format) -> re.Pattern[str]:
-    """Finds all tags of a format; the number of one that has any is a group."""
+    """Returns a pattern that finds all tags of a format; the number in a tag is a group."""
     templates = [form.begin, *(form.plan or ()), *(form.item or ()), *(form.returned or ())]
     templates += [form.announce, form.thread_open, form.thread_close, form.join, form.end]
     names = dict.fromkeys(name for template in templates for name in _names(template))
@@ -92,16 +95,16 @@ def _pattern(form: Format) -> re.Pattern[str]:
 
 
 class _Reader:
-    """One pass over a text.
+    """Makes one pass over a text.
 
     Attributes:
         notes: what is wrong so far.
-        unsaid: what is wrong beyond that.
+        omitted: number of further notes that are not kept.
     """
 
     def __init__(self, text: str, form: Format) -> None:
-        self.text, self.form, self.notes, self.unsaid = text, form, list[str](), 0
-        self._tags = [_tag(found) for found in _pattern(form).finditer(text)]
+        self.text, self.form, self.notes, self.omitted = text, form, list[str](), 0
+        self._tags = [_tag(match) for match in _pattern(form).finditer(text)]
         self._place = 0
         (self._opens,), (self._closes,) = _names(form.thread_open), _names(form.thread_close)
         self._joins, self._ends = _names(form.join), _names(form.end)
@@ -116,7 +119,7 @@ class _Reader:
         return self._tags[self._place - 1]
 
     def _follows(self, end: int, name: str, ahead: int = 0) -> bool:
-        """Whether a tag of some name is the next, with nothing but white space before it."""
+        """Returns whether the next tag has this name and only white space before it."""
         place = self._place + ahead
         tag = self._tags[place] if place < len(self._tags) else None
         return tag is not None and tag.name == name and not self.text[end : tag.begin].strip()
@@ -125,21 +128,16 @@ class _Reader:
         if len(self.notes) < MAX_NOTES:
             self.notes.append(f"{words} (character {place})")
         else:
-            self.unsaid += 1
+            self.omitted += 1
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
-    def body(self, depth: int, opening: _Tag | None) -> tuple[list[_Forked], bool]:
-        """Reads a text up to its end, or a thread up to the tag that ends it.
+    def body(self, depth: int, opening: _Tag | None) -> tuple[list[_PlacedFork], bool]:
+        """Reads a text up to its end, or the thread that a tag opens up to the tag that ends it.
 
-        Args:
-            depth: forks around it.
-            opening: the thread's first tag; None where it is none.
-
-        Returns:
-            The forks in it, and whether it has an end.
+        Returns the forks in it, and whether it has an end.
         """
-        forks: list[_Forked] = []
+        forks: list[_PlacedFork] = []
         due: list[str] = []
         while (tag := self._next()) is not None:
             if due and tag.name == due[0]:
@@ -175,8 +173,8 @@ class _Reader:
         if not begins or not self._follows(tag.end, self.form.plan[0] if self.form.plan else ""):
             self._note(f"{self.text[tag.begin : tag.end]} belongs to no fork", tag.begin)
 
-    def assembled(self, begin: int, end: int, forks: list[_Forked]) -> tuple[Part, ...]:
-        """The parts of a text, of which forks are known."""
+    def assemble(self, begin: int, end: int, forks: list[_PlacedFork]) -> tuple[Part, ...]:
+        """Returns the parts of a text whose forks are known."""
         parts: list[Part] = []
         for fork in forks:
             parts += self._piece(begin, fork.begin)
@@ -189,8 +187,11 @@ class _Reader:
 
     # --- forks --------------------------------------------------------------------------------------------------------
 
-    def _fork(self, depth: int) -> tuple[list[_Forked], bool]:
-        """Reads a fork from its announcement on: it, or those that are left within it, and whether it is whole."""
+    def _fork(self, depth: int) -> tuple[list[_PlacedFork], bool]:
+        """Reads a fork from its announcement on, and returns whether it is whole.
+
+        With that comes the fork, or the forks inside it that stand although it does not.
+        """
         tag = self._tags[self._place]
         if depth >= (MAX_DEPTH if self.form.nested else 1):
             self._take()
@@ -200,7 +201,7 @@ class _Reader:
         if plan.fault:
             self._note(plan.fault, tag.begin)
             return [], False
-        threads, marks, inner, behind = self._threads(depth, end, plan)
+        threads, marks, inner, after = self._threads(depth, end, plan)
         if threads is None:
             return inner, False
         fork = [Fork(tuple(threads), marks if self.form.marks else (), apart=self.form.apart)] if threads else []
@@ -208,13 +209,12 @@ class _Reader:
             self._note(f"{len(plan.goals) or 'some'} threads are announced, and {len(threads)} follow", begin)
         if not threads and not self.form.apart:
             return inner, False
-        join = self._join(behind)
-        parts = (*self._piece(begin, end), *fork, *(join or ()))
-        last = behind + len(join[0]) if join else behind
-        return [_Forked(begin, last, parts)], join is not None
+        join = self._join(after)
+        parts = (*self._piece(begin, end), *fork, *([join] if join else []))
+        return [_PlacedFork(begin, after + len(join or ""), parts)], join is not None
 
     def _announcement(self, tag: _Tag) -> tuple[int, int, ThreadPlan]:
-        """Reads what comes before the threads: where the tag that stops the text begins and ends, and the plan."""
+        """Reads the announcement: where the tag that stops the text begins and ends, and the plan."""
         if self.form.plan is None:
             if not self.form.announce:
                 return tag.begin, tag.begin, ThreadPlan()
@@ -238,11 +238,14 @@ class _Reader:
 
     def _threads(
         self, depth: int, end: int, plan: ThreadPlan
-    ) -> tuple[list[tuple[Part, ...]] | None, tuple[int, ...], list[_Forked], int]:
-        """Reads threads that follow each other: their parts, None where one is not whole; marks; forks; their end."""
+    ) -> tuple[list[tuple[Part, ...]] | None, tuple[int, ...], list[_PlacedFork], int]:
+        """Reads threads that follow each other.
+
+        Returns the parts of each, None where one is not whole; their marks; the forks inside them; where they end.
+        """
         threads: list[tuple[Part, ...]] = []
         marks: list[int] = []
-        inner: list[_Forked] = []
+        inner: list[_PlacedFork] = []
         while self._follows(end, self._opens) and (not plan.goals or len(threads) < len(plan.goals)):
             tag, number = self._take(), len(threads) + 1
             head = self._head(end, tag, number, marks)
@@ -256,25 +259,25 @@ class _Reader:
                 return None, (), inner, end
             close = self._take()
             opener = plan.goals[number - 1] if self.form.apart else self.text[end:head]
-            body = self.assembled(head, close.begin, forks)
+            body = self.assemble(head, close.begin, forks)
             threads.append((opener, *body, Piece(self.text[close.begin : close.end])))
             marks.append(tag.number)
             end = close.end
         return threads, tuple(marks), inner, end
 
     def _head(self, end: int, tag: _Tag, number: int, marks: list[int]) -> int | None:
-        """Where a thread's own text begins; None where its number or its tag is not what it has to be."""
+        """Returns where the text of a thread begins; None where its number or its tag is wrong."""
         if self.form.apart:
             return tag.end + 1 if self.text[end : tag.end + 1] == self.form.opener(number) else None
         if self.form.marks:
             return tag.end if tag.number and tag.number not in marks else None
         if not self.form.numbered:
             return tag.end
-        found = _NUMBER.match(self.text, tag.end)
-        return found.end() if found is not None and int(found[1]) == number else None
+        match = _NUMBER.match(self.text, tag.end)
+        return match.end() if match is not None and int(match[1]) == number else None
 
-    def _join(self, end: int) -> tuple[str] | None:
-        """Reads what stands where threads come together."""
+    def _join(self, end: int) -> str | None:
+        """Reads what stands where threads come together; returns None where it is missing."""
         begin = end
         for number, name in enumerate(self._joins):
             if self.form.returned is not None and number:
@@ -286,10 +289,10 @@ class _Reader:
                     self._note("the text ends before threads come together", end)
                 return None
             end = self._take().end
-        return (self.text[begin:end],)
+        return self.text[begin:end]
 
     def _returns(self, end: int) -> int:
-        """Passes over what threads returned."""
+        """Skips what threads returned; returns where it ends."""
         opening, closing = self.form.returned or ("", "")
         while self._follows(end, opening):
             self._take()
@@ -300,7 +303,7 @@ class _Reader:
         return end
 
 
-def _tag(found: re.Match[str]) -> _Tag:
-    number = next(filter(None, found.groups()), None)
-    name = found[0] if number is None else found[0].replace(number, "{number}")
-    return _Tag(name, found.start(), found.end(), int(number or 0))
+def _tag(match: re.Match[str]) -> _Tag:
+    number = next(filter(None, match.groups()), None)
+    name = match[0] if number is None else match[0].replace(number, "{number}")
+    return _Tag(name, match.start(), match.end(), int(number or 0))

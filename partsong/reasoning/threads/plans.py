@@ -1,4 +1,4 @@
-"""What a text says when it announces threads: how many there are, and what each is for."""
+"""Reads what a text says when it announces threads: how many there are, and what each is for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from partsong.reasoning.threads.formats import Format
 
-__all__ = ["ThreadPlan", "announced", "read_plan", "stop_of"]
+__all__ = ["ThreadPlan", "read_announcement", "read_plan", "stop_of"]
 
 _NUMBER = re.compile(r"\s*(\d{1,4})\s*:")
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """Threads that were announced.
+    """Holds the threads that were announced.
 
     Attributes:
         goals: what each thread is for, in the plan's words; empty where the format has no plan or it cannot be read.
-        fault: what is wrong with it, in words; empty where nothing is.
+        fault: what is wrong with the plan, in words; empty if it can be read.
     """
 
     goals: tuple[str, ...] = ()
@@ -28,11 +28,7 @@ class ThreadPlan:
 def read_plan(text: str, form: Format) -> ThreadPlan:
     """Reads what stands between the tags of a plan.
 
-    Items have nothing but white space between them, and numbers that count from 1 where threads are numbered.
-
-    Args:
-        text: without the plan's own tags.
-        form: a format with a plan.
+    Items have only white space between them. Where threads are numbered, items begin with numbers that count from 1.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> read_plan("<plan>1: add</plan><plan>2: divide</plan>", FORMATS["npr"]).goals
@@ -63,22 +59,15 @@ def read_plan(text: str, form: Format) -> ThreadPlan:
     return ThreadPlan(tuple(goals)) if goals else ThreadPlan(fault="the plan has no items")
 
 
-def announced(text: str, form: Format) -> ThreadPlan | None:
-    """What a text announced that a stop string ended.
+def read_announcement(text: str, form: Format) -> ThreadPlan | None:
+    """Returns the threads that a text announced when a stop string ended it; None where the text simply ended.
 
-    Engines leave out the stop string, and most do not tell whether there was one, so the text itself must: its plan is
-    open, or it ends with what `stop_of` left of the tag.
-
-    Args:
-        text: since threads last came together.
-        form: of the threads.
-
-    Returns:
-        None where the text simply ended.
+    Engines leave out the stop string, and most do not report whether there was one. So the text itself has to show it:
+    its plan is open, or it ends with what `stop_of` left of the tag. It begins where threads last came together.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
-    >>> announced("So <guideline><plan>1: add</plan>", FORMATS["npr"]), announced("So it is 4.", FORMATS["npr"])
-    (ThreadPlan(goals=('add',), fault=''), None)
+    >>> read_announcement("So <guideline><plan>1: add</plan>", FORMATS["npr"])
+    ThreadPlan(goals=('add',), fault='')
     """
     if form.plan is not None:
         opening, closing = form.plan
@@ -91,10 +80,10 @@ def announced(text: str, form: Format) -> ThreadPlan | None:
 
 
 def stop_of(form: Format) -> str:
-    """The stop string by which a text that announces threads ends; empty where none does.
+    """Returns the stop string that ends a text when it announces threads; empty where texts do not announce them.
 
-    Without a plan, the tag that announces threads keeps its first letter: else nothing in the text would tell whether
-    the model wrote the tag or had no more to say.
+    In a format without a plan, the text keeps the first letter of the tag that announces threads. Without that letter
+    nothing in the text would show whether the model wrote the tag or had no more to say.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> stop_of(FORMATS["npr"]), stop_of(FORMATS["parallel-r1"])
@@ -104,5 +93,5 @@ def stop_of(form: Format) -> str:
 
 
 def _short(text: str) -> str:
-    said = repr(text.strip())
-    return said if len(said) <= 40 else said[:37] + "..."
+    quoted = repr(text.strip())
+    return quoted if len(quoted) <= 40 else quoted[:37] + "..."

@@ -1,4 +1,4 @@
-"""Trees of threads become texts, and threads become the text of a fork in a format."""
+"""Writes trees of threads as texts, and threads as the text of a fork in a format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fork_text", "render"]
 
 
 def render(parts: Sequence[Part], form: Format) -> str:
-    """A tree as the text that `parse` reads: its flat text, and threads that stand apart behind what announced them.
+    """Writes a tree as the text that `parse` reads: its flat text, with threads that stand apart after their message.
 
     Args:
         parts: the tree. A thread that stands apart begins with its message, which the announcement holds already.
@@ -35,46 +35,46 @@ def render(parts: Sequence[Part], form: Format) -> str:
 def fork_text(
     form: Format, goals: Sequence[str], threads: Sequence[str], summary: str = "", returned: Sequence[str] = ()
 ) -> str:
-    """A whole fork in a format, from its announcement to the tag that closes it.
+    """Writes a whole fork in a format, from its announcement to the tag that closes it.
 
     Args:
         form: a row of `FORMATS`.
-        goals: what each thread is for; formats without a plan do not say it.
-        threads: what each thread says. Of threads that stand apart, before it returns; none leaves them out, as their
-            parent reads the text.
-        summary: what follows where the threads have come together.
-        returned: what each returns, where they stand apart.
+        goals: what each thread is for; formats without a plan leave it out.
+        threads: the text of each thread. Where threads stand apart it is the text before they return; an empty sequence
+            leaves it out, as in the text their parent reads.
+        summary: what follows when the threads have come together.
+        returned: what each thread returns, where threads stand apart.
 
     Returns:
-        The text; what stands in `threads` and `summary` may hold forks itself.
+        The text. The texts in `threads` and `summary` may hold forks.
 
     Raises:
-        ArgumentError: no threads, or other numbers of goals or returned texts than threads.
+        ArgumentError: there are no threads, or the numbers of goals, threads and returned texts differ.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> fork_text(FORMATS["parathinker"], [], ["add", "count"], "both")
     '<think1>add</think1><think2>count</think2><summary>both</summary>'
     """
-    wanted = len(goals) if form.plan else len(threads)
-    spoken = form.apart and not threads
-    if not wanted or (len(threads) != wanted and not spoken) or len(returned) != (wanted if form.apart else 0):
+    num = len(goals) if form.plan else len(threads)
+    left_out = form.apart and not threads
+    if not num or (len(threads) != num and not left_out) or len(returned) != (num if form.apart else 0):
         raise ArgumentError(
             f"{len(goals)} goals, {len(threads)} threads and {len(returned)} returned texts make no fork of format "
             f"{form.name}: give one of each to every thread"
         )
     ends = [f"{form.returned[0]}{text}" for text in returned] if form.returned else [""] * len(threads)
-    written = [
+    texts = [
         f"{form.opener(number)}{text}{end}{form.closer(number)}"
         for number, (text, end) in enumerate(zip(threads, ends, strict=False), 1)
     ]
     joining = "".join(str(part) for part in form.joining(tuple(returned)))
-    return "".join((_announcement(form, goals), *written, joining, summary, form.end))
+    return "".join((_announcement(form, goals), *texts, joining, summary, form.end))
 
 
 def _announcement(form: Format, goals: Sequence[str]) -> str:
     if form.plan is None:
         return form.announce
-    before, behind = form.item or ("", "")
+    opening, closing = form.item or ("", "")
     numbers = [f"{number}: " if form.numbered else "" for number in range(1, len(goals) + 1)]
-    items = [f"{before}{number}{goal}{behind}" for number, goal in zip(numbers, goals, strict=True)]
+    items = [f"{opening}{number}{goal}{closing}" for number, goal in zip(numbers, goals, strict=True)]
     return "\n".join((*filter(None, [form.begin]), form.plan[0], *items, form.announce))

@@ -1,1 +1,1 @@
-"""Plain sampler functions for a denoiser."""
+"""Samples with plain functions of a denoiser."""

@@ -1,7 +1,7 @@
-"""Few-step consistency sampling: a clean estimate, noised again less and less, on the trigonometric path.
+"""Samples in few steps with a consistency model: a clean estimate, noised again less and less.
 
-On that path latents at time t are ``cos(t) clean + sin(t) noise``, from 0 (clean) to half of pi. Rectified flow's are
-the same up to their size, at noise level ``sin(t) / (cos(t) + sin(t))``, so a schedule of times serves both.
+On the trigonometric path latents at time t are ``cos(t) clean + sin(t) noise``, from 0 (clean) to half of pi. Rectified
+flow's are the same up to their size, at noise level ``sin(t) / (cos(t) + sin(t))``, so one schedule serves both.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from partsong.errors import ArgumentError
 
 __all__ = ["consistency", "flow_estimate", "flow_sigmas", "trigflow_times"]
 
-#: Where rCM's few-step models were made to stop between pure noise and the clean sample.
+#: The times between pure noise and the clean sample that rCM's few-step models were trained for.
 _BETWEEN = (1.5, 1.4, 1.0)
 
 
 def trigflow_times(num_steps: int, *, sigma_max: float = 80.0, between: Sequence[float] | None = None) -> list[float]:
-    """The times of a few-step consistency model, falling, the last of them 0.
+    """Lists the times of a few-step consistency model, falling, the last of them 0.
 
     Args:
         num_steps: calls of the model.
@@ -33,7 +33,7 @@ def trigflow_times(num_steps: int, *, sigma_max: float = 80.0, between: Sequence
         `num_steps` + 1 times.
 
     Raises:
-        ArgumentError: fewer than one step, or times that do not fall.
+        ArgumentError: there is no step, or the times do not fall.
 
     Source: TrigFlow, arXiv 2410.11081; rCM, arXiv 2510.08431.
 
@@ -56,7 +56,7 @@ def trigflow_times(num_steps: int, *, sigma_max: float = 80.0, between: Sequence
 
 
 def flow_sigmas(times: Sequence[float]) -> list[float]:
-    """The noise levels of rectified flow at some times; without the last, 0, they are a pipeline's ``sigmas``.
+    """Returns rectified flow's noise levels at some times; without the last, 0, they are a pipeline's ``sigmas``.
 
     Example:
         >>> flow_sigmas([math.pi / 4, 0.0])
@@ -66,7 +66,7 @@ def flow_sigmas(times: Sequence[float]) -> list[float]:
 
 
 def flow_estimate(velocity: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-    """The clean estimate at a time that `consistency` asks for, from a model of rectified flow.
+    """Makes of a model of rectified flow the clean estimate that `consistency` asks for.
 
     Args:
         velocity: latents and noise level to ``noise - clean``.
@@ -96,7 +96,7 @@ def consistency(
         Clean latents.
 
     Raises:
-        ArgumentError: times that do not fall to 0.
+        ArgumentError: the times do not fall to 0.
 
     Source: consistency models, arXiv 2303.01469; on the trigonometric path arXiv 2410.11081.
 

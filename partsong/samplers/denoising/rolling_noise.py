@@ -1,4 +1,4 @@
-"""A video without end from a model of a few frames: a queue whose frames are each a little noisier than the one before.
+"""Makes an endless video from a model of a few frames, in a queue whose frames are each noisier than the one before.
 
 Every iteration makes one denoising step on all frames of the queue, takes the clean one off its head and adds one of
 pure noise at its tail. The model sees windows of the queue that overlap by half, and only their noisier halves are
@@ -22,7 +22,7 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
 def flow_blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-    """Latents at noise level `sigma` as rectified flow has them, ``(1 - sigma) clean + sigma noise``."""
+    """Returns latents at noise level `sigma` of rectified flow, ``(1 - sigma) clean + sigma noise``."""
     return (1 - sigma) * clean + sigma * noise
 
 
@@ -56,7 +56,7 @@ def rolling_noise(
         Clean frames `[B, C, 1, H, W]`, the first of them made again from `first`.
 
     Raises:
-        ArgumentError: levels that do not rise from above 0, an odd window, or levels that it does not divide.
+        ArgumentError: the levels do not rise from above 0, the window is odd, or half of it does not divide them.
 
     Source: FIFO-Diffusion with lookahead denoising, arXiv 2405.11473.
 
@@ -73,35 +73,25 @@ def rolling_noise(
         [0.0, 0.0, 0.0]
     """
     half = _check(first, sigmas, num_frames, window)
-    return _frames(denoise, first, sigmas, noise, num_frames, half, blend)
 
+    def frames() -> Iterator[Tensor]:
+        levels = sigmas.to(first)
+        clean = [first[:, :, min(i, first.shape[2] - 1)][:, :, None] for i in range(len(levels))]
+        queue = torch.cat([blend(frame, noise(i), levels[i]) for i, frame in enumerate(clean)], dim=2)
+        # In front of the queue stand the last clean frames, which its head looks back at.
+        seen = first[:, :, :1].expand(-1, -1, half, -1, -1)
+        steps = levels - torch.cat([levels.new_zeros(1), levels[:-1]])
+        for number in range(num_frames):
+            row = torch.cat([seen, queue], dim=2)
+            estimates = _estimates(denoise, row, torch.cat([levels.new_zeros(half), levels]), half)
+            queue = queue - (steps / levels).view(1, 1, -1, 1, 1) * (queue - estimates)
+            head, queue = queue[:, :, :1], queue[:, :, 1:]
+            yield head
+            seen = torch.cat([seen[:, :, 1:], head], dim=2)
+            fresh = blend(torch.zeros_like(head), noise(number + len(levels)), levels[-1])
+            queue = torch.cat([queue, fresh], dim=2)
 
-def _frames(
-    denoise: Denoise,
-    first: Tensor,
-    sigmas: Tensor,
-    noise: Callable[[int], Tensor],
-    num_frames: int,
-    half: int,
-    blend: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Iterator[Tensor]:
-    ahead = first.shape[2]
-    frames = [first[:, :, min(i, ahead - 1)][:, :, None] for i in range(len(sigmas))]
-    levels = sigmas.to(first)
-    queue = torch.cat([blend(frame, noise(i), levels[i]) for i, frame in enumerate(frames)], dim=2)
-    # In front of the queue, the last clean frames: what its head looks back at.
-    seen = first[:, :, :1].expand(-1, -1, half, -1, -1)
-    steps = levels - torch.cat([levels.new_zeros(1), levels[:-1]])
-    for number in range(num_frames):
-        row = torch.cat([seen, queue], dim=2)
-        clean = _estimates(denoise, row, torch.cat([levels.new_zeros(half), levels]), half)
-        shape = (1, 1, -1, 1, 1)
-        queue = queue - (steps / levels).view(shape) * (queue - clean)
-        head, queue = queue[:, :, :1], queue[:, :, 1:]
-        yield head
-        seen = torch.cat([seen[:, :, 1:], head], dim=2)
-        fresh = blend(torch.zeros_like(head), noise(number + len(levels)), levels[-1])
-        queue = torch.cat([queue, fresh], dim=2)
+    return frames()
 
 
 def _check(first: Tensor, sigmas: Tensor, num_frames: int, window: int) -> int:
@@ -120,7 +110,7 @@ def _check(first: Tensor, sigmas: Tensor, num_frames: int, window: int) -> int:
 
 
 def _estimates(denoise: Denoise, row: Tensor, levels: Tensor, half: int) -> Tensor:
-    """Clean estimates of all frames behind the first `half`, each seen from the noisier half of a window."""
+    """Returns clean estimates of all frames after the first `half`, each seen from the noisier half of a window."""
     starts = range(0, row.shape[2] - half, half)
     windows = torch.cat([row[:, :, start : start + 2 * half] for start in starts])
     sigma = torch.cat([levels[start : start + 2 * half].expand(len(row), -1) for start in starts])

@@ -1,20 +1,19 @@
-"""DualParal's loop: blocks of frames in a queue of falling noise, layers over ranks.
+"""Runs DualParal's loop: blocks of frames in a queue of falling noise, layers over ranks.
 
 Every block has its own call of the pipeline, paused at the denoiser (see `paused`). Guidance, scheduler and the rest of
 the pipeline are small and run on every rank alike; only the denoiser's layers are shared out.
 
 Time goes in slots (see `StageSlots`). In every slot each stage works on one visit, a block at a step, and one exchange
-moves the results. Visits follow each other in one fixed order, noisiest block first, and
-each waits for the block's own visit before. What it sees of its neighbours is said by version (see `NeighbourKeys`), so
-the number of ranks changes when a visit happens and never what comes out.
+moves the results. Visits follow each other in one fixed order, noisiest block first, and each waits for the block's own
+visit before. What it sees of its neighbours is named by version (see `NeighbourKeys`), so the number of ranks changes
+when a visit happens and never what comes out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,94 +21,52 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.dual_parallel.strategy import DualParallel
 from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
-from partsong.samplers.long_video.journal import VideoJournal, open_journal, parts_of, write_cut
-from partsong.samplers.long_video.staged_frames import StagedFrames
+from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal, parts_of, write_cut
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.plan_call import CallTrack
 from partsong.samplers.pipeline.scheduler_state import state_of
-from partsong.samplers.pipeline.stage_slots import StageSlots
+from partsong.samplers.pipeline.stage_slots import StageItem, StageSlots
 
 __all__ = ["dual_parallel"]
 
 
 def dual_parallel(
-    plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: DualParallel, *, everywhere: bool = True, journal: Folder | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `DualParallel`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `DualParallel` on a video pipeline.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `DualParallel`; see `StrategyRow.stream`.
 
     Raises:
-        ArgumentError: a number of frames that the autoencoder cannot make, or the journal of another video.
-        UnsupportedError: a pipeline whose video cannot be cut into blocks.
+        ArgumentError: the autoencoder cannot make this number of frames, or the journal is of another video.
+        UnsupportedError: the pipeline's video cannot be cut into blocks.
         OutputError: the journal cannot be written.
 
     Source: DualParal, arXiv 2505.21070.
     """
-    denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.cut, StagedFrames)
-    plan.clock.begin()
-    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
-    blocks = VideoBlocks(
-        plan,
-        arguments,
-        frames=strategy.block_frames,
-        context=strategy.context,
-        noise=strategy.noise,
-        frames_dim=denoiser.cut.rotary.frames_dim,
-        decodes=everywhere or plan.mesh.is_main,
-    )
-    book = open_journal(journal, plan, blocks, strategy, denoiser.cut.pipe)
-    loop = _Queue(plan, denoiser.cut, strategy, blocks, book)
+    plan.begin_loop()
+    frames, context = strategy.block_frames, strategy.context
+    blocks = VideoBlocks(plan, arguments, frames=frames, context=context, noise=strategy.noise, everywhere=everywhere)
+    loop = _Queue(blocks, strategy, open_journal(journal, blocks, strategy))
     try:
         yield from loop.resume()
         yield from loop.run()
     finally:
-        loop.close()
-
-
-@dataclass(slots=True)
-class _Track:
-    """The call of one block; its next call of the denoiser is call `branch` of step `step`."""
-
-    call: PausedCall
-    step: int = 0
-    branch: int = 0
+        blocks.close(loop.tracks)
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """One call of the denoiser for one block."""
+class _Item(StageItem):
+    """Holds one call of the denoiser for one block."""
 
     visit: Visit
-    arguments: Mapping[str, Any]
-    layout: PartLayout
     round: int
-
-    def empty_input(self, stage: int) -> Tensor:
-        """Returns room for what enters a stage."""
-        return self.layout.empty_input(None, stage)
-
-    def empty_output(self) -> Tensor:
-        """Returns room for the prediction."""
-        return self.layout.empty_output(None)
 
 
 @dataclass(slots=True)
 class _Order:
-    """The fixed order of visits: in round i block b is at step i - lag b; calls of a step go one after another.
+    """Fixes the order of visits: in round i block b is at step i - lag b; calls of a step go one after another.
 
     Attributes:
         round: the round at work.
@@ -127,7 +84,7 @@ class _Order:
     asking: list[int] = field(default_factory=list)
 
     def members(self, number: int) -> list[int]:
-        """The blocks at work in a round, noisiest first."""
+        """Lists the blocks at work in a round, noisiest first."""
         first = max(0, -((self.num_steps - 1 - number) // self.lag))
         return list(reversed(range(first, min(self.num_blocks, number // self.lag + 1))))
 
@@ -137,39 +94,32 @@ class _Order:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last round has been made."""
+        """Says whether the last round has been made."""
         return self.round >= self.lag * (self.num_blocks - 1) + self.num_steps
 
 
 class _Queue:
-    def __init__(
-        self, plan: Plan, stage: StagedFrames, strategy: DualParallel, blocks: VideoBlocks, journal: VideoJournal | None
-    ) -> None:
-        self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
-        self.blocks, self.journal = blocks, journal
+    def __init__(self, blocks: VideoBlocks, strategy: DualParallel, journal: VideoJournal | None) -> None:
+        self.blocks, self.journal, self.plan, self.stage = blocks, journal, blocks.plan, blocks.stage
+        self.denoiser, self.axis = self.plan.denoisers[0], self.stage.pipe
         self.cut: dict[int, tuple[Tensor, dict[str, Tensor], dict[str, Any]]] = {}
-        self.tracks: dict[int, _Track] = {}
+        self.tracks: dict[int, CallTrack] = {}
         self.done: deque[Any] = deque()
         self.finished = 0
         self._record = 0
-        #: Calls of the denoiser in a step, known once a block has made its first: nobody waits to be told.
+        #: Calls of the denoiser in a step, known once a block has made its first step.
         self.calls: int | None = None
-        with plan.looping():
+        with self.plan.looping():
             first = self._open(0)
-        num_steps = len(first.call.pipe.scheduler.timesteps)
-        self.order = _Order(len(blocks.sizes), num_steps, strategy.admit_every)
+        num_steps, lag = len(first.call.pipe.scheduler.timesteps), strategy.admit_every
+        self.order = _Order(len(blocks.sizes), num_steps, lag)
         self.order.begin()
-        self.keys = NeighbourKeys(
-            blocks.sizes,
-            strategy.context,
-            strategy.admit_every,
-            num_steps,
-            recomputes=strategy.previous == "recomputed",
-        )
-        stage.loop = self
+        recomputes = strategy.previous == "recomputed"
+        self.keys = NeighbourKeys(blocks.sizes, strategy.context, lag, num_steps, recomputes=recomputes)
+        self.stage.loop = self
         # With enough blocks at work, messages travel while the next visit is computed. Answers then come later, and
         # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
-        active = -(-min(num_steps, len(blocks.sizes) * strategy.admit_every) // strategy.admit_every)
+        active = -(-min(num_steps, len(blocks.sizes) * lag) // lag)
         is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
         self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1
 
@@ -179,10 +129,7 @@ class _Queue:
         if cut is None or self.journal is None:
             return
         self.finished = self._ends(cut) + 1
-        for block in range(self.finished):
-            latents = self.journal.block(block)
-            with self.plan.looping():
-                yield self.blocks.finish(block, latents) if self.blocks.decodes else None
+        yield from self.blocks.finished(map(self.journal.block, range(self.finished)))
         if (first := self.tracks.pop(0, None)) is not None:
             first.call.close()
         self.keys.load(self.journal.keys(cut), [*self.stage.own_layers, INPUT])
@@ -198,16 +145,14 @@ class _Queue:
         self.order.begin()
 
     def _ends(self, number: int) -> int:
-        """The block whose last step a round makes; below 0 before the first does, and as it was between two."""
+        """Returns the newest block whose last step is made when a round ends; below 0 where there is none."""
         return (number - self.order.num_steps + 1) // self.order.lag
 
     def _is_cut(self, number: int) -> bool:
-        """Whether progress is written after a round: one that ends a block, but for the last."""
-        if self.journal is None or self._ends(number) < 0:
-            return False
-        return (number - self.order.num_steps + 1) % self.order.lag == 0 and self._ends(
-            number
-        ) + 1 < self.order.num_blocks
+        """Says whether progress is written after a round: one that ends a block, except for the last."""
+        block = self._ends(number)
+        is_end = number == self.order.num_steps - 1 + self.order.lag * block
+        return self.journal is not None and is_end and 0 <= block < self.order.num_blocks - 1
 
     def run(self) -> Iterator[Any]:
         """Works slot by slot, and yields what is done."""
@@ -220,66 +165,53 @@ class _Queue:
                     self._answer(*done)
                 if (item := self._next()) is not None:
                     slots.items[slots.slot] = item
-                if self.order.is_over and not slots.items:
-                    break
-                slots.run()
+                is_over = self.order.is_over and not slots.items
+                if not is_over:
+                    slots.run()
             while self.done:
                 yield self.done.popleft()
-        while self.done:
-            yield self.done.popleft()
+            if is_over:
+                break
         self.plan.close_record()
         self.plan.clock.num_steps = self.plan.clock.step = self.order.round
 
-    def close(self) -> None:
-        """Ends the calls that are open, and forgets what was kept."""
-        for track in self.tracks.values():
-            track.call.close()
-        self.tracks.clear()
-        self.blocks.close()
-        self.stage.forget()
-
     def sends(self, step: int, index: int) -> int:
-        """Bytes the stage at `index` sends in one call for each of the blocks of a round."""
+        """Returns the bytes the stage at `index` sends in one call for each of the blocks of a round."""
         frames = [self.keys.in_front(b) + self.keys.frames[b] for b in self.order.members(step)]
         # A resumed run has sent nothing for blocks that were done, and may not know theirs.
         return sum(self.stage.sent[count][index] for count in frames if count in self.stage.sent)
 
     def kept(self) -> str:
-        """What this rank keeps of neighbours, as a line of `Plan.explain`."""
+        """Says what this rank keeps of neighbours, as a line of `Plan.explain`."""
         keys, order = self.keys, self.order
-        # Of the block after, a call's keys are read before the next call; of the one before, a version per step waits.
+        # The keys of the block after are read before the next call. Of the block before, a version per step waits.
         once = keys.context * keys.frame_bytes
         versions = self.denoiser.seen.branches * min(order.num_steps, order.lag * (order.num_blocks - 1))
-        cached, again = (f"{amount / 1e6:,.1f} MB" for amount in (once * (1 + versions), once))
-        kept = f"previous='recomputed': keys of neighbours take {again} on this rank, 'cached' would take {cached}"
-        if not keys.recomputes:
-            kept = f"previous='cached': keys of neighbours take {cached} on this rank, 'recomputed' would take {again}"
+        sizes = {"cached": f"{once * (1 + versions) / 1e6:,.1f} MB", "recomputed": f"{once / 1e6:,.1f} MB"}
+        own, other = ("recomputed", "cached") if keys.recomputes else ("cached", "recomputed")
         frames = max(keys.frames)
-        return f"{kept}; 'recomputed' runs {keys.context + frames} frames per block, 'cached' {frames}"
+        return (
+            f"previous={own!r}: keys of neighbours take {sizes[own]} on this rank, {other!r} would take "
+            f"{sizes[other]}; 'recomputed' runs {keys.context + frames} frames per block, 'cached' {frames}"
+        )
 
-    def _open(self, block: int) -> _Track:
-        track = self.tracks[block] = _Track(self.blocks.open(block))
-        track.call.send()
-        if not isinstance(track.call.event, Denoise):
-            raise UnsupportedError(f"{type(self.plan.target).__name__} made no call of its denoiser")
-        return track
+    def _open(self, block: int) -> CallTrack:
+        self.tracks[block] = CallTrack(self.blocks.open(block))
+        return self.tracks[block]
 
     def _next(self) -> _Item | None:
-        """The next visit of the order, or None where it has to wait for an answer."""
+        """Returns the next visit of the order, or None where it has to wait for an answer."""
         order = self.order
         while not order.is_over:
             while order.waiting:
                 block = order.waiting[0]
                 step = order.round - order.lag * block
-                if block < self.finished:
+                track = None if block < self.finished else self.tracks.get(block) or self._open(block)
+                if track is None or track.step > step:  # the block is done, or made this step with fewer calls
                     order.waiting.popleft()
-                    continue
-                track = self.tracks.get(block) or self._open(block)
-                if (track.step, track.branch) == (step, order.branch):
+                elif (track.step, track.branch) == (step, order.branch):
                     order.asking.append(order.waiting.popleft())
                     return self._item(block, track)
-                if track.step > step:  # it has finished this step with fewer calls
-                    order.waiting.popleft()
                 else:
                     return None
             more = self.calls is None or order.branch + 1 < self.calls
@@ -289,7 +221,7 @@ class _Queue:
                 order.begin()
         return None
 
-    def _item(self, block: int, track: _Track) -> _Item:
+    def _item(self, block: int, track: CallTrack) -> _Item:
         event = track.call.event
         assert isinstance(event, Denoise)
         self.denoiser.begin_call(event.arguments, self.order.round)
@@ -299,7 +231,7 @@ class _Queue:
         shape[dim] += self.keys.in_front(block)
         # What lies in front is not known yet on every rank, only how much it is.
         layout = self.stage.layout({**event.arguments, name: sample.new_zeros(shape)})
-        return _Item(Visit(block, track.step, track.branch), event.arguments, layout, self.order.round)
+        return _Item(event.arguments, layout, None, Visit(block, track.step, track.branch), self.order.round)
 
     def _work(self, item: _Item, received: Tensor | None) -> Tensor:
         clock = self.plan.clock
@@ -325,18 +257,17 @@ class _Queue:
         item.layout.write(sample, None, output)
         in_front = self.keys.in_front(block)
         sample = sample.narrow(self.blocks.dim, in_front, sample.shape[self.blocks.dim] - in_front).contiguous()
-        event = track.call.send(item.layout.returned(sample))
-        track.branch += 1
+        event = track.send(item.layout.returned(sample))
         if isinstance(event, Denoise) and track.branch == self.calls:
             raise UnsupportedError(
                 f"{type(self.plan.target).__name__} calls its denoiser more than {self.calls} times in step "
                 f"{track.step}, and did so in none before; guide from the first step on, or use ClipParallel"
             )
         while isinstance(event, Stepped):
-            self.calls = track.branch if track.step == 0 else self.calls
-            track.step, track.branch = track.step + 1, 0
+            if item.visit.step == 0:
+                self.calls = item.visit.branch + 1
             self._note(item, track.call, event.latents)
-            event = track.call.send(event.latents)
+            event = track.send(event.latents)
         if isinstance(event, Finished):
             del self.tracks[block]
             self.finished = block + 1

@@ -1,4 +1,4 @@
-"""Frames x layers: blocks of a long video in a queue of falling noise, through stages of layers (arXiv 2505.21070)."""
+"""Sends blocks of a long video through stages of layers, in a queue of falling noise (arXiv 2505.21070)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.staged_blocks import Layers
+from partsong.parallel.cuts.staged_blocks import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -25,22 +25,23 @@ class DualParallel(Strategy):
     """Cuts a long video into blocks of frames that follow each other through the steps, and the layers over ranks.
 
     At any time many blocks are at work, each one step noisier than the block before. A block is one short run of the
-    model; it sees the last frames of the block before, at its own noise level, and the first frames of the block after,
-    a little noisier, by keys and values that every rank keeps for its own layers. Nothing is computed twice, messages
-    are those of a pipeline of layers, and there is no limit to the length: memory depends on the block and the number
-    of steps, not on the video. The result does not depend on the number of ranks, to the last bit on a CPU.
+    model. It sees the last frames of the block before, at its own noise level, and the first frames of the block after,
+    a little noisier. Every rank keeps their keys and values for its own layers, so nothing is computed twice. Messages
+    are those of a pipeline of layers. There is no limit to the length: memory depends on the block and the number of
+    steps, not on the video. The result does not depend on the number of ranks, to the last bit on a CPU.
     Approximate; a video that fits into one block is exact. Sample with `partsong.samplers.generate` or ``stream``.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         block_frames: latent frames of a block; the video's last may have fewer.
         context: latent frames seen of the block before and of the block after.
-        admit_every: steps by which a block is behind the one before. Higher values make the first block ready much
+        admit_every: steps by which a block lags the one before. Higher values make the first block ready much
             sooner, hold fewer blocks at a time, and leave ranks idle when there are fewer blocks than ranks.
         previous: ``cached`` keeps the keys of a block's last frames at each of its steps for the block after, which
             takes memory for as many steps as there are; ``recomputed`` runs these frames again in front of the block
-            after, which takes up to twice the time and traffic. `Plan.explain` tells the memory of either.
-        noise: ``pool`` lets neighbours begin with the same frames of noise in another order; ``independent`` not.
+            after, which takes up to twice the time and traffic. `Plan.explain` names the memory of either.
+        noise: ``pool`` lets neighbours begin with the same frames of noise in another order; ``independent`` draws
+            every frame for itself.
         layers: blocks of layers of each rank; None deals them out evenly by number.
 
     Source: DualParal, arXiv 2505.21070.
@@ -71,26 +72,23 @@ class DualParallel(Strategy):
                 f"DualParallel: context={self.context} frames of a neighbour with block_frames={self.block_frames}; "
                 "use at most a block"
             )
-        if self.layers is not None and self.degree is not None and len(self.layers) != self.degree:
-            raise ArgumentError(
-                f"DualParallel: layers={self.layers} names {len(self.layers)} stages, not {self.degree}"
-            )
+        check_layers("DualParallel", self.layers, self.degree)
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         late = "one step" if self.admit_every == 1 else f"{self.admit_every} steps"
         return f"{self.context} frames of the next block are seen {late} noisier than they are"
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models that are not plain video transformers."""
+        """Refuses models that are not plain video transformers."""
         reasons = {
             "it works on rows of an image, not on tokens": adapter.rows,
             "no row says how its blocks follow each other": adapter.inferred,
             "its positions along time are not known to be relative": adapter.model not in FRAME_TABLES,
         }
-        found = next((reason for reason, holds in reasons.items() if holds), None)
-        return None if found is None else f"{found}; use ClipParallel for video, DisplacedPatch for pictures"
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        return None if reason is None else f"{reason}; use ClipParallel for video, DisplacedPatch for pictures"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
-        """The layers of this rank; all of them where there is one."""
+        """Returns the layers of this rank; all of them where there is one rank."""
         return StagedFrames(module, adapter, mesh, self.layers)

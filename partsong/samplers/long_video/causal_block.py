@@ -1,4 +1,4 @@
-"""How many frames of a causal video model see each other."""
+"""Reads how many frames of a causal video model see each other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ CAUSAL_BLOCK = "num_frame_per_block"
 
 
 def causal_block(module: nn.Module) -> int:
-    """Latent frames of a block of a causal model, that see each other and the past; 0 where it is not causal."""
+    """Returns the latent frames of a causal model's block, which see each other and the past; 0 for other models."""
     config: object = getattr(module, "config", {})
     return int(config.get(CAUSAL_BLOCK, 0)) if hasattr(config, "get") else 0  # type: ignore[attr-defined]

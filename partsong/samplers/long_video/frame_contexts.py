@@ -1,9 +1,9 @@
-"""Which keys a block of frames sees: versioned reads of its neighbours, or a window of the past and a sink."""
+"""Keeps the keys a block of frames sees: versioned reads of its neighbours, or a window of the past and a sink."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,25 +14,25 @@ from partsong.samplers.long_video.staged_frames import KeysAround
 
 __all__ = ["INPUT", "CausalKeys", "NeighbourKeys", "Visit"]
 
-#: In the place of an attention's number: what a block's call was given.
+#: Stands in the place of an attention's number for what a block's call was given.
 INPUT = -1
 
 #: Keys and values `[B, H, L, D]` of some frames.
 _KeyValues = tuple[Tensor, Tensor]
 
 
-def _bytes(held: Sequence[_KeyValues]) -> int:
-    return sum(t.numel() * t.element_size() for pair in held for t in pair)
+def _bytes(pairs: Iterable[_KeyValues]) -> int:
+    return sum(tensor.nbytes for pair in pairs for tensor in pair)
 
 
 def _part(k: Tensor, v: Tensor, tokens: slice) -> _KeyValues:
-    """A copy, so that the rest of the tensors is not kept alive."""
+    """Copies some tokens, so that the rest of the tensors is not kept alive."""
     return k[:, :, tokens].clone(), v[:, :, tokens].clone()
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One call of the model for one block of frames.
+    """Names one call of the model for one block of frames.
 
     Attributes:
         block: number of the block.
@@ -46,7 +46,7 @@ class Visit:
 
 
 class NeighbourKeys:
-    """Keys at the ends of every block, each read once by the neighbour, in a version that no schedule changes.
+    """Keeps keys at the ends of every block, each read once by the neighbour, in a version that no schedule changes.
 
     A block at step t sees the last frames of the block before as they were at step t, and the first frames of the
     block after as they were `lag` steps earlier. Both are known when they are read, whatever the number of ranks.
@@ -55,8 +55,8 @@ class NeighbourKeys:
 
     Args:
         frames: latent frames of every block.
-        context: frames that are seen of either neighbour, where it has that many.
-        lag: steps by which each block is behind the one before.
+        context: frames that are seen of either neighbour, or all it has.
+        lag: steps by which each block lags the one before.
         num_steps: denoising steps.
         recomputes: whether the block before is computed again.
 
@@ -78,15 +78,15 @@ class NeighbourKeys:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of the keys and values of one frame in one call of the model on this rank; 0 before the first."""
+        """Returns the bytes of one frame's keys and values in one call on this rank; 0 before the first."""
         return sum(self._layer_bytes.values())
 
     def in_front(self, block: int) -> int:
-        """Frames of the block before that are computed again with a block."""
+        """Returns how many frames of the block before are computed again with a block."""
         return min(self.context, self.frames[block - 1]) if self.recomputes and block > 0 else 0
 
     def widened(self, sample: Tensor, dim: int) -> Tensor:
-        """What enters the model for the block at work: what the block before was given last, and its own.
+        """Returns what enters the model for the block at work: what the block before was given last, and its own.
 
         Args:
             sample: its own frames.
@@ -113,7 +113,7 @@ class NeighbourKeys:
         return torch.cat([before[0], sample], dim=dim)
 
     def read(self, layer: int) -> KeysAround:
-        """The neighbours' keys for one attention; each version is read once and dropped."""
+        """Returns the neighbours' keys for one attention; each version is read once and dropped."""
         block, step, branch = self.visit.block, self.visit.step, self.visit.branch
         before = self._take((Visit(block - 1, step, branch), layer, True))
         after = self._take((Visit(block + 1, step - self.lag, branch), layer, False))
@@ -139,13 +139,12 @@ class NeighbourKeys:
 
     def drop(self, block: int) -> None:
         """Forgets what was not read of blocks up to this one: a guidance that was switched off leaves some."""
-        for key in [key for key in self._held if key[0].block <= block and not key[2]]:
-            self._take(key)
-        for key in [key for key in self._held if key[0].block < block and key[2]]:
-            self._take(key)
+        # What the next block reads stays: the last frames of this one.
+        for visit, layer, last in [key for key in self._held if key[0].block < block + (not key[2])]:
+            self._take((visit, layer, last))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that is held, by names that `load` reads."""
+        """Returns all that is held, by names that `load` reads."""
         return {
             f"{v.block}.{v.step}.{v.branch}.{layer}.{int(last)}.{name}": tensor
             for (v, layer, last), pair in self._held.items()
@@ -173,14 +172,14 @@ class NeighbourKeys:
 
 @dataclass(slots=True)
 class _Past:
-    """What one attention at one noise level has seen: the sink, and the newest blocks, oldest first."""
+    """Holds what one attention at one noise level has seen: the sink, and the newest blocks, oldest first."""
 
     sink: _KeyValues | None = None
     window: deque[_KeyValues] = field(default_factory=deque)
 
 
 class CausalKeys:
-    """Keys of the past, one bounded cache per denoising step, each at its own noise level.
+    """Keeps keys of the past, in one bounded cache per denoising step, each at its own noise level.
 
     Args:
         frames: latent frames of a block.
@@ -200,7 +199,7 @@ class CausalKeys:
         self._past: dict[tuple[int, int, int], _Past] = {}
 
     def read(self, layer: int) -> KeysAround:
-        """The sink, and the window behind the block at work."""
+        """Returns the sink, and the window that comes before the block at work."""
         past = self._past.get(self._key(layer))
         if past is None:
             return []
@@ -222,19 +221,19 @@ class CausalKeys:
         self.peak_bytes = max(self.peak_bytes, self.held_bytes())
 
     def held_bytes(self) -> int:
-        """Bytes of all caches."""
+        """Counts the bytes of all caches."""
         pairs = [pair for past in self._past.values() for pair in (*past.window, *([past.sink] if past.sink else []))]
         return _bytes(pairs)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that is held, by names that `load` reads."""
-        found: dict[str, Tensor] = {}
+        """Returns all that is held, by names that `load` reads."""
+        tensors: dict[str, Tensor] = {}
         for (layer, step, branch), past in self._past.items():
             held = {f"{place:06d}": pair for place, pair in enumerate(past.window)}
             held |= {"sink": past.sink} if past.sink else {}
             for place, (k, v) in held.items():
-                found |= {f"{layer}.{step}.{branch}.{place}.k": k, f"{layer}.{step}.{branch}.{place}.v": v}
-        return found
+                tensors |= {f"{layer}.{step}.{branch}.{place}.k": k, f"{layer}.{step}.{branch}.{place}.v": v}
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor], layers: Collection[int], steps: Collection[int]) -> None:
         """Takes over what another run held, for some layers and steps."""

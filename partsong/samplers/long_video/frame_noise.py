@@ -1,4 +1,4 @@
-"""The noise a long video begins with: every frame's is a function of the seed and of the frame, and of nothing else."""
+"""Draws the noise a long video begins with: every frame's depends on the seed and the frame, and on nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEEDS = 1 << 62
 
 
 def draw_seeds(generator: Any) -> list[int]:
-    """A seed from each of the generators that a pipeline's call was given.
+    """Draws a seed from each of the generators that a pipeline's call was given.
 
     Args:
         generator: a `torch.Generator`, one per sample, or None for torch's default one.
@@ -27,7 +27,7 @@ def draw_seeds(generator: Any) -> list[int]:
 
 
 class FrameNoise:
-    """Noise of blocks of latent frames.
+    """Draws the noise of blocks of latent frames.
 
     ``independent`` draws every frame for itself. ``pool`` draws a few frames once, and every block takes them in an
     order of its own, without those that its context already holds: neighbours share what they begin with, which keeps
@@ -36,7 +36,7 @@ class FrameNoise:
 
     Args:
         drawn: a seed per sample, or one that the samples' seeds are derived from.
-        frames: latent frames of every block but for the last, which may have fewer.
+        frames: latent frames of every block; the last may have fewer.
         context: frames of the block before that a window holds.
         kind: ``pool`` or ``independent``.
 
@@ -52,7 +52,7 @@ class FrameNoise:
         self._newest, self._order = -1, list[int]()
 
     def numbers(self, block: int) -> tuple[int, ...]:
-        """Which frame's noise each frame of a block begins with."""
+        """Says which frame's noise each frame of a block begins with."""
         if self.kind == "independent":
             return tuple(range(block * self.frames, (block + 1) * self.frames))
         if self._newest > block:
@@ -65,10 +65,10 @@ class FrameNoise:
         return tuple(self._order)
 
     def like(self, latents: Tensor, dim: int, block: int) -> Tensor:
-        """Noise of a block.
+        """Returns the noise of a block.
 
         Args:
-            latents: of the shape, type and device wanted, a sample for each seed.
+            latents: of the shape, type and device to return, a sample for each seed.
             dim: the dim of its frames.
             block: number of the block.
         """

@@ -1,4 +1,4 @@
-"""A stream of frames with a progress bar, and a line in the ledger that says how soon and how fast they came."""
+"""Shows a stream's progress in frames, and records in the ledger how soon and how fast they came."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from partsong import ledger
 from partsong.progress import progress
 
-__all__ = ["watched"]
+__all__ = ["with_progress"]
 
 
-def watched(parts: Generator[Any, None, None], pipe: Any, total: int | None, dim: int) -> Iterator[Any]:
+def with_progress(parts: Generator[Any, None, None], pipe: Any, total: int | None, dim: int) -> Iterator[Any]:
     """Passes on what a sampler yields, and counts its frames.
 
     The bar is the pipeline's: hidden where its own is. At the end the active ledger gets a record with ``phase``

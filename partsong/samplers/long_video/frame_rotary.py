@@ -1,4 +1,4 @@
-"""Moving rotary positions along the frames of a video: keys that were turned once are turned on by a difference.
+"""Moves rotary positions along the frames of a video: keys that were turned once are turned on by a difference.
 
 Rotary attention depends on differences of positions only. So a block of frames may count its own from zero, and the
 keys of another block are brought to where they belong by one more rotation, of the time part alone. No position grows
@@ -23,7 +23,7 @@ Turn = tuple[Tensor, Tensor]
 
 
 def _wan(module: Any, frames: int) -> Turn:
-    """Channels come in pairs; the first pairs turn with time, the others with height and width."""
+    """Returns Wan's turn: of its pairs of channels the first turn with time, the others with height and width."""
     rope = module.rope
     cos, sin = rope.freqs_cos[frames, 0::2].clone(), rope.freqs_sin[frames, 1::2].clone()
     cos[rope.t_dim // 2 :], sin[rope.t_dim // 2 :] = 1.0, 0.0
@@ -65,7 +65,7 @@ class FrameRotary:
         self._turns: dict[tuple[int, torch.device], Turn] = {}
 
     def turned(self, keys: Tensor, frames: int) -> Tensor:
-        """Keys `[B, H, L, D]` as they would be that many frames later (earlier where negative)."""
+        """Returns keys `[B, H, L, D]` as they would be a number of frames later (earlier where negative)."""
         if frames == 0:
             return keys
         cos, sin = self._turn(abs(frames), keys.device)

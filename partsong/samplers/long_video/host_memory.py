@@ -12,7 +12,7 @@ __all__ = ["give_back", "trimmed"]
 
 
 def trimmed(parts: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """The same parts; after each, memory that nothing uses any more goes back to the system.
+    """Passes parts on; after each, memory that nothing uses any more goes back to the system.
 
     glibc keeps freed memory for later and finds ever fewer places for large tensors among small ones: over hours a
     stream that holds nothing would still seem to grow. Costs far less than a millisecond, once something was returned.
@@ -27,7 +27,7 @@ def trimmed(parts: Generator[Any, None, None]) -> Generator[Any, None, None]:
 
 
 def give_back() -> bool:
-    """Returns free memory of the C library to the system, where there is a way; whether there was any."""
+    """Returns free memory of the C library to the system, where it can; says whether there was any."""
     trim = _trim()
     return trim is not None and bool(trim(0))
 
@@ -35,8 +35,8 @@ def give_back() -> bool:
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     try:
-        found = ctypes.CDLL(None).malloc_trim
+        trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):  # another C library
         return None
-    found.argtypes, found.restype = [ctypes.c_size_t], ctypes.c_int
-    return found
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim

@@ -1,4 +1,4 @@
-"""A long video's progress on disk: after a kill at any point a run goes on and yields the same frames.
+"""Keeps a long video's progress on disk: after a kill at any point a run goes on and yields the same frames.
 
 A journal is a folder. ``run.json`` says which video it is. ``block-000007.safetensors`` holds the latents of a block
 that is done. A *cut* is everything later blocks need: ``cut-000012-latents.safetensors`` from the first rank, and
@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,43 +27,45 @@ from partsong.errors import ArgumentError, OutputError
 from partsong.outputs import write_json
 
 if TYPE_CHECKING:
-    from partsong.parallel import Axis, Plan, Strategy
+    from partsong.parallel import Strategy
     from partsong.samplers.long_video.video_blocks import VideoBlocks
 
-__all__ = ["VideoJournal", "open_journal", "parts_of", "write_cut"]
+__all__ = ["Folder", "VideoJournal", "open_journal", "parts_of", "write_cut"]
 
+#: The path of a folder.
+Folder = str | os.PathLike[str]
 #: Latents of a block, and tensors and plain values that its scheduler remembers.
 Progress = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
 _KEYS = re.compile(r"cut-(\d+)-keys-(\d+)-of-(\d+)\.safetensors")
 
 
 class VideoJournal:
-    """The folder of one run.
+    """Reads and writes the folder of one run.
 
     Args:
-        path: the folder; made where it is not there.
+        path: the folder; created where it is missing.
         run: what decides the video: equal for a run and for the one that resumes it. Plain values.
         index: of this rank.
         size: number of ranks.
 
     Raises:
-        ArgumentError: the folder holds another video, or something else.
+        ArgumentError: the folder holds another video, or other files.
         OutputError: it cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any], index: int, size: int) -> None:
+    def __init__(self, path: Folder, run: Mapping[str, Any], index: int, size: int) -> None:
         self.path, self.index, self.size = Path(path), index, size
         asked = json.loads(json.dumps(dict(run), sort_keys=True))
         file = self.path / "run.json"
         if file.is_file():
             try:
-                found = json.loads(file.read_text(encoding="utf-8"))
+                held = json.loads(file.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise ArgumentError(f"{file} cannot be read: {error}") from error
-            wrong = [name for name in {*found, *asked} if found.get(name) != asked.get(name)]
-            if wrong:
-                told = ", ".join(f"{n}={found.get(n)!r} there, {asked.get(n)!r} asked" for n in sorted(wrong))
-                raise ArgumentError(f"{self.path} is the journal of another video ({told}); give another folder")
+            names = sorted(name for name in {*held, *asked} if held.get(name) != asked.get(name))
+            if names:
+                changes = ", ".join(f"{name}={held.get(name)!r} there, {asked.get(name)!r} asked" for name in names)
+                raise ArgumentError(f"{self.path} is the journal of another video ({changes}); give another folder")
         elif self.path.is_dir() and any(self.path.glob("*.safetensors")):
             raise ArgumentError(f"{self.path} holds files but no run.json; give a new folder, or a journal")
         elif index == 0:
@@ -73,22 +75,22 @@ class VideoJournal:
                 raise OutputError(f"{file} cannot be written: {error.strerror or error}") from error
 
     def block(self, number: int) -> Tensor:
-        """The latents of a block that is done.
+        """Returns the latents of a block that is done.
 
         Raises:
             ArgumentError: they are not there.
         """
-        found = self._read(f"block-{number:06d}")
-        if found is None:
+        tensors = self._read(f"block-{number:06d}")
+        if tensors is None:
             raise ArgumentError(f"{self.path} lacks block-{number:06d}.safetensors of a block that was done")
-        return found["latents"]
+        return tensors["latents"]
 
     def write_block(self, number: int, latents: Tensor) -> None:
         """Keeps the latents of a block that is done."""
         self._write(f"block-{number:06d}", {"latents": latents})
 
     def newest_cut(self) -> int | None:
-        """The last cut that is complete."""
+        """Returns the number of the last cut that is complete; None where there is none."""
         ranks: dict[tuple[int, int], set[int]] = {}
         for file in self.path.glob("cut-*-keys-*.safetensors"):
             if match := _KEYS.fullmatch(file.name):
@@ -100,28 +102,28 @@ class VideoJournal:
     def write_keys(self, cut: int, tensors: Mapping[str, Tensor]) -> None:
         """Keeps this rank's part of a cut, and drops its parts of cuts that are not needed any more."""
         self._write(f"{_cut(cut)}-keys-{self.index}-of-{self.size}", tensors)
-        newest = self.newest_cut()
-        for file in self.path.glob(f"cut-*-keys-{self.index}-of-*.safetensors"):
-            if newest is not None and int(file.name.split("-")[1]) < newest:
-                file.unlink(missing_ok=True)
+        self._drop_old(f"cut-*-keys-{self.index}-of-*.safetensors")
 
     def write_latents(self, cut: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Keeps the first rank's part of a cut: tensors, and plain values beside them."""
         self._write(f"{_cut(cut)}-latents", tensors, {"values": json.dumps(dict(values))})
+        self._drop_old("cut-*-latents.safetensors")
+
+    def _drop_old(self, pattern: str) -> None:
         newest = self.newest_cut()
-        for file in self.path.glob("cut-*-latents.safetensors"):
+        for file in self.path.glob(pattern):
             if newest is not None and int(file.name.split("-")[1]) < newest:
                 file.unlink(missing_ok=True)
 
     def keys(self, cut: int) -> dict[str, Tensor]:
-        """The keys of a cut, of all ranks that wrote it."""
-        found: dict[str, Tensor] = {}
+        """Returns the keys of a cut, of all ranks that wrote it."""
+        keys: dict[str, Tensor] = {}
         for file in self.path.glob(f"{_cut(cut)}-keys-*.safetensors"):
-            found |= self._read(file.stem) or {}
-        return found
+            keys |= self._read(file.stem) or {}
+        return keys
 
     def latents(self, cut: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The first rank's part of a cut."""
+        """Returns the first rank's part of a cut."""
         name = f"{_cut(cut)}-latents"
         with safe_open(self.path / f"{name}.safetensors", "pt") as file:
             values = json.loads((file.metadata() or {})["values"])
@@ -156,34 +158,28 @@ class VideoJournal:
             ) from error
 
 
-def open_journal(
-    path: Path | None, plan: Plan, blocks: VideoBlocks, knobs: Strategy, axis: Axis
-) -> VideoJournal | None:
-    """The journal of a run; None where none is asked for.
+def open_journal(path: Folder | None, blocks: VideoBlocks, strategy: Strategy) -> VideoJournal | None:
+    """Opens the journal of a run; None where no folder is given.
 
     Args:
         path: the folder, or None.
-        plan: the run's plan; the model decides the video.
-        blocks: the video's blocks; the call's arguments and the seeds decide it.
-        knobs: the strategy, whose knobs decide it but for how many ranks share what.
-        axis: the ranks that share the work.
+        blocks: the video's blocks; their model, the call's arguments and the seeds decide the video.
+        strategy: its knobs decide the video too, except those that say how many ranks share the work.
     """
     if path is None:
         return None
-    shares = {"degree", "pipe_degree", "layers"}
-    decides = {f.name: getattr(knobs, f.name) for f in fields(knobs) if f.name not in shares}
-    module: Any = plan.denoisers[0].module
+    plan, shares = blocks.plan, ("degree", "pipe_degree", "layers")
+    knobs = {name: value for name, value in asdict(strategy).items() if name not in shares}
     run = {
-        "strategy": f"{type(knobs).__name__}({decides})",
+        "strategy": f"{type(strategy).__name__}({knobs})",
         "pipeline": type(plan.target).__name__,
-        "model": _digest(
-            repr(sorted((k, repr(v)) for k, v in module.config.items() if not k.startswith("_"))).encode()
-        ),
-        "scheduler": repr(sorted((k, repr(v)) for k, v in plan.target.scheduler.config.items() if k[0] != "_")),
+        "model": _digest(_settings(plan.denoisers[0].module).encode()),
+        "scheduler": _settings(plan.target.scheduler),
         "sizes": list(blocks.sizes),
         "seeds": list(blocks.drawn),
         **{f"argument {name}": _plain(value) for name, value in blocks.arguments.items() if name != "generator"},
     }
+    axis = plan.mesh.axis(*strategy.axes)
     return VideoJournal(path, run, axis.index, axis.size)
 
 
@@ -199,7 +195,7 @@ def write_cut(journal: VideoJournal, cut: int, blocks: Mapping[int, Progress]) -
 
 
 def parts_of(block: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Progress:
-    """Latents and scheduler of one block out of a cut."""
+    """Returns latents and scheduler of one block out of a cut."""
     start = f"{block}/"
     held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     plain = {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
@@ -207,7 +203,7 @@ def parts_of(block: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """An argument as JSON can hold it: tensors by what is in them."""
+    """Returns an argument as JSON can hold it: tensors by what is in them."""
     if isinstance(value, Tensor):
         return _digest(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     if isinstance(value, (list, tuple)):
@@ -216,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 
 def _settings(part: Any) -> str:
-    return _digest(repr(sorted((k, repr(v)) for k, v in part.config.items() if not k.startswith("_"))).encode())
+    return repr(sorted((name, repr(value)) for name, value in part.config.items() if not name.startswith("_")))
 
 
 def _digest(data: bytes) -> str:

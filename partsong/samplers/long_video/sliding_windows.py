@@ -1,4 +1,4 @@
-"""A long video from a model of short ones: windows of frames that overlap, averaged in every step. One process.
+"""Makes a long video from a model of short ones: overlapping windows, averaged in every step, in one process.
 
 This is the serial way to a long video, the one that clip and block strategies are compared with: the pipeline's own
 loop goes over all frames, and wherever it asks its denoiser, windows answer that are as long as the model knows.
@@ -30,8 +30,8 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
         **arguments: the pipeline's own.
 
     Raises:
-        ArgumentError: a stride beyond the window, or less than one frame.
-        UnsupportedError: a pipeline with another model, or with two.
+        ArgumentError: the stride is longer than the window, or less than one frame.
+        UnsupportedError: the pipeline has another model, or two.
 
     Source: MultiDiffusion, arXiv 2302.08113, along time; weights as in FreeNoise, arXiv 2310.15169.
 
@@ -55,14 +55,14 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
 
 
 def _denoiser(pipe: Any) -> tuple[str, int]:
-    """The name of the pipeline's one denoiser, and the dim of frames in its latents."""
-    found = [name for name, part in pipe.components.items() if type(part).__name__ in FRAME_TABLES]
-    if len(found) != 1:
+    """Returns the name of the pipeline's one denoiser, and the dim of frames in its latents."""
+    names = [name for name, part in pipe.components.items() if type(part).__name__ in FRAME_TABLES]
+    if len(names) != 1:
         raise UnsupportedError(
-            f"{type(pipe).__name__} holds {len(found)} denoisers whose frames can be cut into windows; use a pipeline "
+            f"{type(pipe).__name__} holds {len(names)} denoisers whose frames can be cut into windows; use a pipeline "
             f"with one {' or '.join(FRAME_TABLES)}"
         )
-    return found[0], FRAME_TABLES[type(getattr(pipe, found[0])).__name__][1]
+    return names[0], FRAME_TABLES[type(getattr(pipe, names[0])).__name__][1]
 
 
 def _answer(module: Any, arguments: dict[str, Any], dim: int, window: int, stride: int) -> tuple[Tensor]:

@@ -1,4 +1,4 @@
-"""One rank's run of a model's blocks on a few frames of a long video, which see frames around them by keys kept."""
+"""Runs one rank's share of a model's blocks on a few frames of a long video, which see kept keys of those around."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ KeysAround = Sequence[tuple[Tensor, Tensor, int]]
 
 
 class FrameContext(Protocol):
-    """Describes what the frames at work see beside themselves, and what is kept of them for others."""
+    """Describes which keys the frames at work see of others, and which of theirs are kept."""
 
     def read(self, layer: int) -> KeysAround:
-        """Keys and values of the frames around, for one attention of the model."""
+        """Returns keys and values of the frames around, for one attention of the model."""
         ...
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes those of the frames at work."""
+        """Takes the keys and values of the frames at work."""
         ...
 
 
 class FrameLoop(Protocol):
-    """Describes the sampling loop that a rank's blocks are part of.
+    """Describes the sampling loop that a rank's blocks are part of."""
 
-    Attributes:
-        keys: what the frames at work see of others.
-    """
-
-    keys: FrameContext
+    @property
+    def keys(self) -> FrameContext:
+        """Returns what the frames at work see of others."""
+        ...
 
     def sends(self, step: int, index: int) -> int:
         """Returns the bytes the rank at `index` of the pipeline sends in a step, as the loop counts steps."""
@@ -54,17 +53,10 @@ class FrameLoop(Protocol):
 
 
 class StagedFrames(StagedBlocks):
-    """Runs the blocks of one rank inside a loop, which says which frames are seen.
-
-    Args:
-        module: the transformer.
-        adapter: its row, resolved.
-        mesh: the ranks; those of axis ``pipe`` are the stages in order.
-        layers: blocks of each stage; None deals them out evenly.
+    """Runs the blocks of one rank inside a loop, which chooses the frames that are seen; see `StagedBlocks`.
 
     Raises:
-        UnsupportedError: a model whose frames cannot share keys.
-        ArgumentError: the stages do not add up to the model's blocks.
+        UnsupportedError: the model's frames cannot share keys.
     """
 
     parts_name = "videos"
@@ -81,20 +73,20 @@ class StagedFrames(StagedBlocks):
 
     @property
     def own_layers(self) -> list[int]:
-        """Numbers of the attentions that this rank computes."""
+        """Lists the numbers of the attentions that this rank computes."""
         mine = tuple(f"{self.blocks[number].name}." for number in self.own)
         return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """What a call looks like; what each stage sends for that many frames is remembered."""
-        found = super().layout(named)
-        passed = [sum(t.numel() * t.element_size() for t in tensors) for tensors in found.inputs[None][1:]]
-        answer = found.owners.numel() * found.owners.element_size() * (self.pipe.size - 1)
-        self.sent[found.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
-        return found
+        """Says what a call looks like, and remembers what each stage sends for its number of frames."""
+        layout = super().layout(named)
+        passed = [sum(tensor.nbytes for tensor in tensors) for tensors in layout.inputs[None][1:]]
+        answer = layout.owners.nbytes * (self.pipe.size - 1)
+        self.sent[layout.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
+        return layout
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
+        """Returns the bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
         assert self.loop is not None
         return self.loop.sends(step[0], index)
 
@@ -103,7 +95,7 @@ class StagedFrames(StagedBlocks):
         return None if self.loop is None else self.loop.kept()
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of the frames at work to themselves and to those around."""
+        """Computes attention of the frames at work to themselves and to those around."""
         assert self.loop is not None
         around = self.loop.keys.read(call.layer)
         self.loop.keys.keep(call.layer, call.k, call.v)
@@ -114,7 +106,7 @@ class StagedFrames(StagedBlocks):
         return attend_locally(replace(call, k=k, v=v, sizes=(k.shape[2],), index=0, masks=None))
 
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
-        """A mask over frames that a causal model brings along lets the frames of one block see each other: drop it."""
+        """Drops a causal model's own mask over frames, which lets the frames of one block see each other."""
         if mask.dtype != torch.bool or not bool(mask.all()):
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "

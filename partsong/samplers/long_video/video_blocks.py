@@ -1,11 +1,10 @@
-"""A long video as calls of a pipeline, one per block of frames: each is the pipeline's own loop on its own latents."""
+"""Makes a long video of calls of a pipeline, one per block of frames: each is the pipeline's own loop."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,15 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count, check_value
 from partsong.parallel import Plan
+from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
+from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_decode import StreamingDecoder
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.plan_call import call_pipeline
 from partsong.samplers.pipeline.scheduler_state import restore
 from partsong.samplers.pipeline.shared_text import SharedText
 
@@ -30,7 +33,7 @@ _FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_
 
 
 class VideoBlocks:
-    """The blocks of one video.
+    """Makes the calls for the blocks of one video, and ends them.
 
     Args:
         plan: strategies on a video pipeline.
@@ -38,10 +41,11 @@ class VideoBlocks:
         frames: latent frames of a block.
         context: frames of the block before that a block sees.
         noise: see `FrameNoise`.
-        frames_dim: dim of the frames in the pipeline's latents.
-        decodes: whether this rank makes pictures of the latents.
+        everywhere: makes pictures of the latents on every rank, not on the first alone.
 
     Attributes:
+        stage: the model's blocks on this rank.
+        dim: of the frames in the pipeline's latents.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
         latents: those that the block opened last begins with.
@@ -49,118 +53,121 @@ class VideoBlocks:
         decodes: whether this rank makes pictures.
 
     Raises:
-        ArgumentError: a number of frames that the autoencoder cannot make.
-        UnsupportedError: a pipeline whose video cannot be cut.
+        ArgumentError: the autoencoder cannot make this number of frames.
+        UnsupportedError: the pipeline's video cannot be cut.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        arguments: Mapping[str, Any],
-        *,
-        frames: int,
-        context: int,
-        noise: str,
-        frames_dim: int,
-        decodes: bool,
+        self, plan: Plan, arguments: Mapping[str, Any], *, frames: int, context: int, noise: str, everywhere: bool
     ) -> None:
-        self.pipe, self.arguments, self.dim = plan.target, dict(arguments), frames_dim
+        denoiser = plan.denoisers[0]
+        assert isinstance(denoiser.cut, StagedFrames)
+        self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
+        self.pipe, self.dim = plan.target, self.stage.rotary.frames_dim
         self.factor = _factor(self.pipe)
-        self.sizes = _cut(_latent_frames(self.pipe, self.arguments, self.factor), frames)
-        self.name = next(name for name, part in self.pipe.components.items() if part is plan.denoisers[0].module)
+        total = _latent_frames(self.pipe, self.arguments, self.factor)
+        self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
         self._given = self.arguments.pop("latents", None)
-        self._check_given()
-        self.drawn = draw_seeds(self.arguments.get("generator"))
-        self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
-        self._text = SharedText()
-        is_latent = self.arguments.get("output_type") == "latent"
-        self._sample = plan.denoisers[0].adapter.sample
-        self._decoder = StreamingDecoder(self.pipe.vae) if decodes and not is_latent else None
-        self.decodes = decodes
-        self.latents = torch.empty(0)
-
-    def _check_given(self) -> None:
         if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
             raise ArgumentError(
                 f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
                 f"the video has {sum(self.sizes)} latent frames"
             )
+        self.drawn = draw_seeds(self.arguments.get("generator"))
+        self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
+        self._text = SharedText()
+        is_latent = self.arguments.get("output_type") == "latent"
+        self._sample = denoiser.adapter.sample
+        self.decodes = everywhere or plan.mesh.is_main
+        self._decoder = StreamingDecoder(self.pipe.vae) if self.decodes and not is_latent else None
+        self.latents = torch.empty(0)
 
-    def close(self) -> None:
-        """Ends what is kept for decoding."""
+    def close(self, tracks: MutableMapping[int, Any]) -> None:
+        """Ends the calls that are open, and forgets what was kept for the video."""
+        for track in tracks.values():
+            track.call.close()
+        tracks.clear()
+        self.stage.forget()
         if self._decoder is not None:
             self._decoder.close()
 
     def open(self, block: int) -> PausedCall:
-        """The call of a block, not begun."""
+        """Makes the call of a block, and lets it run to its first question to the denoiser.
+
+        Raises:
+            UnsupportedError: it has none.
+        """
         chosen = dict(self.arguments)
         chosen["num_frames"] = (self.sizes[block] - 1) * self.factor + 1
         chosen["generator"] = self._generators(block)
         if self._given is not None:
             chosen["latents"] = self._given.narrow(self.dim, sum(self.sizes[:block]), self.sizes[block])
-        call = PausedCall(self.pipe, self.name, chosen, decodes=self.decodes)
-        if hasattr(call.pipe, "set_progress_bar_config"):
-            call.pipe.set_progress_bar_config(disable=True)
+        call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
         self._text.join(call)
-        vars(call.pipe)["prepare_latents"] = self._prepare(call.pipe.prepare_latents, block)
+        replace_method(call.pipe, "prepare_latents", lambda method: self._preparing(method, block))
         if self._decoder is not None:
             call.replace("vae", decode=self._decoder.decode)
+        if not isinstance(call.send(), Denoise):
+            call.close()
+            raise UnsupportedError(f"{type(self.pipe).__name__} made no call of its denoiser")
         return call
 
     def take_up(
         self, call: PausedCall, steps: int, latents: Tensor, held: dict[str, Tensor], plain: dict[str, Any]
     ) -> None:
-        """Brings a call that stands at its first question to where it has made some steps, without the model.
-
-        The pipeline's own loop runs on anything, which draws the same random numbers; then what the steps had made
-        takes its place.
+        """Brings a call from its first question to where it has made some steps, without the model.
 
         Args:
-            call: as `open` has made it, sent once.
+            call: as `open` returns it.
             steps: how many.
             latents: what they made.
             held: tensors that the scheduler remembered then.
             plain: what else it remembered.
         """
-        made = 0
-        while made < steps:
-            event = call.event
-            if isinstance(event, Denoise):
-                event = call.send(self._anything(event))
-            if isinstance(event, Stepped):
-                made += 1
-                if made == steps:
-                    restore(call.pipe.scheduler, held, plain)
-                call.send(latents.to(event.latents.device) if made == steps else event.latents)
+        event = self._replay(call, steps)
+        restore(call.pipe.scheduler, held, plain)
+        call.send(latents.to(event.latents.device))
 
-    def finish(self, block: int, latents: Tensor) -> Any:
-        """What the pipeline returns for a block whose latents are known, without the model."""
+    def finished(self, latents_of_blocks: Iterable[Tensor]) -> Iterator[Any]:
+        """Yields what the pipeline returns for the first blocks, whose latents a journal holds.
+
+        Ranks that decode nothing yield None for each.
+        """
+        for block, latents in enumerate(latents_of_blocks):
+            with self.plan.looping():
+                yield self._finish(block, latents) if self.decodes else None
+
+    def _finish(self, block: int, latents: Tensor) -> Any:
         with self.open(block) as call:
-            event, made = call.send(), 0
-            steps = len(call.pipe.scheduler.timesteps)
-            while not isinstance(event, Finished):
-                if isinstance(event, Denoise):
-                    event = call.send(self._anything(event))
-                else:
-                    made += 1
-                    event = call.send(latents.to(event.latents.device) if made == steps else event.latents)
-            return event.output
+            last = self._replay(call, len(call.pipe.scheduler.timesteps))
+            end = call.send(latents.to(last.latents.device))
+            assert isinstance(end, Finished)
+            return end.output
 
-    def _anything(self, event: Denoise) -> Any:
+    def _replay(self, call: PausedCall, steps: int) -> Stepped:
+        """Runs a call through some steps on placeholders, which draws the same random numbers as with the model."""
+        event = call.event
+        for _ in range(steps):
+            event = call.send(event.latents) if isinstance(event, Stepped) else event
+            while isinstance(event, Denoise):
+                event = call.send(self._placeholder(event))
+        assert isinstance(event, Stepped)
+        return event
+
+    def _placeholder(self, event: Denoise) -> Any:
         sample = torch.zeros_like(event.arguments[self._sample])
         return (sample,) if event.arguments.get("return_dict") is False else Transformer2DModelOutput(sample=sample)
 
     def _generators(self, block: int) -> Any:
-        """What a scheduler that adds noise draws from: every block its own."""
-        made = [torch.Generator().manual_seed(seeds.derive(seed, "steps", block)) for seed in self.drawn]
-        return made if len(made) > 1 else made[0]
+        """Returns what a scheduler that adds noise draws from: every block has its own."""
+        generators = [torch.Generator().manual_seed(seeds.derive(seed, "steps", block)) for seed in self.drawn]
+        return generators if len(generators) > 1 else generators[0]
 
-    def _prepare(self, original: Any, block: int) -> Any:
-        signature = inspect.signature(original)
+    def _preparing(self, prepare: Method, block: int) -> Method:
+        signature = inspect.signature(prepare)
 
-        @functools.wraps(original)
-        def prepare_latents(*args: Any, **kwargs: Any) -> Any:
-            latents = original(*args, **kwargs)
+        def prepare_block(*args: Any, **kwargs: Any) -> Any:
+            latents = prepare(*args, **kwargs)
             if not isinstance(latents, Tensor) or "latents" not in signature.parameters:
                 raise UnsupportedError(
                     f"{type(self.pipe).__name__} prepares more than latents, so its video cannot be cut into blocks; "
@@ -171,13 +178,13 @@ class VideoBlocks:
                 return latents
             bound = signature.bind(*args, **kwargs)
             bound.arguments["latents"] = self._noise.like(latents, self.dim, block)
-            return original(*bound.args, **bound.kwargs)
+            return prepare(*bound.args, **bound.kwargs)
 
-        return prepare_latents
+        return prepare_block
 
 
 def joined(outputs: Sequence[Any], dim: int) -> Any:
-    """The output of the whole video out of those of its blocks, in order: arrays, tensors or lists of pictures.
+    """Joins the outputs of a video's blocks, in order: arrays, tensors or lists of pictures.
 
     Args:
         outputs: what the pipeline returned for each block.
@@ -194,7 +201,7 @@ def joined(outputs: Sequence[Any], dim: int) -> Any:
 
 
 def frames_of(pipe: Any, blocks: int) -> int:
-    """How many frames a number of blocks of a causal model's pipeline are."""
+    """Returns how many frames a number of blocks of a causal model's pipeline are."""
     return (blocks * causal_block(pipe.transformer) - 1) * _factor(pipe) + 1
 
 
@@ -209,19 +216,13 @@ def _latent_frames(pipe: Any, arguments: Mapping[str, Any], factor: int) -> int:
     default = inspect.signature(type(pipe).__call__).parameters.get("num_frames")
     if default is None:
         raise UnsupportedError(f"{type(pipe).__name__} takes no num_frames: it makes no video")
-    wanted = arguments.get("num_frames", default.default)
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ArgumentError(f"num_frames={wanted!r}; use 1 or more")
-    whole, rest = divmod(wanted - 1, factor)
+    num_frames = arguments.get("num_frames", default.default)
+    check_value("num_frames", num_frames, Count)
+    whole, rest = divmod(num_frames - 1, factor)
     if rest:
         low = whole * factor + 1
         raise ArgumentError(
-            f"num_frames={wanted}: the autoencoder of {type(pipe).__name__} makes 1 + {factor} n frames; "
+            f"num_frames={num_frames}: the autoencoder of {type(pipe).__name__} makes 1 + {factor} n frames; "
             f"use {low} or {low + factor}"
         )
     return whole + 1
-
-
-def _cut(total: int, frames: int) -> tuple[int, ...]:
-    whole, rest = divmod(total, frames)
-    return (*[frames] * whole, *([rest] if rest else []))

@@ -1,4 +1,4 @@
-"""Decoding a video block by block, exactly as all at once: causal decoders go on from what they have seen."""
+"""Decodes a video block by block, exactly as all at once: causal decoders go on from what they have seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StreamingDecoder:
         vae: the autoencoder of the pipeline; its own cache is left alone.
 
     Raises:
-        UnsupportedError: an autoencoder whose decoding cannot be cut in time exactly.
+        UnsupportedError: the autoencoder's decoding cannot be cut in time exactly.
     """
 
     def __init__(self, vae: Any) -> None:
@@ -36,12 +36,12 @@ class StreamingDecoder:
             raise UnsupportedError("tiled decoding starts anew for every tile; call vae.disable_tiling()")
         self.vae = vae
         self._seen: list[Any] | None = None
-        # Every block's call has a thread of its own, and the allocator of most systems an arena for every thread, which
-        # keeps what it has freed: decoded here and there, a long video would leave the memory of a decoding in each.
+        # Every block's call has its own thread, and most systems' allocators an arena per thread, which keeps what
+        # was freed there. Decoded in many threads, a long video would leave the memory of a decoding in each.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="partsong-decoder")
 
     def decode(self, z: Tensor, return_dict: bool = True) -> Any:
-        """The frames of the next latents; called and answered as the autoencoder's own ``decode``.
+        """Decodes the next latents; called and answered as the autoencoder's own ``decode``.
 
         Args:
             z: `[B, C, f, h, w]`, as the pipeline gives them to its autoencoder.

@@ -1,1 +1,1 @@
-"""PipeFusion: patches of the picture travel through stages of blocks."""
+"""Samples with PipeFusion: patches of the picture travel through stages of blocks."""

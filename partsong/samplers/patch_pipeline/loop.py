@@ -1,16 +1,16 @@
-"""PipeFusion's loop: every patch has its own call of the pipeline, and the ranks work on different patches at once.
+"""Runs PipeFusion's loop: every patch has its own call of the pipeline, and the ranks work on different patches.
 
-One call per patch, all with the same arguments, paused at the denoiser (see `paused`). Guidance, scheduler and the
-rest of the pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer
-has full size: its own patch is new, the others are the newest known, so whatever the pipeline does position by
-position is right for its patch, and the calls' latents are put together after every step.
+The calls have the same arguments and pause at the denoiser (see `paused`). Guidance, scheduler and the rest of the
+pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer has full
+size: its own patch is new, the others are the newest known. So what the pipeline does position by position is right
+for its patch, and the calls' latents are put together after every step.
 
 Time goes in slots (see `StageSlots`): in every slot each stage works on one patch and one exchange moves the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,62 +22,43 @@ from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.ranks.agreement import AGREED_STEPS
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.plan_call import CallTrack, call_pipeline, refuse_arguments
 from partsong.samplers.pipeline.scheduler_checks import check_positionwise
 from partsong.samplers.pipeline.shared_text import SharedText
-from partsong.samplers.pipeline.stage_slots import StageSlots
+from partsong.samplers.pipeline.stage_slots import StageItem, StageSlots
 
 __all__ = ["patch_pipeline"]
 
-_CALLBACKS = ("callback_on_step_end", "callback")
+_NO_CALLBACK = "patches are in different steps at any time; use a strategy that leaves the pipeline's loop alone"
 
 
 @torch.no_grad()
 def patch_pipeline(plan: Plan, strategy: PatchPipeline, **arguments: Any) -> Any:
-    """Samples with `PatchPipeline`: layers over ranks, patches in flight.
-
-    Args:
-        plan: a `PatchPipeline` on a pipeline.
-        strategy: that strategy.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Returns:
-        What the pipeline returns, on every rank.
+    """Samples with `PatchPipeline`; see `StrategyRow.loop`.
 
     Raises:
-        UnsupportedError: a scheduler that does not treat every position by itself, a callback, or a call that cannot
-            be cut into patches.
+        UnsupportedError: the scheduler does not treat every position by itself, a callback was given, or the call
+            cannot be cut into patches.
 
     Source: PipeFusion, arXiv 2405.14430.
     """
-    for name in _CALLBACKS:
-        if arguments.get(name) is not None:
-            raise UnsupportedError(
-                f"{name} cannot be honoured: patches are in different steps at any time; use a strategy that leaves "
-                "the pipeline's loop alone"
-            )
-    denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.cut, StagedPatches)
-    plan.clock.begin()
-    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
-    name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
-    patches = denoiser.cut.num_patches
+    refuse_arguments(arguments, {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK})
+    stage = plan.denoisers[0].cut
+    assert isinstance(stage, StagedPatches)
+    plan.begin_loop()
     with ExitStack() as stack, plan.looping():
-        # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
-        calls = [
-            stack.enter_context(PausedCall(plan.target, name, arguments, decodes=patch == patches - 1))
-            for patch in range(patches)
-        ]
-        stack.callback(denoiser.cut.forget)
-        for call in calls[:-1]:  # one bar is enough
-            if hasattr(call.pipe, "set_progress_bar_config"):
-                call.pipe.set_progress_bar_config(disable=True)
         text = SharedText()
-        for call in calls:
-            text.join(call)
-        loop = _Loop(plan, denoiser.cut, calls)
+        calls: list[PausedCall] = []
+        for patch in range(stage.num_patches):
+            # The last patch's call is the last to finish a step: it alone sees whole latents, and decodes them.
+            is_last = patch == stage.num_patches - 1
+            calls.append(call_pipeline(plan, arguments, decodes=is_last, shows_progress=is_last))
+            stack.enter_context(calls[-1])
+            text.join(calls[-1])
+        stack.callback(stage.forget)
+        loop = _Loop(plan, stage, calls)
         loop.run([loop.tracks], steps=strategy.warmup_steps)
         loop.run([[track] for track in loop.tracks], steps=None)
         loop.close()
@@ -86,39 +67,25 @@ def patch_pipeline(plan: Plan, strategy: PatchPipeline, **arguments: Any) -> Any
         return calls[-1].event.output
 
 
-@dataclass(slots=True)
-class _Track:
-    """Where the call of one patch stands: its next call of the denoiser is call `branch` of step `step`."""
+@dataclass(slots=True, kw_only=True)
+class _Track(CallTrack):
+    """Counts how far the call of one patch has come."""
 
-    call: PausedCall
     patch: int
-    step: int = 0
-    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """One call of the denoiser for one part: a patch, or the whole picture (None)."""
+class _Item(StageItem):
+    """Holds one call of the denoiser for a patch or the whole picture, and the step it belongs to."""
 
-    arguments: Mapping[str, Any]
-    layout: PartLayout
-    part: int | None
     step: int
     branch: int
-
-    def empty_input(self, stage: int) -> Tensor:
-        """Returns room for what enters a stage."""
-        return self.layout.empty_input(self.part, stage)
-
-    def empty_output(self) -> Tensor:
-        """Returns room for the part's prediction."""
-        return self.layout.empty_output(self.part)
 
 
 class _Loop:
     def __init__(self, plan: Plan, stage: StagedPatches, calls: Sequence[PausedCall]) -> None:
         self.plan, self.stage, self.denoiser, self.axis = plan, stage, plan.denoisers[0], stage.pipe
-        self.tracks = [_Track(call, patch) for patch, call in enumerate(calls)]
+        self.tracks = [_Track(call, patch=patch) for patch, call in enumerate(calls)]
         self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches
         self.latents: Tensor | None = None
         self._step = 0
@@ -166,13 +133,13 @@ class _Loop:
         return result
 
     def _begin(self, step: int) -> None:
-        """A record of the ledger is a step of this rank's own work, which may lag behind that of others."""
+        """Ends the ledger's record of the step before: a record is a step of this rank's own work."""
         if step > self._step:
             self.plan.close_record()
             self._step = step
 
     def _next(self, track: _Track, part: int | None, steps: int | None) -> _Item | None:
-        """What a call asks for; None where it has finished or made its steps."""
+        """Returns what a call asks for; None where it has finished or made its steps."""
         event = track.call.event
         if isinstance(event, Finished) or (steps is not None and track.step >= steps):
             return None
@@ -194,14 +161,12 @@ class _Loop:
             known = self.predictions[item.branch] = torch.empty_like(item.layout.owners).contiguous()
         item.layout.write(known, item.part, output)
         for track in tracks:
-            event = track.call.send(item.layout.returned(known.clone()))
-            track.branch += 1
+            event = track.send(item.layout.returned(known.clone()))
             while isinstance(event, Stepped):
-                track.step, track.branch = track.step + 1, 0
-                event = track.call.send(self._assembled(event.latents, item.layout, item.part))
+                event = track.send(self._assembled(event.latents, item.layout, item.part))
 
     def _assembled(self, latents: Tensor, layout: PartLayout, part: int | None) -> Tensor:
-        """A patch's new latents among the newest known of the others."""
+        """Returns a patch's new latents among the newest known of the others."""
         if part is None or self.latents is None:
             self.latents = latents.clone()
         else:
@@ -212,12 +177,11 @@ class _Loop:
     def close(self) -> None:
         """Ends the last record, and leaves the clock at the end."""
         self.plan.close_record()
-        self.plan.clock.num_steps = self.tracks[-1].step
-        self.plan.clock.step = self.tracks[-1].step
+        self.plan.clock.num_steps = self.plan.clock.step = self.tracks[-1].step
 
 
 def _owners_like(latents: Tensor, owners: Tensor) -> Tensor:
-    """The patch of every position of the latents: as in the model's output, which may have other channels or batch."""
+    """Returns the patch of every position of the latents; the model's output may have other channels or batch."""
     mine = owners[:1]
     if latents.shape[1:] != mine.shape[1:] and latents.ndim == mine.ndim:
         channel = mine[:, :1]

@@ -1,4 +1,4 @@
-"""Pipeline of layers and patches: patches of the picture travel through stages of blocks (arXiv 2405.14430)."""
+"""Sends patches of the picture through stages of blocks, in a pipeline of layers and patches (arXiv 2405.14430)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.cuts.block_lists import chain_reason
-from partsong.parallel.cuts.staged_blocks import Layers, PartLayout, StagedBlocks
+from partsong.parallel.cuts.staged_blocks import Layers, PartLayout, StagedBlocks, check_layers
 from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
@@ -24,7 +24,7 @@ from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["PatchPipeline", "StagedPatches"]
 
-#: Numbers up to here are whole in every floating-point type: the model's output once holds the number of its patch.
+#: Numbers up to here are exact in every floating-point type: the model's output once holds the number of its patch.
 MAX_PATCHES = 256
 
 
@@ -65,20 +65,17 @@ class PatchPipeline(Strategy):
     def validate(self) -> None:
         """Refuses a number of stages other than the degree."""
         super(PatchPipeline, self).validate()
-        if self.layers is not None and self.degree is not None and len(self.layers) != self.degree:
-            raise ArgumentError(
-                f"PatchPipeline: layers={self.layers} names {len(self.layers)} stages, not {self.degree}"
-            )
+        check_layers("PatchPipeline", self.layers, self.degree)
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         return (
             f"after {self.warmup_steps} step{'s' if self.warmup_steps > 1 else ''}, keys and values of patches that "
             "come later in a step are one step old"
         )
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
+        """Refuses models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
         lists = {path.partition(".")[0] for path in adapter.attention}
         early = [path for path in adapter.gather or () if path.partition(".")[0] in lists]
         reasons = {
@@ -86,17 +83,17 @@ class PatchPipeline(Strategy):
             "it attends sample by sample, to the tokens that each has": adapter.attends_per_sample,
             "it puts tokens together before its last layer": bool(early) or len(adapter.gather or ("",)) != 1,
         }
-        found = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
-        return None if found is None else f"{found}; use another strategy that splits tokens, such as Ulysses"
+        reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
+        return None if reason is None else f"{reason}; use another strategy that splits tokens, such as Ulysses"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedPatches | None:
-        """The stage of this rank; None where one rank has all blocks."""
+        """Returns the stage of this rank; None where one rank has all blocks."""
         return StagedPatches(module, adapter, mesh, clock, self) if mesh.axis("pipe").size > 1 else None
 
 
 @dataclass(slots=True)
 class _KeyValues:
-    """Keys and values of the whole picture for one attention, patch after patch, and their mask `[B, 1, 1, S]`."""
+    """Holds keys and values of the whole picture for one attention, by patch, and their mask `[B, 1, 1, S]`."""
 
     k: Tensor
     v: Tensor
@@ -104,18 +101,11 @@ class _KeyValues:
 
 
 class StagedPatches(StagedBlocks):
-    """Blocks of one rank, and for each of their attentions the newest keys and values of every patch.
+    """Runs the blocks of one rank, and keeps for each of their attentions the newest keys and values of every patch.
 
-    Args:
-        module: the transformer.
-        adapter: its row, resolved.
-        mesh: the ranks; those of axis ``pipe`` are the stages in order.
+    Args beside those of `StagedBlocks`:
         clock: its step and branch are those of the patch at work.
         strategy: the knobs.
-
-    Raises:
-        UnsupportedError: see `StagedBlocks`.
-        ArgumentError: see `StagedBlocks`.
     """
 
     def __init__(
@@ -133,7 +123,7 @@ class StagedPatches(StagedBlocks):
         self._cache.clear()
 
     def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
-        """This rank's blocks on one part; see `StagedBlocks.work`."""
+        """Runs this rank's blocks on one part; see `StagedBlocks.work`."""
         result = super().work(named, layout, part, received)
         if part is None and self.clock.step == self.warmup_steps - 1:
             self._filled[self.clock.branch] = layout
@@ -149,7 +139,7 @@ class StagedPatches(StagedBlocks):
             )
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention of a part's queries to the keys and values of the whole picture."""
+        """Computes attention of a part's queries to the keys and values of the whole picture."""
         key, own = (call.layer, self.clock.branch), None if call.masks is None else call.masks[0]
         if len(call.sizes) == 1:
             if self.clock.step == self.warmup_steps - 1 and self.num_patches > 1:
@@ -168,7 +158,7 @@ class StagedPatches(StagedBlocks):
         return attend_locally(replace(call, k=held.k, v=held.v, sizes=(sum(call.sizes),), index=0, masks=masks))
 
     def _order(self, streams: tuple[str, ...], device: torch.device) -> Tensor:
-        """Where, in one sequence of all streams, the tokens of each patch are."""
+        """Says where in one sequence of all streams the tokens of each patch are."""
         totals = [sum(self.sizes[stream]) for stream in streams]
         runs = [torch.arange(t, device=device) + start for t, start in zip(totals, offsets(totals), strict=True)]
         cut = [run.split(split_sizes(len(run), self.num_patches)) for run in runs]

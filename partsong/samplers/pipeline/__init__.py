@@ -1,1 +1,1 @@
-"""A pipeline's own call, paused at its denoiser, and checks of its scheduler."""
+"""Pauses a pipeline's own call at its denoiser, and checks its scheduler."""

@@ -1,4 +1,4 @@
-"""A pipeline's own call, paused wherever its denoiser is called.
+"""Runs a pipeline's own call and pauses it wherever its denoiser is called.
 
 Some loops need several generations side by side, or the denoiser's calls in another order than a pipeline makes them.
 Here the pipeline's loop is turned inside out without being written anew: it runs in a thread of its own, and exactly
@@ -15,7 +15,7 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
@@ -24,12 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.parallel.hooks.replaced_method import Method, replace_method
+
 __all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Denoise:
-    """The pipeline calls its denoiser; the answer is what the denoiser returns.
+    """Says that the pipeline calls its denoiser; the answer is what the denoiser returns.
 
     Attributes:
         arguments: of the call, by name.
@@ -40,7 +42,7 @@ class Denoise:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The scheduler has made a step; the answer is the latents to go on with.
+    """Says that the scheduler has made a step; the answer is the latents to go on with.
 
     Attributes:
         latents: what the scheduler made.
@@ -51,7 +53,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The call has ended.
+    """Says that the call has ended.
 
     Attributes:
         output: what the pipeline returned; None where it was not to decode.
@@ -73,7 +75,7 @@ class _Closed(BaseException):
 
 
 class PausedCall:
-    """One call of a diffusers pipeline, run from event to event.
+    """Runs one call of a diffusers pipeline from event to event.
 
     The call works on a shallow copy of the pipeline: weights are shared, but the scheduler is its own, and so is the
     state of every random generator, the default ones included. Calls of one pipeline therefore never disturb each
@@ -109,7 +111,8 @@ class PausedCall:
         # Past the pipeline's own __setattr__, which would register the stand-ins in its configuration.
         parts = vars(self.pipe)
         parts[denoiser] = self._paused_denoiser(getattr(pipe, denoiser))
-        parts["scheduler"] = self._paused_scheduler(pipe.scheduler)
+        parts["scheduler"] = copy.deepcopy(pipe.scheduler)
+        replace_method(self.pipe.scheduler, "step", self._paused_step)
         if not decodes and getattr(pipe, "vae", None) is not None:
             self.replace("vae", decode=_stop)
 
@@ -163,10 +166,12 @@ class PausedCall:
     ) -> None:
         self.close()
 
-    def _run(self, modes: ExitStack) -> None:
+    def _run(self, modes: list[Callable[[], AbstractContextManager[Any]]]) -> None:
         event: Event | _Failed
         try:
-            with modes:
+            with ExitStack() as entered:
+                for mode in modes:
+                    entered.enter_context(mode())
                 event = Finished(self.pipe(**self._arguments))
         except _Closed:
             event = Finished(None)
@@ -175,7 +180,7 @@ class PausedCall:
         self._events.put(event)
 
     def _pause(self, event: Event) -> Any:
-        """In the call's own thread: hands over to the driver until it answers."""
+        """Hands over to the driver until it answers; in the call's own thread."""
         assert threading.current_thread() is self._thread, "the paused pipeline was called from outside"
         if not self._closing:
             self._events.put(event)
@@ -194,24 +199,19 @@ class PausedCall:
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
         return _stand_in(module, forward=forward, _compiled_call_impl=None, **bare)
 
-    def _paused_scheduler(self, scheduler: Any) -> Any:
-        own = copy.deepcopy(scheduler)
-        original = own.step
-
-        @functools.wraps(original)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+    def _paused_step(self, step: Method) -> Method:
+        def step_and_pause(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
             latents = self._pause(Stepped(result[0]))
             if isinstance(result, tuple):
                 return (latents, *result[1:])
             return type(result)(**{**result, "prev_sample": latents})
 
-        own.step = step
-        return own
+        return step_and_pause
 
 
 def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
-    """A copy of a module that shares its weights and configuration but has some members of its own."""
+    """Returns a copy of a module that shares its weights and configuration but has some members of its own."""
     twin = copy.copy(module)
     vars(twin).update(members)
     return twin
@@ -221,10 +221,10 @@ def _stop(*args: Any, **kwargs: Any) -> None:
     raise _Closed
 
 
-def _modes(pipe: Any) -> ExitStack:
-    """The caller's torch modes, which a new thread does not take over by itself."""
+def _modes(pipe: Any) -> list[Callable[[], AbstractContextManager[Any]]]:
+    """Lists the caller's torch modes, which a new thread has to enter itself."""
     device = torch.device(getattr(pipe, "device", "cpu"))
-    modes: list[Callable[[], Any]] = [
+    modes: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
     ]
@@ -232,25 +232,11 @@ def _modes(pipe: Any) -> ExitStack:
         modes.append(functools.partial(torch.autocast, device.type, torch.get_autocast_dtype(device.type)))
     if device.type == "cuda":
         modes.append(functools.partial(torch.cuda.device, torch.cuda.current_device()))
-    return _Entered(modes)
-
-
-class _Entered(ExitStack):
-    """Enters its contexts only when it is entered itself: modes belong to the thread that enters them."""
-
-    def __init__(self, made: list[Callable[[], Any]]) -> None:
-        super().__init__()
-        self._made = made
-
-    def __enter__(self) -> _Entered:
-        super().__enter__()
-        for make in self._made:
-            self.enter_context(make())
-        return self
+    return modes
 
 
 class _RandomState:
-    """The random generators of one call: clones of the caller's own, and a state for the default ones."""
+    """Holds the random generators of one call: clones of the caller's own, and a state for the default ones."""
 
     def __init__(self, arguments: dict[str, Any], module: nn.Module) -> None:
         device = next(module.parameters()).device
@@ -265,7 +251,7 @@ class _RandomState:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """The default generators are this call's inside, and the caller's again outside."""
+        """Gives the default generators this call's state inside, and the caller's again outside."""
         outer = self._read()
         self._write(self._state)
         try:

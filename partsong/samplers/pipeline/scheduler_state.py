@@ -1,4 +1,4 @@
-"""What a scheduler remembers between steps, as tensors and plain values."""
+"""Reads and restores what a scheduler remembers between steps, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["restore", "state_of"]
 
 
 def state_of(scheduler: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything on the scheduler itself that a step may have changed: tensors by path, and the rest by path."""
+    """Returns all that a step may have changed on the scheduler itself: tensors by path, and the rest by path."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for name, value in vars(scheduler).items():
@@ -19,16 +19,16 @@ def state_of(scheduler: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore(scheduler: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Puts back what `state_of` has found, on a scheduler of the same kind that is set to the same timesteps."""
+    """Puts back what `state_of` returned, on a scheduler of the same kind that is set to the same timesteps."""
     for name, value in vars(scheduler).items():
         if name in tensors:
-            vars(scheduler)[name] = tensors[name].to(value.device if isinstance(value, Tensor) else "cpu")
-        elif name in values:
-            vars(scheduler)[name] = values[name]
-        elif isinstance(value, list):
-            vars(scheduler)[name] = [
-                tensors.get(f"{name}.{place}", values.get(f"{name}.{place}")) for place in range(len(value))
-            ]
+            restored: Any = tensors[name].to(value.device if isinstance(value, Tensor) else "cpu")
+        elif isinstance(value, list) and name not in values:
+            paths = [f"{name}.{place}" for place in range(len(value))]
+            restored = [tensors.get(path, values.get(path)) for path in paths]
+        else:
+            restored = values.get(name, value)
+        vars(scheduler)[name] = restored
 
 
 def _note(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

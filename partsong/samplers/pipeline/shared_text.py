@@ -1,11 +1,11 @@
-"""One encoding of the prompts for many calls of a pipeline: text encoders are large, and the prompts are the same."""
+"""Encodes the prompts once for many calls of a pipeline: text encoders are large, and the prompts are the same."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
+from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.pipeline.paused import PausedCall
 
 __all__ = ["SharedText"]
@@ -15,19 +15,20 @@ class SharedText:
     """Lets the first call that asks encode, and hands its embeddings to the others."""
 
     def __init__(self) -> None:
-        self._done: list[Any] = []
+        self._embeddings: list[Any] = []
 
     def join(self, call: PausedCall) -> None:
         """Makes a call that has not begun take part; one of a pipeline without text is left as it is."""
-        original = getattr(call.pipe, "encode_prompt", None)
-        if original is None:
-            return
+        if hasattr(call.pipe, "encode_prompt"):
+            replace_method(call.pipe, "encode_prompt", self._encoding_once)
+
+    def _encoding_once(self, encode: Method) -> Method:
         numbers = itertools.count()
 
-        def encode(*args: Any, **kwargs: Any) -> Any:
+        def encode_once(*args: Any, **kwargs: Any) -> Any:
             number = next(numbers)
-            if number == len(self._done):
-                self._done.append(original(*args, **kwargs))
-            return self._done[number]
+            if number == len(self._embeddings):
+                self._embeddings.append(encode(*args, **kwargs))
+            return self._embeddings[number]
 
-        vars(call.pipe)["encode_prompt"] = functools.wraps(original)(encode)
+        return encode_once

@@ -7,27 +7,40 @@ exchanges: no message can overtake or block another, on any backend.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["StageItem", "StageSlots"]
 
 
-class StageItem(Protocol):
-    """Describes one piece of work that goes through all stages."""
+@dataclass(frozen=True, slots=True)
+class StageItem:
+    """Holds one call of the denoiser on its way through all stages.
+
+    Attributes:
+        arguments: of the call, by name.
+        layout: of that call.
+        part: the patch that is worked on; None is the whole input.
+    """
+
+    arguments: Mapping[str, Any]
+    layout: PartLayout
+    part: int | None
 
     def empty_input(self, stage: int) -> Tensor:
         """Returns room for what enters a stage."""
-        ...
+        return self.layout.empty_input(self.part, stage)
 
     def empty_output(self) -> Tensor:
         """Returns room for what the last stage makes of it."""
-        ...
+        return self.layout.empty_output(self.part)
 
 
 Item = TypeVar("Item", bound=StageItem)

@@ -1,1 +1,1 @@
-"""Structure guidance: a small picture leads patches of a large one."""
+"""Samples with structure guidance: a small picture leads patches of a large one."""

@@ -1,4 +1,4 @@
-"""What a model's prediction says about the clean sample, whatever it predicts: noise, velocity or the sample."""
+"""Reads the clean sample off a model's prediction of noise, velocity, flow or the sample itself."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Prediction:
 
     def __init__(self, scheduler: Any) -> None:
         name = type(scheduler).__name__
-        said = scheduler.config.get("prediction_type")
-        self.kind = "flow" if name.startswith("FlowMatch") else _KINDS.get(said)
+        predicts = scheduler.config.get("prediction_type")
+        self.kind = "flow" if name.startswith("FlowMatch") else _KINDS.get(predicts)
         self._cumulative = getattr(scheduler, "alphas_cumprod", None)
         self._num_times = scheduler.config.get("num_train_timesteps")
         if self.kind is None or self._num_times is None or (self.kind != "flow" and self._cumulative is None):
             raise UnsupportedError(
-                f"{name}: it does not say what the model predicts at which noise level (prediction_type={said!r}), so "
-                "two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
+                f"{name}: it does not say what the model predicts at which noise level (prediction_type={predicts!r}), "
+                "so two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
             )
 
     def clean(self, inputs: Tensor, output: Tensor, timestep: Any) -> Tensor:
-        """The estimate of the clean sample.
+        """Estimates the clean sample.
 
         Args:
             inputs: what the model was given, scaled as the model wants it.
@@ -63,19 +63,19 @@ class Prediction:
         return signal * inputs - noise * output if self.kind == "velocity" else inputs - noise * output
 
     def moved(self, output: Tensor, change: Tensor, timestep: Any) -> Tensor:
-        """The prediction whose clean sample is larger by `change`."""
+        """Returns the prediction whose clean sample is larger by `change`."""
         signal, noise = self._levels(timestep)
         if self.kind == "sample":
             return output + change
         return output - change * (signal / noise if self.kind == "epsilon" else 1 / noise)
 
     def noise(self, timestep: Any) -> float:
-        """The share of noise in the model's input, from 0 to 1: s / (a + s), which for flow matching is s."""
+        """Returns the share of noise in the model's input, from 0 to 1: s / (a + s), for flow matching s."""
         signal, noise = self._levels(timestep)
         return noise / (signal + noise)
 
     def _levels(self, timestep: Any) -> tuple[float, float]:
-        """How much of the clean sample and of the noise is in the model's input."""
+        """Says how much of the clean sample and of the noise is in the model's input."""
         time = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
         if self.kind == "flow":
             level = time / self._num_times
@@ -90,6 +90,6 @@ class Prediction:
 
 
 def _log_ratio(cumulative: float) -> float:
-    """Logarithm of noise over signal; a last timestep of pure noise counts as almost pure."""
+    """Returns the logarithm of noise over signal; a last timestep of pure noise counts as almost pure."""
     kept = max(cumulative, 2.0**-24)
     return 0.5 * math.log((1 - kept) / kept)

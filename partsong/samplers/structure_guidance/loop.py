@@ -1,9 +1,9 @@
-"""Structure guidance's loop: the pipeline's own call at full size, whose denoiser is answered patch by patch.
+"""Runs structure guidance's loop: the pipeline's own call at full size, whose denoiser is answered patch by patch.
 
 Two calls of the pipeline run side by side, both paused at the denoiser (see `paused`). Every rank runs the large one:
 its latents, guidance scale and scheduler are small work, and all ranks do it alike. The model's calls are what is
-shared out. One rank runs the small one as well. The only thing that is added is done to what the scheduler is given:
-the prediction, after classifier-free guidance, is moved so that its clean sample agrees with the small picture's.
+shared out. One rank runs the small one as well. Only what the scheduler is given is changed: the prediction, after
+classifier-free guidance, is moved so that its clean sample agrees with the small picture's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.parallel.ranks.collectives import Pending
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
 from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGrid, StructureGuidance, grid_for
@@ -31,48 +31,31 @@ from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGr
 __all__ = ["structure_guidance"]
 
 PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline")
-#: What the small picture would not hear of, or would be asked for in another number of calls.
+_NO_CALLBACK = "what it changes would not reach the small picture; leave it out"
 _REFUSED = {
-    "callback_on_step_end": "what it changes would not reach the small picture",
-    "callback": "what it changes would not reach the small picture",
-    "skip_guidance_layers": "it calls the model twice in a step",
+    "callback_on_step_end": _NO_CALLBACK,
+    "callback": _NO_CALLBACK,
+    "skip_guidance_layers": "it calls the model twice in a step; leave it out",
 }
 
 
 @torch.no_grad()
 def structure_guidance(plan: Plan, strategy: StructureGuidance, **arguments: Any) -> Any:
-    """Samples with `StructureGuidance`: patches of a large picture, guided by a small one.
-
-    Args:
-        plan: a `StructureGuidance` on a pipeline.
-        strategy: that strategy.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Returns:
-        What the pipeline returns, on every rank.
+    """Samples with `StructureGuidance`; see `StrategyRow.loop`.
 
     Raises:
-        UnsupportedError: another pipeline, a size that is no multiple of the small one, a callback, or a scheduler
-            that does not say what the model predicts.
+        UnsupportedError: the pipeline is not known, the size is no multiple of the small one, a callback was given, or
+            the scheduler does not say what the model predicts.
 
     Source: ASGDiffusion, arXiv 2412.06163.
     """
-    _refuse(plan, arguments)
-    denoiser = plan.denoisers[0]
-    plan.clock.begin()
-    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
-    with ExitStack() as stack, plan.looping():
-        loop = _Loop(plan, strategy, arguments, stack)
-        return loop.run()
-
-
-def _refuse(plan: Plan, arguments: dict[str, Any]) -> None:
     name = type(plan.target).__name__
     if name not in PIPELINES:
         raise UnsupportedError(f"StructureGuidance on {name}: it is known for {', '.join(PIPELINES)} only")
-    for argument, reason in _REFUSED.items():
-        if arguments.get(argument) is not None:
-            raise UnsupportedError(f"StructureGuidance: {argument} cannot be honoured: {reason}; leave it out")
+    refuse_arguments(arguments, _REFUSED)
+    plan.begin_loop()
+    with ExitStack() as stack, plan.looping():
+        return _Loop(plan, strategy, arguments, stack).run()
 
 
 class _Loop:
@@ -81,12 +64,11 @@ class _Loop:
         self.denoiser, patches = plan.denoisers[0], plan.denoisers[0].cut
         assert isinstance(patches, GuidedPatches)
         self.patches = patches
-        self.name = next(name for name, part in plan.target.components.items() if part is self.denoiser.module)
         self.prediction = Prediction(plan.target.scheduler)
         self.step, self.inputs = 0, torch.empty(0)
         self.estimates: dict[int, tuple[Tensor, Pending]] = {}
         self.small: _Small | None = None
-        self.high = stack.enter_context(PausedCall(plan.target, self.name, arguments))
+        self.high = stack.enter_context(call_pipeline(plan, arguments))
         self.kept: dict[str, Any] = {}  # what the small call takes over: encoded prompts, and the noise it begins with
         for name in ("encode_prompt", "prepare_latents"):
             replace_method(self.high.pipe, name, functools.partial(self._keeping, name))
@@ -114,7 +96,7 @@ class _Loop:
         return keep
 
     def _predict(self, named: dict[str, Any]) -> Tensor:
-        """The prediction for the whole picture, out of those for its patches."""
+        """Puts the prediction for the whole picture together out of those for its patches."""
         key = self.denoiser.adapter.sample
         sample: Tensor = named[key]
         if self.step == 0:
@@ -126,7 +108,7 @@ class _Loop:
         pieces = [sample[..., places[n][0], places[n][1]].contiguous() for n in self.patches.mine]
         parts = [sample_of(self.denoiser.module(**{**named, key: piece})) for piece in pieces]
         every, pending = self.patches.share_patches(parts, sample[..., places[0][0], places[0][1]])
-        # The others need no more of this rank in this step: the small picture is behind the patches' messages.
+        # The others need no more of this rank in this step, so the small picture comes after the patches' messages.
         self._run_small(sample)
         pending.wait()
         whole = self.patches.grid.blend(every, torch.empty_like(sample, memory_format=torch.contiguous_format))
@@ -141,12 +123,12 @@ class _Loop:
         if self.patches.has_small and self.patches.needs_small(0):
             scale = pipe.vae_scale_factor
             sized = {"height": grid.patch[0] * scale, "width": grid.patch[1] * scale}
-            call = PausedCall(self.plan.target, self.name, {**self.arguments, **sized}, decodes=False)
+            call = call_pipeline(self.plan, {**self.arguments, **sized}, decodes=False, shows_progress=False)
             self.stack.enter_context(call)
             self.small = _Small(call, self, F.avg_pool2d(self.kept["prepare_latents"], grid.factor) * grid.factor)
 
     def _run_small(self, sample: Tensor) -> None:
-        """One step of the small picture on the rank that has it, whose estimate is on its way to the others then."""
+        """Makes one step of the small picture on the rank that has it, and sends its estimate on its way."""
         if not self.patches.needs_small(self.step):
             return
         batch, channels = self.kept["prepare_latents"].shape[:2]
@@ -157,7 +139,7 @@ class _Loop:
         self.estimates[self.step] = estimate, self.patches.share_small(estimate)
 
     def _guided(self, output: Tensor, timestep: Any) -> Tensor:
-        """A prediction that is moved towards the small picture's, as far as this step's weight says."""
+        """Moves a prediction towards the small picture's, as far as this step's weight says."""
         weight = self.patches.weights[self.step]
         if self.patches.grid.factor == 1 or weight == 0:
             return output
@@ -177,13 +159,11 @@ class _Loop:
 
 
 class _Small:
-    """The small picture: a call of the pipeline of its own, one step at a time."""
+    """Runs the small picture, which is a call of the pipeline of its own, one step at a time."""
 
     def __init__(self, call: PausedCall, loop: _Loop, first: Tensor) -> None:
         self.call, self.loop = call, loop
         self.estimate, self.inputs, self.mask = first, first, first
-        if hasattr(call.pipe, "set_progress_bar_config"):
-            call.pipe.set_progress_bar_config(disable=True)  # one bar is enough
         # Means of squares have less variance than single positions: `first` is scaled back to unit variance.
         replace_method(call.pipe, "prepare_latents", lambda method: lambda *args, **kwargs: first.clone())
         replace_method(call.pipe, "encode_prompt", lambda method: lambda *args, **kwargs: loop.kept["encode_prompt"])
@@ -216,7 +196,7 @@ class _Small:
 
 
 def _grid(pipe: Any, module: Any, sample: Tensor, strategy: StructureGuidance) -> PatchGrid:
-    """The patches of a latent, from the model's configuration."""
+    """Lays out the patches of a latent, from the model's configuration."""
     scale, side = pipe.vae_scale_factor, module.config.sample_size
     if strategy.training_size is not None:
         side = max(1, strategy.training_size // scale)
@@ -228,7 +208,7 @@ def _grid(pipe: Any, module: Any, sample: Tensor, strategy: StructureGuidance) -
 
 
 def _grown(latents: Tensor, grid: PatchGrid) -> Tensor:
-    """Smoothly as large as the large picture."""
+    """Enlarges latents smoothly to the size of the large picture."""
     return F.interpolate(latents, scale_factor=grid.factor, mode="bilinear")
 
 

@@ -1,4 +1,4 @@
-"""Where a picture attends to its prompt: a map of the objects, read off the attention of one call of the model."""
+"""Maps where a picture attends to its prompt, read off the attention of one call of the model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["ObjectMask"]
 
 
 class ObjectMask(TorchFunctionMode):
-    """Inside, collects from every attention how much of it each position of the picture pays to the prompt.
+    """Collects from every attention inside it how much of it each position of the picture pays to the prompt.
 
-    In a joint attention of picture and text that is the weight on the text's tokens. In cross-attention all weight
-    is on text, and what counts is the weight beside the first token, where CLIP's texts park what attends to nothing.
+    In a joint attention of picture and text that is the weight on the text's tokens. In cross-attention all weight is
+    on text. There the first token is left out, to which CLIP's positions attend when they have nothing to attend to.
 
     Args:
         size: height and width of the picture in latents.
@@ -42,7 +42,7 @@ class ObjectMask(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _note(self, query: Tensor, key: Tensor) -> None:
-        """Query and key `[B, H, L, D]`, the picture's tokens first."""
+        """Adds the map of one attention from query and key `[B, H, L, D]`, the picture's tokens first."""
         length, keys = query.shape[-2], key.shape[-2]
         joint = length == keys and self._side(length - self.num_text) is not None
         cross = keys == self.num_text and self._side(length) is not None
@@ -55,7 +55,7 @@ class ObjectMask(TorchFunctionMode):
         self._maps.append(F.interpolate(paid.mean(1, keepdim=True).unflatten(-1, side), self.size, mode="bilinear"))
 
     def _side(self, length: int) -> tuple[int, int] | None:
-        """Height and width of that many tokens of the picture, at any level of the model."""
+        """Returns height and width of the picture at a level of `length` tokens; None where there is no such level."""
         scale = math.sqrt(math.prod(self.size) / length) if length > 0 else 0.0
         if scale == 0.0:
             return None
@@ -63,7 +63,7 @@ class ObjectMask(TorchFunctionMode):
         return (side[0], side[1]) if side[0] * side[1] == length else None
 
     def weights(self, batch: int) -> Tensor:
-        """The map of the last `batch` samples (those with the prompt), `[batch, 1, H, W]`, from 0 to 1.
+        """Returns the map of the last `batch` samples (those with the prompt), `[batch, 1, H, W]`, from 0 to 1.
 
         Raises:
             UnsupportedError: no attention was seen.

@@ -1,4 +1,4 @@
-"""Pictures beyond the training resolution from patches, with a small picture beside them as a guide."""
+"""Paints pictures beyond the training resolution in patches, with a small picture beside them as a guide."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class StructureGuidance(Strategy):
     """Paints a picture larger than the model was trained on in overlapping patches of the size it was trained on.
 
     Alone, every patch would become a picture of the whole prompt. Beside them the pipeline therefore samples one small
-    picture, and the patches follow it: in every step, what the large picture will be is replaced, as far as the weight
-    says, by what the small one will be, until little noise is left; from there on the patches add detail. The small
+    picture, and the patches follow it. In every step, the estimate of the large picture is moved towards that of the
+    small one, as far as the weight says, until little noise is left. From there on the patches add detail. The small
     picture's estimate is that of the step before, so nobody waits for it. Approximate; a picture of the training size
     is one patch without a guide, which is the plain pipeline. The result does not depend on the number of ranks.
     Sample with `partsong.samplers.generate`.
@@ -70,28 +70,28 @@ class StructureGuidance(Strategy):
     guide: Literal["sample", "prediction"] = "sample"
 
     def weight_at(self, noise: float) -> float:
-        """The guide's weight where that share of the model's input is noise."""
+        """Returns the guide's weight where that share of the model's input is noise."""
         left = (noise - self.until) / (1 - self.until)
         return self.weight * left**self.power if left > 0 else 0.0
 
     def stale(self) -> str:
-        """What is old, and how it is read."""
+        """Says what is old, and how it is read."""
         return "from the second step on, the small picture's estimate is one step old"
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models whose pictures are not known to keep their meaning when they are scaled in the latents."""
+        """Refuses models whose pictures are not known to keep their meaning when their latents are scaled."""
         if adapter.model in MODELS:
             return None
         return "it is known for Stable Diffusion, XL and 3 only; use SyncPatch, DisplacedPatch or Ulysses"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> GuidedPatches:
-        """Who computes which patch."""
+        """Returns which rank computes which patch."""
         return GuidedPatches(mesh.axis("patch"))
 
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """How a latent is cut into patches.
+    """Describes how a latent is cut into patches.
 
     Attributes:
         factor: how many times larger the picture is than the small one, in each dimension.
@@ -107,7 +107,7 @@ class PatchGrid:
 
     @property
     def places(self) -> list[tuple[slice, slice]]:
-        """Rows and columns of every patch."""
+        """Lists the rows and columns of every patch."""
         height, width = self.patch
         corners = itertools.product(self.rows, self.columns)
         return [(slice(top, top + height), slice(left, left + width)) for top, left in corners]
@@ -127,9 +127,9 @@ class PatchGrid:
 
 
 def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1) -> PatchGrid:
-    """The patches of a latent.
+    """Lays out the patches of a latent.
 
-    The patches have the shape of the picture and, as near as whole factors allow, the area of the training size.
+    They have the shape of the picture and, as near as whole factors allow, the area of the training size.
 
     Args:
         size: height and width of the latent.
@@ -138,7 +138,7 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
         multiple: the patches' sides are multiples of it.
 
     Raises:
-        UnsupportedError: the picture cannot be scaled down to the training size by a whole factor.
+        UnsupportedError: the picture cannot be scaled down to about the training size by a whole factor.
 
     Example:
         >>> grid_for((32, 48), trained=(16, 16), overlap=0.25)
@@ -158,7 +158,7 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
 
 
 def _starts(side: int, part: int, overlap: float) -> tuple[int, ...]:
-    """First positions of as few parts as cover a side with the overlap, evenly spread."""
+    """Returns the first positions of as few parts as cover a side with the overlap, evenly spread."""
     count = math.ceil((side - part) / max(1, int(part * (1 - overlap) + 1e-9)))
     return tuple(round(index * (side - part) / max(1, count)) for index in range(count + 1))
 
@@ -169,7 +169,7 @@ def _ramps(starts: Sequence[int], size: int) -> list[Tensor]:
 
 
 class GuidedPatches(Cut):
-    """Who computes which patch and the small picture, and how the results reach the others.
+    """Deals out the patches and the small picture over the ranks, and shares the results.
 
     Patches are dealt out one by one, and the small picture after the last of them: it falls to a rank that has one
     patch less, where there is one.
@@ -186,7 +186,7 @@ class GuidedPatches(Cut):
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """What each rank holds."""
+        """Returns how many patches each rank holds."""
         return {"patches": tuple(len(self._numbers(rank)) for rank in range(self.axis.size))}
 
     def describe(self, tokens: Mapping[str, int]) -> str:
@@ -194,10 +194,10 @@ class GuidedPatches(Cut):
         return " and ".join(f"{total} {stream}" for stream, total in tokens.items())
 
     def attach(self, hooks: HookSet) -> None:
-        """Nothing inside the model changes: a patch is a picture to it."""
+        """Puts on no hook: a patch is a picture to the model."""
 
     def begin_forward(self, latents: Any) -> None:
-        """Nothing is cut inside the model."""
+        """Does nothing: no call is cut inside the model."""
 
     def lay_out(self, grid: PatchGrid, weights: Sequence[float]) -> None:
         """Begins a generation, in which the guide has a weight in every step."""
@@ -206,16 +206,16 @@ class GuidedPatches(Cut):
 
     @property
     def mine(self) -> range:
-        """Numbers of this rank's patches."""
+        """Returns the numbers of this rank's patches."""
         return self._numbers(self.axis.index)
 
     @property
     def has_small(self) -> bool:
-        """Whether this rank computes the small picture."""
+        """Says whether this rank computes the small picture."""
         return self.axis.index == self._owner
 
     def needs_small(self, step: int) -> bool:
-        """Whether the small picture's estimate in a step is used, in the next one or, at the very start, in this."""
+        """Says whether a step's estimate of the small picture is used, in the next step or, at the start, in this."""
         return self.grid.factor > 1 and any(self.weights[step + 1 if step else 0 : step + 2])
 
     def share_patches(self, parts: Sequence[Tensor], like: Tensor) -> tuple[list[Tensor], Pending]:
@@ -228,7 +228,7 @@ class GuidedPatches(Cut):
         Returns:
             Every patch in the order of the grid, to be read after the wait.
         """
-        self._patch_bytes = like.numel() * like.element_size()
+        self._patch_bytes = like.nbytes
         numbers = [self._numbers(rank) for rank in range(self.axis.size)]
         sizes = [len(each) for each in numbers]
         buffer = like.new_empty((sum(sizes), *like.shape))
@@ -240,7 +240,7 @@ class GuidedPatches(Cut):
 
     def share_small(self, estimate: Tensor) -> Pending:
         """Sends the small picture's estimate to all others, or receives it into `estimate`; returns at once."""
-        self._small_bytes = estimate.numel() * estimate.element_size()
+        self._small_bytes = estimate.nbytes
         others = [rank for rank in range(self.axis.size) if rank != self._owner]
         sends = dict.fromkeys(others, estimate) if self.has_small else {}
         recvs = {} if self.has_small else {self._owner: estimate}
@@ -249,7 +249,7 @@ class GuidedPatches(Cut):
     def predict(
         self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool] = (0, False)
     ) -> int:
-        """Bytes a rank sends in a step."""
+        """Returns the bytes a rank sends in a step."""
         small = self._small_bytes if index == self._owner and self.needs_small(step[0]) else 0
         return (len(self._numbers(index)) * self._patch_bytes + small) * (self.axis.size - 1)
 

@@ -33,16 +33,10 @@ class BlockDecoder:
     """Decodes with `decode` from within ``model.generate(..., custom_generate=BlockDecoder(...))``.
 
     ``generate`` brings prompts, lengths, stop tokens and the temperature (``do_sample=True``); the rest is set here.
-    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`.
+    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`. What is
+    not listed here is an argument of `decode`, and the same as there.
 
     Attributes:
-        adapter: as in `decode`.
-        rule: as in `decode`.
-        cache: as in `decode`.
-        block_size: as in `decode`.
-        open_blocks: as in `decode`.
-        open_at: as in `decode`.
-        seed: as in `decode`.
         generator: gives the seed of each call instead, so that calls differ and a manual seed repeats them.
         streamer: a transformers streamer for one text: a `TextDiffusionStreamer` sees drafts, any other the stable
             beginning as it grows. (Not ``generate(streamer=...)``: transformers hands that to no custom callable.)
@@ -99,7 +93,7 @@ class BlockDecoder:
             open_at=self.open_at,
         )
         self.last = self._run(steps, input_ids)
-        sequences = _padded(input_ids, self.last, generation_config)
+        sequences = _pad_rows(input_ids, self.last, generation_config)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
         return sequences
@@ -120,8 +114,7 @@ class BlockDecoder:
                 shown = self._show(next(steps), shown)
             except StopIteration as end:
                 if self.streamer is not None:
-                    rest = end.value.tokens[0][shown:]
-                    if rest:
+                    if rest := end.value.tokens[0][shown:]:
                         self.streamer.put(torch.tensor(rest))
                     self.streamer.end()
                 return end.value
@@ -165,7 +158,7 @@ def _stop_tokens(config: GenerationConfig) -> list[int]:
     return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
 
 
-def _padded(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
+def _pad_rows(input_ids: Tensor, decoded: Decoded, config: GenerationConfig) -> Tensor:
     """Returns prompts and texts `[B, L]`, filled up with the pad token."""
     stops = _stop_tokens(config)
     pad = config.pad_token_id if config.pad_token_id is not None else (stops or [0])[0]

@@ -35,11 +35,7 @@ class TextCache(ABC):
     refresh_blocks: bool = True
 
     def validate(self) -> None:
-        """Refuses knobs out of range.
-
-        Raises:
-            ArgumentError: names the knob.
-        """
+        """Refuses knobs out of range with an ArgumentError that names the knob."""
         check_fields(self)
 
     @abstractmethod

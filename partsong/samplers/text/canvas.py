@@ -136,7 +136,7 @@ def open_canvas(
         grid: how to cut the texts.
         adapter: who sees whom.
         filler: what stands where nothing is decided.
-        device: of the tensors.
+        device: where the tensors go.
     """
     rows = len(prompts)
     lengths = [len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]

@@ -94,7 +94,7 @@ def decode(
         block_size: positions decided together, block after block. Default: the model's own grid, and 32 without one.
         open_blocks: blocks at work at once.
         open_at: fraction of a block that must be decided before the next joins.
-        temperature: of the draws; 0 takes the most likely tokens.
+        temperature: temperature of the draws; 0 takes the most likely tokens.
         seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
         stop_token_ids: tokens that end a text. Default: the model's.
         probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual
@@ -132,37 +132,25 @@ def decode(
         probe=probe,
     )
     loop = _loop(request, watched=False)
-    return _decoded(loop, sum(1 for _ in loop))
+    return _collect(loop, sum(1 for _ in loop))
 
 
 def decode_steps(
     model: Any, input_ids: Sequence[Sequence[int]] | Tensor, *, watched: bool = True, **options: Any
 ) -> Generator[Step, None, Decoded]:
-    """Decodes as `decode` does, step by step.
+    """Decodes as `decode` does, step by step: yields every step with what it changed, and returns what `decode` does.
 
-    Args:
-        model: as in `decode`.
-        input_ids: as in `decode`.
-        watched: whether the steps carry events and texts.
-        **options: as in `decode`.
-
-    Yields:
-        Every step, with what it changed.
-
-    Returns:
-        What `decode` returns.
-
-    Raises:
-        PartsongError: as in `decode`, at the first step.
+    Arguments and errors are those of `decode`, errors come at the first step. `watched` says whether the steps carry
+    events and texts.
     """
     loop, steps = _loop(check_request(model, input_ids, **options), watched), 0
     for step in loop:
         steps += 1
         yield step
-    return _decoded(loop, steps)
+    return _collect(loop, steps)
 
 
-def _decoded(loop: Loop, steps: int) -> Decoded:
+def _collect(loop: Loop, steps: int) -> Decoded:
     """Collects the texts of a loop that has run to its end, in the order of the batch."""
     texts = [loop.ended[row] for row in sorted(loop.ended)]
     return Decoded(

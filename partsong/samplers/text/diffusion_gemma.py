@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.kernels.token_head_naive import Logits, to_logits
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import KeyStore, TextAdapter
 from partsong.samplers.text.runner import attention_mask, check_attention, check_call, head_of, weight_flops
@@ -165,7 +166,7 @@ class DiffusionGemmaTextModel:
         decoder = self.decoder
         index = torch.arange(keys.rows, device=slots.device) if rows is None else rows
         embedded = decoder.embed_tokens(tokens)
-        hidden = decoder.self_conditioning(embedded, self._expected(keys, index, slots, embedded))
+        hidden = decoder.self_conditioning(embedded, self._expected_embedding(keys, index, slots, embedded))
         masks = self._canvas_masks(positions, slots, visible, keys, index)
         rotary = {kind: decoder.rotary_emb(hidden, positions, kind) for kind in masks}
         prefix = self._prefix(keys, rows)
@@ -209,7 +210,7 @@ class DiffusionGemmaTextModel:
             layers.append(SimpleNamespace(keys=seen_keys, values=seen_values))
         return SimpleNamespace(layers=layers, is_compileable=False)
 
-    def _expected(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
+    def _expected_embedding(self, keys: CanvasKeyStore, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
         """Returns the embedding expected under the last prediction, `[B, Q, C]`; zeros without a prediction."""
         expected = torch.zeros_like(like)
         if keys.hidden is None:
@@ -227,9 +228,7 @@ class DiffusionGemmaTextModel:
         return torch.where(known[..., None], average, expected)
 
     def _average(self, hidden: Tensor, heat: Tensor) -> Tensor:
-        logits = (hidden @ self.head.weight.T).float()
-        if self.head.softcap is not None:
-            logits = (logits / self.head.softcap).tanh_() * self.head.softcap
+        logits = to_logits((hidden @ self.head.weight.T).float(), Logits(softcap=self.head.softcap), slice(None))
         weight = self.decoder.embed_tokens.weight
         return torch.softmax(logits / heat, dim=-1).to(weight.dtype) @ weight
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.rule import Choice, View
 
@@ -21,7 +19,7 @@ class Event:
     Attributes:
         kind: "commit", an undecided position got its token; "revise", a decided one got another, or none; "insert",
             a place was opened; "delete", a place left.
-        row: of the batch that was asked for.
+        row: which row of the batch that was asked for.
         position: within the whole text, from 0.
         token: what stands there now; None for nothing.
         old: what stood there before; None for nothing.
@@ -58,22 +56,15 @@ def events_of(canvas: Canvas, view: View, choice: Choice) -> tuple[Event, ...]:
     events: list[Event] = []
     changed = choice.write | (choice.undecided & ~view.undecided & view.real)
     for moved in (choice.inserted, choice.deleted):
-        if moved is not None:
-            changed = changed | moved
+        changed = changed if moved is None else changed | moved
     numbers = canvas.rows.tolist()
     for row, place in changed.nonzero().tolist():
         old = None if view.undecided[row, place] else int(view.current[row, place])
         token = None if choice.undecided[row, place] else int(choice.token[row, place])
-        events.append(
-            Event(
-                kind=_kind(choice, row, place, old),
-                row=numbers[row],
-                position=int(view.index[row, place]),
-                token=token,
-                old=old,
-            )
-        )
-    return tuple(event for event in events if event.kind != "revise" or event.token != event.old)
+        kind, position = _kind(choice, row, place, old), int(view.index[row, place])
+        if kind != "revise" or token != old:
+            events.append(Event(kind=kind, row=numbers[row], position=position, token=token, old=old))
+    return tuple(events)
 
 
 def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["commit", "revise", "insert", "delete"]:
@@ -89,14 +80,8 @@ def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
     open_ = (canvas.undecided | canvas.pending) & canvas.inside
     if revises:
         open_ = open_ | (canvas.work().places & canvas.free)
-    first = _first(open_, canvas.length)
+    first = open_.cumsum(1).eq(0).sum(1).minimum(canvas.length)
     return (first - canvas.prompt).tolist()
-
-
-def _first(mask: Tensor, otherwise: Tensor) -> Tensor:
-    """Returns the first set position of each row."""
-    places = mask.cumsum(1).eq(0).sum(1)
-    return places.minimum(otherwise)
 
 
 class TextStream:
@@ -107,7 +92,7 @@ class TextStream:
 
     Args:
         decode: tokens to text, such as a tokenizer's ``decode``.
-        row: of the batch.
+        row: which row of the batch.
         skip: token ids that are not shown, such as the end of text.
 
     >>> stream = TextStream(lambda ids: " ".join(map(str, ids)))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.token_head import token_stats
+from partsong.kernels.token_head_naive import Logits, to_logits
 from partsong.samplers.text.model import Head
 
 __all__ = ["barred", "log_probs"]
@@ -35,9 +36,6 @@ def log_probs(head: Head, hidden: Tensor, tokens: Tensor, bias: Tensor | None) -
     """
     stats = token_stats(hidden, head.weight, bias=bias, softcap=head.softcap, logit_scale=head.logit_scale)
     total = stats.lse
-    logit = (hidden.to(total.dtype) * head.weight[tokens].to(total.dtype)).sum(1)
-    if head.softcap is not None:
-        logit = head.softcap * (logit / head.softcap).tanh()
-    if bias is not None:
-        logit = logit + bias[tokens].to(total.dtype)
-    return (logit * head.logit_scale - total).clamp(max=0.0), stats.argmax
+    product = (hidden.to(total.dtype) * head.weight[tokens].to(total.dtype)).sum(1)
+    logit = to_logits(product, Logits(bias=bias, softcap=head.softcap, scale=head.logit_scale), tokens)
+    return (logit - total).clamp(max=0.0), stats.argmax

@@ -131,8 +131,8 @@ class SlotKeyStore(Cache):
             if index is None:
                 continue
             if not isinstance(index, Tensor) or index.dtype is not torch.int64 or index.dim() != dims:
-                found = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-                raise ArgumentTypeError(f"a key store needs {name} as int64 with {dims} dims, found {found}")
+                given = f"{index.dtype} {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+                raise ArgumentTypeError(f"a key store needs {name} as int64 with {dims} dims, found {given}")
         taking_part = self.rows if rows is None else len(rows)
         if len(slots) != taking_part:
             raise ArgumentError(

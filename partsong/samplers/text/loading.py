@@ -56,7 +56,7 @@ def load_text_model(
             id "owner/name".
         adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
-        dtype: of the weights. Default: the checkpoint's.
+        dtype: that of the weights. Default: the checkpoint's.
         device: default: the CPU.
 
     Returns:
@@ -82,9 +82,7 @@ def load_text_model(
         raise ArgumentTypeError(f"load_text_model needs a model, a folder or a hub id, found {type(source).__name__}")
     folder = model_folder(source)
     config = read_settings(folder)
-    row = adapter_of(config, adapter)
-    family = _named_family(config, row)
-    mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, folder)
+    row, family, mask = _recognise(config, adapter, mask_token_id, folder)
     loader = next((LOADERS[a] for a in config.get("architectures") or () if a in LOADERS), None)
     if loader is None:
         check_mask_token(row, mask, config.get("vocab_size") or sys.maxsize)
@@ -103,12 +101,8 @@ def text_model_of(
 ) -> TextModel:
     """Wraps a model object for the decoding loop; arguments and errors as in `load_text_model`."""
     config = module.config.to_dict()
-    config.setdefault("architectures", None)
-    if not config["architectures"]:
-        config["architectures"] = [type(module).__name__]
-    row = adapter_of(config, adapter)
-    family = _named_family(config, row)
-    mask = mask_token_id if mask_token_id is not None else _mask_token(config, row, family, None)
+    config["architectures"] = config.get("architectures") or [type(module).__name__]
+    row, family, mask = _recognise(config, adapter, mask_token_id, None)
     return _wrap(module, row, mask, _end_tokens(module, family, mask, None))
 
 
@@ -118,9 +112,13 @@ def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tup
     return StockTextModel(module, row, mask_token_id=mask, eos_token_ids=ends)
 
 
-def _named_family(config: Mapping[str, Any], row: TextAdapter) -> Family | None:
-    """Finds the family of an adapter by its name; None for an adapter of the caller's own."""
-    return family_of(config, row.name) if row.name in ADAPTERS else None
+def _recognise(
+    config: Mapping[str, Any], adapter: str | TextAdapter | None, mask: int | None, folder: Path | None
+) -> tuple[TextAdapter, Family | None, int | None]:
+    """Finds the row, its family (None for a row of the caller's own) and the mask token."""
+    row = adapter_of(config, adapter)
+    family = family_of(config, row.name) if row.name in ADAPTERS else None
+    return row, family, _mask_token(config, row, family, folder) if mask is None else mask
 
 
 def _mask_token(config: Mapping[str, Any], row: TextAdapter, family: Family | None, folder: Path | None) -> int | None:
@@ -149,8 +147,7 @@ def _end_tokens(
         getattr(text, "eos_token_id", None),
         getattr(getattr(module, "generation_config", None), "eos_token_id", None),
     ]
-    path = None if folder is None else folder / "generation_config.json"
-    if path is not None and path.is_file():
+    if folder is not None and (path := folder / "generation_config.json").is_file():
         try:
             stated.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
         except (OSError, ValueError, AttributeError) as error:

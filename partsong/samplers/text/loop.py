@@ -39,18 +39,10 @@ class Ended:
 
 
 class Loop:
-    """Decodes one batch; iterate over it for its steps.
+    """Decodes the texts of a canvas; iterate over it for the steps.
 
-    Args:
-        model: the model.
-        canvas: its texts.
-        rule: what to accept.
-        reader: what to compute.
-        temperature: of the draws.
-        row_seeds: of each row's noise.
-        stop_token_ids: tokens that end a text.
-        probe: mutual information of positions, for rules that ask.
-        watched: whether steps carry events and texts.
+    What `decode` has too is as there. `row_seeds` holds the seed of each row's noise, and `watched` says whether steps
+    carry events and texts.
     """
 
     def __init__(
@@ -182,7 +174,7 @@ class Loop:
         for kind in sorted(set(kinds), key=str):
             mine = torch.tensor([kinds[r] == kind for r in row.tolist()], device=row.device).nonzero().flatten()
             parts.append((mine, stats_of(mine, kind[0], self.barred if kind[1] else self.bias)))
-        return _joined(parts)
+        return _join(parts)
 
     def _kinds(self) -> list[tuple[float | None, bool]]:
         """Says what the logits of each row are divided by, and whether some tokens are barred there."""
@@ -306,8 +298,7 @@ class Loop:
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
             # What was decided after the end of a text is nobody's token.
-            kinds = self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist()
-            for kind in kinds:
+            for kind in self.kinds[row][canvas.free[row] & canvas.inside[row]].tolist():
                 self.reader.tallies[row].tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, stopped, self.reader.tallies[row])
             gone.append(names[row])
@@ -328,7 +319,7 @@ def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
     target[rows[real], index[real]] = values[real].to(target.dtype)
 
 
-def _joined(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
+def _join(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([mine for mine, _ in parts]).argsort()

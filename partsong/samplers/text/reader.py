@@ -35,12 +35,8 @@ class _Batch:
 class Reader:
     """Computes the hidden states of the positions at work, by a model and a policy of what to keep.
 
-    Args:
-        model: the model.
-        cache: the policy.
-        canvas: the texts; looked at anew in every step.
-        tallies: of the rows, in order.
-        shadows: places for masked shadows of decided positions in a row.
+    It looks at the canvas anew in every step. There is one tally for each row, in order, and a row has `shadows` places
+    for masked shadows of decided positions.
     """
 
     def __init__(
@@ -80,8 +76,8 @@ class Reader:
             self.stale[batch.rows] &= ~batch.compute
             if batch.clean and self.model.adapter.noise == "uniform":
                 continue
-            here = place.gather(1, at[batch.rows])
-            parts.append((batch.rows, _rows_of(hidden, here), twins))
+            here = place.gather(1, at[batch.rows])[..., None].expand(-1, -1, hidden.shape[2])
+            parts.append((batch.rows, hidden.gather(1, here), twins))
             for row in batch.rows.tolist():
                 kinds[row] = batch.kind
         rows = torch.cat([rows for rows, *_ in parts]).argsort()
@@ -110,18 +106,17 @@ class Reader:
         self.since = torch.where(whole, 1, self.since + 1)
         self.front, self.is_new = front, torch.zeros_like(self.is_new)
         if adapter.noise == "uniform":
-            return self._apart(compute, canvas.group < work.low[:, None], names)
+            return self._split_finished(compute, canvas.group < work.low[:, None], names)
         if self.keys is None:
             return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
+        kinds = [name if is_whole else "denoise" for name, is_whole in zip(names, whole.tolist(), strict=True)]
         batches = []
-        for name in ("prefill", "refresh"):
-            mine = torch.tensor([n == name for n in names], device=whole.device) & whole
-            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], name, adapter.noise == "none"))
-        rest = ~whole
-        batches.append(_Batch(rest.nonzero().flatten(), compute[rest], "denoise", adapter.noise == "none"))
+        for kind in ("prefill", "refresh", "denoise"):
+            mine = torch.tensor([k == kind for k in kinds], device=whole.device)
+            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], kind, adapter.noise == "none"))
         return [batch for batch in batches if len(batch.rows)]
 
-    def _apart(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
+    def _split_finished(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
         """Puts finished text into a forward of its own, for models that encode it differently."""
         batches = []
         stored = compute & lower & self.stale
@@ -183,12 +178,7 @@ class Reader:
         visible = self._visible(rows, index, known).scatter(2, index[..., None], False)
         own = torch.eye(most, self.room, dtype=torch.bool, device=index.device).expand(num, -1, -1)
         slots = (length + torch.arange(most, device=index.device)).expand_as(index)
-        return (
-            torch.full_like(index, self.model.mask_token_id),
-            index,
-            slots,
-            torch.cat([visible, own], 2),
-        )
+        return torch.full_like(index, self.model.mask_token_id), index, slots, torch.cat([visible, own], 2)
 
     def _count(self, batch: _Batch, known: Tensor) -> None:
         queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()
@@ -213,7 +203,3 @@ class Reader:
         self.tallies = [self.tallies[row] for row in rows.tolist()]
         for name in ("known", "stale", "since", "front", "is_new"):
             setattr(self, name, getattr(self, name)[rows])
-
-
-def _rows_of(hidden: Tensor, index: Tensor) -> Tensor:
-    return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from partsong.knobs import by_name, parse_knobs
+from partsong.samplers.text import rules, rules_revising
 from partsong.samplers.text.caches import DelayedCache, DualCache, NoCache, PrefixCache, TextCache, VicinityCache
 from partsong.samplers.text.rule import Rule
-from partsong.samplers.text.rules import (
-    Dependency,
-    Entropy,
-    EntropyBound,
-    Factor,
-    Hierarchy,
-    KLStable,
-    LLaDA,
-    Quota,
-    Threshold,
-)
-from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, TokenEditing
 
 __all__ = ["CACHES", "RULES", "parse_cache", "parse_rule"]
 
 #: Rule classes by name; `LLaDA` is ``llada``.
 RULES = {
-    **by_name((EntropyBound, Quota, Threshold, Factor, Entropy, KLStable, Hierarchy, Dependency)),
-    **by_name((Revoke, TokenEditing, InsertDelete, Renoise)),
-    "llada": LLaDA,
+    **by_name((rules.EntropyBound, rules.Quota, rules.Threshold, rules.Factor, rules.Entropy, rules.KLStable)),
+    **by_name((rules.Hierarchy, rules.Dependency, rules_revising.Revoke, rules_revising.TokenEditing)),
+    **by_name((rules_revising.InsertDelete, rules_revising.Renoise)),
+    "llada": rules.LLaDA,
 }
 
 #: Cache classes by name, without the word: ``none``, ``prefix`` ...
@@ -50,10 +40,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def parse_cache(text: str) -> TextCache:
-    """Reads a cache from ``NAME[:key=value,...]``.
-
-    Raises:
-        ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
+    """Reads a cache from ``NAME[:key=value,...]``; errors as in `parse_rule`.
 
     >>> parse_cache("prefix:refresh_every=4")
     PrefixCache(refresh_every=4, refresh_blocks=True)

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 
-__all__ = ["Fields", "WeightPlace", "Rekeying", "same_names", "stock_layer"]
+__all__ = ["Fields", "Loader", "WeightPlace", "Rekeying", "experts", "same_names", "shared_settings", "stock_layer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +110,11 @@ class Fields:
     def refuse_unread(self) -> None:
         """Refuses fields that nobody has read: what they would change is unknown."""
         idle = self._seen | _IDLE
+        if self.config.get("quantization_config") is not None:
+            raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
         stated = [n for n, value in self.config.items() if value is not None and n not in idle]
         left = [n for n in stated if not n.startswith(("_", "init_", "unsloth"))]
         left = [n for n in left if not n.endswith(("_token_id", "_token_ids"))]
-        if self.config.get("quantization_config") is not None:
-            raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
-        left = [n for n in left if n != "quantization_config"]
         if left:
             raise UnsupportedError(
                 f"this {self.family} configuration has fields that are not known here and may change the model: "
@@ -134,9 +133,31 @@ class Fields:
         return {"rope_type": "default", "rope_theta": float(theta)}
 
 
+def shared_settings(fields: Fields) -> dict[str, Any]:
+    """Reads what most configurations name as transformers does."""
+    heads = fields.need("num_attention_heads")
+    return {
+        "vocab_size": fields.need("vocab_size"),
+        "hidden_size": fields.need("hidden_size"),
+        "num_hidden_layers": fields.need("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("num_key_value_heads") or heads,
+        "hidden_act": fields.get("hidden_act", "silu"),
+        "rms_norm_eps": fields.need("rms_norm_eps"),
+        "rope_parameters": fields.rotary(),
+        "tie_word_embeddings": bool(fields.get("tie_word_embeddings", False)),
+        "eos_token_id": fields.get("eos_token_id"),
+    }
+
+
+def new_names(names: Mapping[str, str]) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps whole tensors, by the checkpoint's names to the module's."""
+    return {name: (WeightPlace(target=target),) for name, target in names.items()}
+
+
 def same_names(names: Iterable[str]) -> dict[str, tuple[WeightPlace, ...]]:
     """Maps tensors that keep their names."""
-    return {name: (WeightPlace(target=name),) for name in names}
+    return new_names({name: name for name in names})
 
 
 def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool = True) -> list[str]:
@@ -156,22 +177,36 @@ def stock_layer(prefix: str, *, norms: bool, bias: Iterable[str] = (), mlp: bool
     return [prefix + name for name in names]
 
 
-def experts(source: str, target: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
+def experts(prefix: str, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
     """Stacks single experts' tensors: transformers keeps gate and up of all experts in one, and down in another.
 
     Args:
-        source: prefix in the checkpoint, such as "model.layers.1.mlp.experts.".
-        target: prefix in the module.
+        prefix: that of the names, in the checkpoint as in the module, such as "model.layers.1.mlp.experts.".
         count: experts.
         width: rows of gate_proj and of up_proj.
     """
     places = {}
     for e in range(count):
         for name, index in (("gate", (e, slice(0, width))), ("up", (e, slice(width, 2 * width)))):
-            places[f"{source}{e}.{name}_proj.weight"] = (WeightPlace(target=f"{target}gate_up_proj", index=index),)
-        places[f"{source}{e}.down_proj.weight"] = (WeightPlace(target=f"{target}down_proj", index=(e,)),)
+            places[f"{prefix}{e}.{name}_proj.weight"] = (WeightPlace(target=f"{prefix}gate_up_proj", index=index),)
+        places[f"{prefix}{e}.down_proj.weight"] = (WeightPlace(target=f"{prefix}down_proj", index=(e,)),)
     return places
 
 
-#: A family's loader: from the configuration's fields to the way into a stock module.
+def expert_layers(layers: int, count: int, width: int) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps the layers of a Qwen3-MoE under its own names; `count` experts of `width` rows each."""
+    places = {}
+    for prefix in (f"model.layers.{layer}." for layer in range(layers)):
+        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
+        places |= experts(f"{prefix}mlp.experts.", count, width)
+    return places
+
+
+def outer_weights(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
+    """Maps what is not in a layer; an output embedding that is `tied` to the input is not in the file."""
+    return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+
+
+#: A family's loader: from the fields of ``config.json`` to the way into a stock module. It raises UnsupportedError for
+#: a field that is unknown or has a value the stock module does not compute, and ArgumentError for one that is missing.
 Loader = Callable[[Mapping[str, Any]], Rekeying]

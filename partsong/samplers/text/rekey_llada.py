@@ -13,7 +13,7 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from partsong.errors import UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, stock_layer
+from partsong.samplers.text.rekey import Fields, Rekeying, expert_layers, new_names, outer_weights, shared_settings
 
 __all__ = ["llada", "llada_moe"]
 
@@ -32,15 +32,7 @@ _BLOCK = {
 
 
 def llada(config: Mapping[str, Any]) -> Rekeying:
-    """Maps LLaDA 8B and 1.5 onto Llama.
-
-    Args:
-        config: the fields of ``config.json``.
-
-    Raises:
-        UnsupportedError: a field with a value that Llama does not compute, or an unknown one.
-        ArgumentError: a field is missing.
-    """
+    """Maps LLaDA 8B and 1.5 onto Llama; errors as in `Loader`."""
     fields = Fields(config, "LLaDA")
     width, heads, layers = fields.need("d_model"), fields.need("n_heads"), fields.need("n_layers")
     vocab = fields.get("embedding_size", fields.need("vocab_size"))
@@ -65,16 +57,10 @@ def llada(config: Mapping[str, Any]) -> Rekeying:
     if fields.get("scale_logits", False):
         stock.logit_scale = width**-0.5
     _check_llada(fields)
-    places = {
-        "model.transformer.wte.weight": (WeightPlace(target="model.embed_tokens.weight"),),
-        "model.transformer.ln_f.weight": (WeightPlace(target="model.norm.weight"),),
-    }
-    if not tied:
-        places["model.transformer.ff_out.weight"] = (WeightPlace(target="lm_head.weight"),)
+    names = {"wte": "model.embed_tokens", "ln_f": "model.norm"} | ({} if tied else {"ff_out": "lm_head"})
     for layer in range(layers):
-        for name, target in _BLOCK.items():
-            target = f"model.layers.{layer}.{target}.weight"
-            places[f"model.transformer.blocks.{layer}.{name}.weight"] = (WeightPlace(target=target),)
+        names |= {f"blocks.{layer}.{name}": f"model.layers.{layer}.{target}" for name, target in _BLOCK.items()}
+    places = new_names({f"model.transformer.{name}.weight": f"{target}.weight" for name, target in names.items()})
     return Rekeying(model_class=LlamaForCausalLM, config=stock, places=places)
 
 
@@ -101,43 +87,21 @@ def _check_llada(fields: Fields) -> None:
 
 
 def llada_moe(config: Mapping[str, Any]) -> Rekeying:
-    """Maps LLaDA-MoE 7B-A1B onto Qwen3-MoE.
-
-    Args:
-        config: the fields of ``config.json``.
-
-    Raises:
-        UnsupportedError: a field with a value that Qwen3-MoE does not compute, or an unknown one.
-        ArgumentError: a field is missing.
-    """
+    """Maps LLaDA-MoE 7B-A1B onto Qwen3-MoE; errors as in `Loader`."""
     fields = Fields(config, "LLaDA-MoE")
+    shared = shared_settings(fields)
     layers, count, inner = (fields.need(f) for f in ("num_hidden_layers", "num_experts", "expert_intermediate_size"))
-    width, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
-    tied = bool(fields.get("tie_word_embeddings", False))
     stock = Qwen3MoeConfig(
-        vocab_size=fields.need("vocab_size"),
-        hidden_size=width,
         intermediate_size=inner,
         moe_intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=fields.get("num_key_value_heads", heads),
-        hidden_act=fields.get("hidden_act", "silu"),
-        rms_norm_eps=fields.need("rms_norm_eps"),
-        rope_parameters=fields.rotary(),
         num_experts=count,
         num_experts_per_tok=fields.need("num_experts_per_tok"),
         norm_topk_prob=False,
-        tie_word_embeddings=tied,
-        eos_token_id=config.get("eos_token_id"),
+        **shared,
     )
-    stock.head_dim = width // heads
+    stock.head_dim = shared["hidden_size"] // shared["num_attention_heads"]
     _check_llada_moe(fields, layers)
-    places = same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
-        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, inner)
+    places = outer_weights(shared["tie_word_embeddings"]) | expert_layers(layers, count, inner)
     return Rekeying(model_class=Qwen3MoeForCausalLM, config=stock, places=places)
 
 

@@ -13,27 +13,19 @@ from typing import Any
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names
+from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, new_names, same_names, shared_settings
 
 __all__ = ["llada2"]
 
 
 def llada2(config: Mapping[str, Any]) -> Rekeying:
-    """Maps LLaDA 2.x onto GLM-4 MoE.
-
-    Args:
-        config: the fields of ``config.json``.
-
-    Raises:
-        UnsupportedError: a field with a value that GLM-4 MoE does not compute, or an unknown one.
-        ArgumentError: a field is missing, or fields contradict each other.
-    """
+    """Maps LLaDA 2.x onto GLM-4 MoE; errors as in `Loader`, and an ArgumentError for fields at odds."""
     fields = Fields(config, "LLaDA2")
     stock = _stock(fields)
     bias = fields.get("moe_router_enable_expert_bias", True)
     _check(fields)
     tied = stock.tie_word_embeddings
-    places: dict[str, tuple[WeightPlace, ...]] = {"model.word_embeddings.weight": _to("model.embed_tokens.weight")}
+    places = new_names({"model.word_embeddings.weight": "model.embed_tokens.weight"})
     places |= same_names(["model.norm.weight", *([] if tied else ["lm_head.weight"])])
     zero = []
     for layer in range(stock.num_hidden_layers):
@@ -45,17 +37,13 @@ def llada2(config: Mapping[str, Any]) -> Rekeying:
         places |= same_names([f"{prefix}mlp.gate.weight"])
         places |= same_names(f"{prefix}mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up", "down"))
         inner = stock.moe_intermediate_size
-        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
+        places |= experts(f"{prefix}mlp.experts.", stock.n_routed_experts, inner)
         correction = f"{prefix}mlp.gate.e_score_correction_bias"
         if bias:
-            places[f"{prefix}mlp.gate.expert_bias"] = _to(correction)
+            places |= new_names({f"{prefix}mlp.gate.expert_bias": correction})
         else:
             zero.append(correction)
     return Rekeying(model_class=Glm4MoeForCausalLM, config=stock, places=places, zero=tuple(zero))
-
-
-def _to(target: str) -> tuple[WeightPlace, ...]:
-    return (WeightPlace(target=target),)
 
 
 def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace, ...]]:
@@ -68,27 +56,17 @@ def _attention(prefix: str, stock: Glm4MoeConfig) -> dict[str, tuple[WeightPlace
             WeightPlace(target=f"{prefix}self_attn.{p}_proj.{kind}", source=(ends[i], ends[i + 1]))
             for i, p in enumerate("qkv")
         )
-    places[f"{prefix}attention.dense.weight"] = _to(f"{prefix}self_attn.o_proj.weight")
-    places[f"{prefix}attention.query_layernorm.weight"] = _to(f"{prefix}self_attn.q_norm.weight")
-    places[f"{prefix}attention.key_layernorm.weight"] = _to(f"{prefix}self_attn.k_norm.weight")
-    return places
+    names = {"dense": "o_proj", "query_layernorm": "q_norm", "key_layernorm": "k_norm"}.items()
+    return places | new_names({f"{prefix}attention.{a}.weight": f"{prefix}self_attn.{b}.weight" for a, b in names})
 
 
 def _stock(fields: Fields) -> Glm4MoeConfig:
-    heads, width, chosen = (fields.need(f) for f in ("num_attention_heads", "hidden_size", "num_experts_per_tok"))
-    head_dim = fields.get("head_dim", width // heads)
+    shared, chosen = shared_settings(fields), fields.need("num_experts_per_tok")
+    head_dim = fields.get("head_dim", shared["hidden_size"] // shared["num_attention_heads"])
+    shared["rope_parameters"]["partial_rotary_factor"] = _rotary_share(fields, head_dim)
     stock = Glm4MoeConfig(
-        vocab_size=fields.need("vocab_size"),
-        hidden_size=width,
         intermediate_size=fields.need("intermediate_size"),
-        num_hidden_layers=fields.need("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.get("num_key_value_heads") or heads,
-        hidden_act=fields.get("hidden_act", "silu"),
         max_position_embeddings=fields.get("max_position_embeddings", 16384),
-        rms_norm_eps=fields.need("rms_norm_eps"),
-        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-        rope_parameters=fields.rotary() | {"partial_rotary_factor": _rotated(fields, head_dim)},
         attention_bias=bool(fields.get("use_qkv_bias", False)),
         moe_intermediate_size=fields.need("moe_intermediate_size"),
         num_experts_per_tok=chosen,
@@ -102,13 +80,13 @@ def _stock(fields: Fields) -> Glm4MoeConfig:
         norm_topk_prob=chosen > 1,
         use_qk_norm=True,
         num_mtp_layers=0,
-        eos_token_id=fields.get("eos_token_id"),
+        **shared,
     )
     stock.head_dim = head_dim
     return stock
 
 
-def _rotated(fields: Fields, head_dim: int) -> float:
+def _rotary_share(fields: Fields, head_dim: int) -> float:
     """Returns the part of each head that is rotated."""
     factor, size = fields.need("partial_rotary_factor"), fields.get("rotary_dim")
     if size is not None and size != int(head_dim * factor):

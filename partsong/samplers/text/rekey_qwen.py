@@ -20,21 +20,21 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from partsong.samplers.text.rekey import Fields, Rekeying, WeightPlace, experts, same_names, stock_layer
+from partsong.samplers.text.rekey import (
+    Fields,
+    Rekeying,
+    expert_layers,
+    outer_weights,
+    same_names,
+    shared_settings,
+    stock_layer,
+)
 
 __all__ = ["dream", "fast_dllm_v2", "sdar"]
 
 
 def dream(config: Mapping[str, Any]) -> Rekeying:
-    """Maps Dream 7B (and DiffuCoder, which has its architecture) onto Qwen2.
-
-    Args:
-        config: the fields of ``config.json``.
-
-    Raises:
-        UnsupportedError: a field with a value that Qwen2 does not compute, or an unknown one.
-        ArgumentError: a field is missing.
-    """
+    """Maps Dream 7B (and DiffuCoder, which has its architecture) onto Qwen2; errors as in `Loader`."""
     fields = Fields(config, "Dream")
     # The class's own default of attention_bias is False and its projections have biases all the same.
     fields.ignore("attention_bias", "mrope_section")
@@ -43,14 +43,14 @@ def dream(config: Mapping[str, Any]) -> Rekeying:
 
 
 def fast_dllm_v2(config: Mapping[str, Any]) -> Rekeying:
-    """Maps Fast-dLLM v2 1.5B and 7B onto Qwen2; arguments and errors as in `dream`."""
+    """Maps Fast-dLLM v2 1.5B and 7B onto Qwen2; errors as in `Loader`."""
     fields = Fields(config, "Fast-dLLM v2")
     fields.ignore("bd_size")
     return _dense(fields, Qwen2Config, Qwen2ForCausalLM)
 
 
 def sdar(config: Mapping[str, Any]) -> Rekeying:
-    """Maps SDAR, dense or a mixture of experts, onto Qwen3; arguments and errors as in `dream`."""
+    """Maps SDAR, dense or a mixture of experts, onto Qwen3; errors as in `Loader`."""
     fields = Fields(config, "SDAR")
     fields.ignore(
         "block_size", "fuse_cross_entropy", "debug", "ep_size", "micro_forward", "skip_checkpoint", "use_deepep"
@@ -62,49 +62,32 @@ def sdar(config: Mapping[str, Any]) -> Rekeying:
     return _mixture(fields)
 
 
-def _shared(fields: Fields) -> dict[str, Any]:
+def _qwen_settings(fields: Fields) -> dict[str, Any]:
     """Reads what all these configurations have."""
-    heads = fields.need("num_attention_heads")
     fields.allow_only(use_sliding_window=False, layer_types=(["full_attention"] * fields.need("num_hidden_layers"),))
     fields.ignore("sliding_window", "max_window_layers")
-    return {
-        "vocab_size": fields.need("vocab_size"),
-        "hidden_size": fields.need("hidden_size"),
-        "num_hidden_layers": fields.need("num_hidden_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("num_key_value_heads", heads),
-        "hidden_act": fields.get("hidden_act", "silu"),
-        "max_position_embeddings": fields.get("max_position_embeddings", 32768),
-        "rms_norm_eps": fields.need("rms_norm_eps"),
-        "rope_parameters": fields.rotary(),
-        "tie_word_embeddings": bool(fields.get("tie_word_embeddings", False)),
-        "use_sliding_window": False,
-        "eos_token_id": fields.get("eos_token_id"),
-    }
-
-
-def _ends(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
-    return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
+    most_positions = fields.get("max_position_embeddings", 32768)
+    return shared_settings(fields) | {"max_position_embeddings": most_positions, "use_sliding_window": False}
 
 
 def _dense(
     fields: Fields, config_class: type[PretrainedConfig], model_class: type[PreTrainedModel], *, norms: bool = False
 ) -> Rekeying:
-    shared = _shared(fields)
+    shared = _qwen_settings(fields)
     if norms:
         shared["head_dim"] = fields.need("head_dim")
     else:
         fields.allow_only(head_dim=shared["hidden_size"] // shared["num_attention_heads"])
     stock = config_class(**shared, **{"intermediate_size": fields.need("intermediate_size")})
     fields.refuse_unread()
-    places = _ends(shared["tie_word_embeddings"])
+    places = outer_weights(shared["tie_word_embeddings"])
     for layer in range(shared["num_hidden_layers"]):
         places |= same_names(stock_layer(f"model.layers.{layer}.", norms=norms, bias="" if norms else "qkv"))
     return Rekeying(model_class=model_class, config=stock, places=places)
 
 
 def _mixture(fields: Fields) -> Rekeying:
-    shared = _shared(fields)
+    shared = _qwen_settings(fields)
     fields.allow_only(decoder_sparse_step=1, mlp_only_layers=([],))
     fields.ignore("intermediate_size")
     count, inner = fields.need("num_experts"), fields.need("moe_intermediate_size")
@@ -117,9 +100,5 @@ def _mixture(fields: Fields) -> Rekeying:
         **{"head_dim": fields.need("head_dim")},
     )
     fields.refuse_unread()
-    places = _ends(shared["tie_word_embeddings"])
-    for layer in range(shared["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        places |= same_names([*stock_layer(prefix, norms=True, mlp=False), f"{prefix}mlp.gate.weight"])
-        places |= experts(f"{prefix}mlp.experts.", f"{prefix}mlp.experts.", count, inner)
+    places = outer_weights(shared["tie_word_embeddings"]) | expert_layers(shared["num_hidden_layers"], count, inner)
     return Rekeying(model_class=Qwen3MoeForCausalLM, config=stock, places=places)

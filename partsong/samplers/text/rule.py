@@ -138,11 +138,7 @@ class Rule(ABC):
         return ()
 
     def validate(self) -> None:
-        """Refuses knobs out of range; a rule whose knobs bound each other checks that too.
-
-        Raises:
-            ArgumentError: names the knob.
-        """
+        """Refuses knobs out of range with an ArgumentError; a rule whose knobs bound each other checks that too."""
         check_fields(self)
 
     def heat(self, block_step: int) -> float | None:

@@ -52,7 +52,7 @@ class Quota(Rule):
 
     def choose(self, view: View) -> Choice:
         """Takes the best few."""
-        score = _score(view, self.by)
+        score = self._score(view)
         return commit(view, rank_of(score, view.real & view.undecided) < self._quota(view)[:, None], score)
 
     def _quota(self, view: View) -> Tensor:
@@ -60,13 +60,12 @@ class Quota(Rule):
             return torch.full_like(view.step, self.per_step)
         return view.block_total // self.steps + (view.block_step < view.block_total % self.steps)
 
-
-def _score(view: View, by: str) -> Tensor:
-    if by == "random":
-        return view.random("order")
-    if by == "left":
-        return -view.index.double()
-    return -view.entropy if by == "entropy" else getattr(view, by)
+    def _score(self, view: View) -> Tensor:
+        if self.by == "random":
+            return view.random("order")
+        if self.by == "left":
+            return -view.index.double()
+        return -view.entropy if self.by == "entropy" else getattr(view, self.by)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +84,8 @@ class LLaDA(Quota):
 
     unbiased: ClassVar[bool] = False
 
-    def choose(self, view: View) -> Choice:
-        """Takes the likeliest draws."""
-        accept = rank_of(view.token_prob, view.real & view.undecided) < self._quota(view)[:, None]
-        return commit(view, accept, view.token_prob)
+    def _score(self, view: View) -> Tensor:
+        return view.token_prob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -142,7 +142,7 @@ class InsertDelete(_RevisingRule):
         threshold: as in `TokenEditing`.
         editing_threshold: as in `TokenEditing`.
         max_post_steps: as in `TokenEditing`.
-        max_edits: of a block.
+        max_edits: most deletions and insertions in a block.
 
     Source: LLaDA 2.2 (Levenshtein edits; no paper yet), after Levenshtein Transformer, arXiv 1905.11006.
 
@@ -203,15 +203,14 @@ class _Moves:
             items: list[int | None] = []
             for place in places:
                 token = None if self.undecided[row, place] else int(self.token[row, place])
-                if not movers[place]:
-                    items.append(token)
-                elif left <= 0:
-                    items.append(None)  # not allowed to move any more: decided anew, without these tokens
-                elif token == delete:
-                    left, self.count[row] = left - 1, self.count[row] + 1
+                if not movers[place] or left <= 0:
+                    # One that may not move any more is decided anew, without these tokens.
+                    items.append(None if movers[place] else token)
+                    continue
+                left, self.count[row] = left - 1, self.count[row] + 1
+                if token == delete:
                     self.deleted[row, place] = True
                 else:
-                    left, self.count[row] = left - 1, self.count[row] + 1
                     self.inserted[row, place] = True
                     current = int(self.view.current[row, place])
                     items += [None, None if self.view.undecided[row, place] else current]
@@ -250,7 +249,7 @@ class Renoise(_RevisingRule):
 
     Attributes:
         gamma: nats, as in `EntropyBound`.
-        max_steps: of a block.
+        max_steps: most steps of a block.
         patience: steps without change.
         entropy: mean nats below which a still text is done.
         hot: temperature of the first step; it falls evenly to almost `cold`.

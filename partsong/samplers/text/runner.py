@@ -137,7 +137,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
     Args:
         visible: which slots each query attends to.
         attention: "sdpa" takes bool; "eager" adds 0 or the least number of the dtype to the scores.
-        dtype: of the hidden states.
+        dtype: that of the hidden states.
 
     Returns:
         `[B, 1, Q, S]`.
@@ -177,13 +177,9 @@ def weight_flops(module: nn.Module) -> float:
     config = getattr(module, "config", None)
     chosen = next((n for n in (getattr(config, f, None) for f in ("num_experts_per_tok", "top_k_experts")) if n), 1)
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    total = 0.0
-    for weight in module.parameters():
-        if weight.dim() < 2 or id(weight) in tables:
-            continue
-        # Three dims are the experts' weights, stacked.
-        total += 2.0 * weight.numel() * (min(1.0, chosen / len(weight)) if weight.dim() == 3 else 1.0)
-    return total
+    met = [weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in tables]
+    # Three dims are the experts' weights, stacked.
+    return sum(2.0 * w.numel() * (min(1.0, chosen / len(w)) if w.dim() == 3 else 1.0) for w in met)
 
 
 def check_mask_token(adapter: TextAdapter, mask_token_id: int | None, vocab_size: int) -> int | None:

@@ -19,12 +19,12 @@ class Tally:
     """Holds the counts of one text.
 
     Attributes:
-        forwards: by kind.
-        tokens: of the finished text, by the kind of the forward that decided them. Given tokens do not count, nor
-            does what was decided after the end.
+        forwards: forwards by kind.
+        tokens: tokens of the finished text, by the kind of the forward that decided them. Given tokens do not count,
+            nor does what was decided after the end.
         edits: tokens changed or taken back later.
-        flops: of all forwards, with the head at the positions it was asked for.
-        full_flops: of one forward of the whole text with the head at every position to decide, for comparison.
+        flops: operations of all forwards, with the head at the positions it was asked for.
+        full_flops: operations of one forward of the whole text, with the head at every position to decide.
         certificate: nats, the sum over steps of the accepted entropies but the largest: a bound on the divergence
             from one-token-at-a-time decoding in the same order, under the model's own conditionals at temperature 1;
             None with rules that revise or that choose by the drawn token.

@@ -36,7 +36,7 @@ def load_rekeyed(
     Args:
         folder: with ``model.safetensors``, or shards and ``model.safetensors.index.json``.
         rekeying: where each tensor goes.
-        dtype: of the parameters; default: the one of the checkpoint's first tensor.
+        dtype: that of the parameters. Default: that of the checkpoint's first tensor.
         device: default: the CPU.
 
     Returns:
@@ -54,7 +54,7 @@ def load_rekeyed(
     module = module.eval().requires_grad_(False)
     for file in files:
         with safe_open(file, framework="pt", device=str(target)) as tensors:
-            for name in _wanted(tensors.keys(), rekeying):
+            for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)
                 dtype = dtype or tensor.dtype
                 for place in rekeying.places[name]:
@@ -62,7 +62,7 @@ def load_rekeyed(
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
-    return _runnable(module)
+    return _make_runnable(module)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -86,10 +86,6 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise ArgumentError(f"{index} names {name!r}, and there is no such file beside it")
     return [folder / name for name in names]
-
-
-def _wanted(names: Any, rekeying: Rekeying) -> list[str]:
-    return [name for name in names if name in rekeying.places]
 
 
 def _headers(files: list[Path], rekeying: Rekeying) -> dict[str, tuple[int, ...]]:
@@ -197,10 +193,10 @@ def load_stock(
             f"({_list(info['missing_keys'])}), unexpected ({_list(unexpected)}), "
             f"of another shape ({_list(str(k) for k in info['mismatched_keys'])})"
         )
-    return _runnable(module.eval())
+    return _make_runnable(module.eval())
 
 
-def _runnable(module: PreTrainedModel) -> PreTrainedModel:
+def _make_runnable(module: PreTrainedModel) -> PreTrainedModel:
     """Switches experts in float64 away from the grouped product that transformers prefers: it has no float64."""
     if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
         module.set_experts_implementation("eager")

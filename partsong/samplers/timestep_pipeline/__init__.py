@@ -1,1 +1,1 @@
-"""The timestep pipeline: every rank makes its own denoising steps of one block of frames after another."""
+"""Samples with a timestep pipeline: every rank makes its own denoising steps of one block after another."""

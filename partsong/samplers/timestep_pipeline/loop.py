@@ -1,8 +1,8 @@
-"""The loop of a timestep pipeline: every rank makes its denoising steps of one block after another.
+"""Runs the loop of a timestep pipeline: every rank makes its denoising steps of one block after another.
 
 Every block has its own call of the pipeline on every rank, paused at the denoiser (see `paused`). A rank answers the
-calls of its own steps; for those before them it answers anything, and puts the latents it has received in their place.
-So scheduler, guidance and decoding are the pipeline's own code.
+calls of its own steps. For the steps before them it answers placeholders, and puts the latents it has received in their
+place. So scheduler, guidance and decoding are the pipeline's own code.
 
 Time goes in slots. In slot t the rank at place c of the chain works on block t - lead c, and one exchange moves what it
 has made to the next place. The last place is the first rank's, which decodes.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,61 +22,39 @@ from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
-from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_contexts import CausalKeys, Visit
-from partsong.samplers.long_video.journal import VideoJournal, open_journal
-from partsong.samplers.long_video.staged_frames import StagedFrames
+from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal
 from partsong.samplers.long_video.video_blocks import VideoBlocks
-from partsong.samplers.pipeline.memoryless import check_memoryless
-from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
+from partsong.samplers.pipeline.paused import Denoise, Finished, Stepped
+from partsong.samplers.pipeline.plan_call import CallTrack, refuse_arguments
+from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline
 
 __all__ = ["timestep_pipeline"]
 
+_NO_CALLBACK = (
+    "every rank makes other steps, and would show placeholders in the rest; look at the blocks that stream() yields"
+)
+
 
 def timestep_pipeline(
-    plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Path | None = None, **arguments: Any
+    plan: Plan, strategy: TimestepPipeline, *, everywhere: bool = True, journal: Folder | None = None, **arguments: Any
 ) -> Generator[Any, None, None]:
-    """Samples with `TimestepPipeline`, and yields what the pipeline returns for each block as soon as it is done.
-
-    Args:
-        plan: a `TimestepPipeline` on a pipeline with a causal model.
-        strategy: that strategy.
-        everywhere: decodes and yields on every rank, not on the first alone.
-        journal: folder to write progress to, and to go on from where it holds some; see `VideoJournal`.
-        **arguments: the pipeline's own, checked already; the same on every rank.
-
-    Yields:
-        The pipeline's output for the next frames; None on ranks that decode nothing.
+    """Samples with `TimestepPipeline`; see `StrategyRow.stream`.
 
     Raises:
-        ArgumentError: a number of frames that is not made of whole blocks, or more ranks than steps.
-        UnsupportedError: a pipeline whose video cannot be cut, a scheduler that remembers earlier steps, or a callback.
+        ArgumentError: the number of frames is not made of whole blocks, or there are more ranks than steps.
+        UnsupportedError: the pipeline's video cannot be cut, its scheduler remembers earlier steps, or a callback was
+            given.
 
     Source: arXiv 2512.04677.
     """
-    for name in ("callback_on_step_end", "callback"):
-        if arguments.get(name) is not None:
-            raise UnsupportedError(
-                f"{name} cannot be honoured: every rank makes other steps, and would show it anything in the rest; "
-                "look at the blocks that stream() yields"
-            )
-    denoiser = plan.denoisers[0]
-    assert isinstance(denoiser.cut, StagedFrames)
-    plan.clock.begin()
-    plan.seen.state_bytes = share_random_state(denoiser.everyone, plan.mesh.device)
-    frames = causal_block(denoiser.module)
-    blocks = VideoBlocks(
-        plan,
-        arguments,
-        frames=frames,
-        context=0,
-        noise="independent",
-        frames_dim=denoiser.cut.rotary.frames_dim,
-        decodes=everywhere or plan.mesh.is_main,
-    )
+    refuse_arguments(arguments, {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK})
+    plan.begin_loop()
+    frames = causal_block(plan.denoisers[0].module)
+    blocks = VideoBlocks(plan, arguments, frames=frames, context=0, noise="independent", everywhere=everywhere)
     if blocks.sizes[-1] != frames:
         low = (len(blocks.sizes) - 1) * frames
         legal = [(count - 1) * blocks.factor + 1 for count in (low, low + frames) if count]
@@ -85,62 +62,40 @@ def timestep_pipeline(
             f"num_frames={(sum(blocks.sizes) - 1) * blocks.factor + 1} is {sum(blocks.sizes)} latent frames, but the "
             f"model works in blocks of {frames}; use {' or '.join(map(str, legal))}"
         )
-    book = open_journal(journal, plan, blocks, strategy, plan.mesh.axis("stage", "pipe"))
-    chain = _Chain(plan, denoiser.cut, strategy, blocks, everywhere, book)
+    chain = _Chain(blocks, strategy, everywhere, open_journal(journal, blocks, strategy))
     try:
         yield from chain.resume()
         yield from chain.run()
     finally:
-        chain.close()
+        blocks.close(chain.tracks)
 
 
-@dataclass(slots=True)
-class _Track:
-    """The call of one block on this rank.
+@dataclass(slots=True, kw_only=True)
+class _Track(CallTrack):
+    """Holds the call of one block on this rank.
 
     Attributes:
-        call: stands at an event.
         layout: of the denoiser's calls.
         latents: what this rank's first step begins with, where another rank made it.
         entering: what enters this rank's first layer, where another rank made it.
         leaving: what leaves its last layer, where another rank goes on.
-        step: steps that the call has made.
-        branch: calls of the denoiser in the step at work.
     """
 
-    call: PausedCall
     layout: PartLayout
     latents: Tensor | None = None
     entering: Tensor | None = None
     leaving: Tensor | None = None
-    step: int = 0
-    branch: int = 0
-
-    def send(self, answer: Any) -> None:
-        """Lets the call run to its next event."""
-        was_asked = isinstance(self.call.event, Denoise)
-        event = self.call.send(answer)
-        if isinstance(event, Stepped):
-            self.step, self.branch = self.step + 1, 0
-        elif was_asked:
-            self.branch += 1
 
 
 class _Chain:
     def __init__(
-        self,
-        plan: Plan,
-        stage: StagedFrames,
-        strategy: TimestepPipeline,
-        blocks: VideoBlocks,
-        everywhere: bool,
-        journal: VideoJournal | None,
+        self, blocks: VideoBlocks, strategy: TimestepPipeline, everywhere: bool, journal: VideoJournal | None
     ) -> None:
-        self.journal = journal
+        self.blocks, self.journal, self.plan, self.stage = blocks, journal, blocks.plan, blocks.stage
+        plan, self.denoiser = self.plan, self.plan.denoisers[0]
         self.cut = None if journal is None else journal.newest_cut()
         self.first = 0 if self.cut is None else self.cut + 1
-        self.plan, self.stage, self.denoiser, self.blocks = plan, stage, plan.denoisers[0], blocks
-        self.axis = plan.mesh.axis("stage", "pipe")
+        self.axis = plan.mesh.axis(*strategy.axes)
         self.tracks: dict[int, _Track] = {}
         self.latents_bytes = 0
         stages, self.layers = plan.mesh.degrees["stage"], plan.mesh.degrees["pipe"]
@@ -154,7 +109,7 @@ class _Chain:
         self.decodes = everywhere or self.axis.index == 0
         self.readers = [i for i in range(self.axis.size) if (everywhere or i == 0) and i != self.order[-1]]
         self.keys = CausalKeys(causal_block(self.denoiser.module), strategy.window, strategy.sink)
-        stage.loop = self
+        self.stage.loop = self
         with plan.looping():
             self.num_steps = self._begin(stages)
         sizes = split_sizes(self.num_steps, stages)
@@ -163,7 +118,7 @@ class _Chain:
 
     def _begin(self, stages: int) -> int:
         """Opens the first blocks, whose arguments the ranks compare, and finds the number of steps."""
-        # A run whose blocks are all done opens the last one again, to be told the same.
+        # A run whose blocks are all done opens the last one again: its arguments are compared too.
         first = min(self.first, len(self.blocks.sizes) - 1)
         for block in range(first, min(first + AGREED_STEPS, len(self.blocks.sizes))):
             self._track(block, compare=block - first)
@@ -186,83 +141,65 @@ class _Chain:
         """Yields the blocks that a journal says are done, and takes over the keys that they have left."""
         if self.journal is None or self.cut is None:
             return
-        for block in range(self.first):
-            latents = self.journal.block(block)
-            with self.plan.looping():
-                yield self.blocks.finish(block, latents) if self.decodes else None
+        yield from self.blocks.finished(map(self.journal.block, range(self.first)))
         self.keys.load(self.journal.keys(self.cut), self.stage.own_layers, self.own)
 
     def run(self) -> Iterator[Any]:
         """Works slot by slot; all ranks yield a block in the same slot, so a consumer may stop them together."""
         chain, total = len(self.order), len(self.blocks.sizes)
         flying, incoming, final = Pending("nothing"), None, None
-        made: dict[int, Any] = {}
+        outputs: dict[int, Any] = {}
         for slot in range(self.first, total + chain if self.first < total else 0):
             with self.plan.looping(), torch.no_grad():
                 flying.wait()
                 if final is not None:
-                    made[slot - chain] = self._finish(slot - chain, final)
+                    outputs[slot - chain] = self._finish(slot - chain, final)
                 block, sends = slot - self.place, {}
                 if self.first <= block < total:
                     outgoing = self._work(block, incoming)
                     sends = dict.fromkeys(self._next, outgoing)
                     if self.is_last and self.decodes:
-                        made[block] = self._finish(block, outgoing)
+                        outputs[block] = self._finish(block, outgoing)
                     elif not self.decodes:
                         self.tracks.pop(block).call.close()
                 incoming, final, recvs = None, None, {}
                 if self.place > 0 and self.first <= block + 1 < total:
-                    incoming = recvs[self.order[self.place - 1]] = self._room(block + 1)
+                    incoming = recvs[self.order[self.place - 1]] = _packed(self._parts(self._track(block + 1)))
                 done = slot - chain + 1
                 if self.axis.index in self.readers and self.first <= done < total:
-                    final = recvs[self.order[-1]] = self._final_room(done)
+                    final = recvs[self.order[-1]] = torch.empty_like(self._run(self.tracks[done], self.num_steps))
                 flying = exchange(self.axis, sends, recvs, name="timestep pipeline")
             done -= 1 if self.readers else 0  # those that are sent the latents have the frames a slot later
             if self.first <= done < total:
-                yield made.pop(done, None)
+                yield outputs.pop(done, None)
         flying.wait()
         self.plan.clock.num_steps = self.plan.clock.step = total
 
     @property
     def _next(self) -> list[int]:
-        """Where this rank's results go."""
+        """Lists the ranks that this rank's results go to."""
         return self.readers if self.is_last else [self.order[self.place + 1]]
 
-    def close(self) -> None:
-        """Ends the calls that are open, and forgets what was kept."""
-        for track in self.tracks.values():
-            track.call.close()
-        self.tracks.clear()
-        self.blocks.close()
-        self.stage.forget()
-
     def _track(self, block: int, compare: int = 0) -> _Track:
-        """The call of a block, at its first question; refused, on all ranks alike, where the ranks' calls differ."""
+        """Returns the call of a block; refused, on all ranks alike, where the ranks' calls differ."""
         if block not in self.tracks:
             call = self.blocks.open(block)
-            event = call.send()
-            if not isinstance(event, Denoise):
-                raise UnsupportedError(f"{type(self.plan.target).__name__} made no call of its denoiser")
-            self.tracks[block] = _Track(call, self.stage.layout(event.arguments))
+            event = call.event
+            assert isinstance(event, Denoise)
+            self.tracks[block] = _Track(call, layout=self.stage.layout(event.arguments))
             self.denoiser.begin_call(event.arguments, compare)
         return self.tracks[block]
 
     def _parts(self, track: _Track) -> list[Tensor]:
-        """Room for what this rank is sent for a block: latents, and what enters its first layer."""
+        """Returns room for what this rank is sent for a block: latents, and what enters its first layer."""
         parts = []
         if self.place >= self.layers:
-            # The call goes to where it needs them, with anything for the steps before: there it shows their type.
+            # The call goes to where it needs them, with placeholders for the steps before: there it shows their type.
             parts.append(torch.empty_like(self._run(track, self.own.start)))
         return parts + ([track.layout.empty_input(None, self.layer)] if self.layer else [])
 
-    def _room(self, block: int) -> Tensor:
-        return _packed(self._parts(self._track(block)))
-
-    def _final_room(self, block: int) -> Tensor:
-        return torch.empty_like(self._run(self.tracks[block], self.num_steps))
-
     def _work(self, block: int, received: Tensor | None) -> Tensor:
-        """This rank's steps, or its layers of a step, for one block; what the next place needs."""
+        """Makes this rank's steps, or its layers of a step, for one block; returns what the next place needs."""
         track = self._track(block)
         self.keys.visit = Visit(block, 0)
         if received is not None:
@@ -287,14 +224,14 @@ class _Chain:
                 track.send(track.layout.returned(self._prediction(track, event)))
                 continue
             assert isinstance(event, Stepped)
-            self.latents_bytes = event.latents.numel() * event.latents.element_size()
+            self.latents_bytes = event.latents.nbytes
             if track.step == until:
                 return event.latents
             is_first = track.step == self.own.start and track.latents is not None
             track.send(track.latents if is_first else event.latents)
 
     def _prediction(self, track: _Track, event: Denoise) -> Tensor:
-        """The model's answer in the steps of this rank, and anything in others."""
+        """Returns the model's answer in the steps of this rank, and a placeholder in others."""
         sample = torch.zeros_like(track.layout.owners).contiguous()
         if track.step not in self.own:
             return sample
@@ -332,7 +269,7 @@ class _Chain:
         """Says nothing: the strategy leaves no choice of what to keep."""
 
     def sends(self, step: int, index: int) -> int:
-        """Bytes the rank at `index` of the axis sends for one block."""
+        """Returns the bytes the rank at `index` of the axis sends for one block."""
         place = self.order.index(index)
         latents = self.latents_bytes
         if place == len(self.order) - 1:
@@ -343,12 +280,12 @@ class _Chain:
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:
-    """Several tensors as one message."""
+    """Returns several tensors as one message."""
     return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])
 
 
 def _unpacked(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of a message, of the shapes and types of others."""
-    pieces = message.split([tensor.numel() * tensor.element_size() for tensor in like])
+    """Returns the tensors of a message, in the shapes and types of others."""
+    pieces = message.split([tensor.nbytes for tensor in like])
     # A piece may begin where its type may not.
     return [piece.clone().view(t.dtype).view(t.shape) for piece, t in zip(pieces, like, strict=True)]

@@ -1,4 +1,4 @@
-"""One rank per denoising step: blocks of an endless video stream through the steps of a causal model."""
+"""Streams blocks of an endless video through the steps of a causal model, one rank per step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.staged_blocks import Layers
+from partsong.parallel.cuts.staged_blocks import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -63,33 +63,30 @@ class TimestepPipeline(Strategy):
     layers: Layers | None = None
 
     def wanted(self) -> dict[str, int | None]:
-        """Ranks along the steps, and those that share each step's layers."""
+        """Returns the ranks along the steps, and those that share each step's layers."""
         return {"stage": self.degree, "pipe": self.pipe_degree}
 
     def validate(self) -> None:
-        """Refuses a number of stages other than the degree."""
+        """Refuses a number of stages other than `pipe_degree`."""
         super(TimestepPipeline, self).validate()
-        if self.layers is not None and len(self.layers) != self.pipe_degree:
-            raise ArgumentError(
-                f"TimestepPipeline: layers={self.layers} names {len(self.layers)} stages, not "
-                f"pipe_degree={self.pipe_degree}"
-            )
+        check_layers("TimestepPipeline", self.layers, self.pipe_degree, "pipe_degree")
 
     def stale(self) -> str:
-        """What is seen of the past."""
+        """Says what is seen of the past."""
         return f"blocks see {self.window} blocks of the past and the first {self.sink} frames, each at its noise level"
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Models that are not causal along time."""
+        """Refuses models that are not causal along time."""
         if adapter.model in FRAME_TABLES:
             return None
         return "it is not known to be causal along time; use DualParallel or ClipParallel for its videos"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
-        """The layers of this rank; all of them where each step has one rank.
+        """Returns the layers of this rank; all of them where each step has one rank.
 
         Raises:
-            UnsupportedError: the model was not trained to see the past alone, or the sink is longer than a block.
+            UnsupportedError: the model was not trained to see the past alone.
+            ArgumentError: the sink is longer than a block.
         """
         block = causal_block(module)
         if block < 2:

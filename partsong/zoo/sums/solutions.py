@@ -98,8 +98,8 @@ def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> 
     """
     if num < 0 or not families:
         raise ArgumentError(f"examples needs num >= 0 and at least one family, found num={num}, families={families!r}")
-    turns = ((index, families[index % len(families)]) for index in range(num))
-    return [draw(f, random.Random(derive(seed, "sums", f, index)), fresh=True) for index, f in turns]
+    turns: list[Family] = [families[index % len(families)] for index in range(num)]
+    return [draw(f, random.Random(derive(seed, "sums", f, i)), fresh=True) for i, f in enumerate(turns)]
 
 
 def _sum(rng: random.Random, sizes: Sequence[int]) -> SumsExample | None:

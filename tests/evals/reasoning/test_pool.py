@@ -16,7 +16,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.pool import Pool, PoolEngine, collect, run_seed
-from partsong.evals.reasoning.pool_suite import SHOWN, parse_rescorer, pool_suite
+from partsong.evals.reasoning.pool_suite import DEFAULT_STRATEGIES, parse_rescorer, pool_suite
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.rescore import pass_at
 from partsong.evals.reasoning.score_table import score_table
@@ -144,8 +144,8 @@ def test_tables_and_rows() -> None:
     [
         ("majority", "no pool-based strategy"),
         ("single:num=2", "no option 'num'"),
-        ("short-m:num=many", "is no int"),
-        ("self-consistency:early_stop=1", "is no bool"),
+        ("short-m:num=many", "'many' is not a whole number"),
+        ("self-consistency:early_stop=1", "'1' is not true or false"),
     ],
 )
 def test_unknown_twins(text: str, words: str) -> None:
@@ -178,7 +178,7 @@ def test_a_thousand_problems_of_64_samples_and_fourteen_strategies_take_seconds(
             for number, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
         }
     begin = time.process_time()
-    found = pool_suite(pool, chosen, SHOWN)
+    found = pool_suite(pool, chosen, DEFAULT_STRATEGIES)
     assert time.process_time() - begin < 5.0
     assert len(found["rows"]) == 14 and len(found["differences"]) == 13
 

@@ -12,7 +12,7 @@ import pytest
 
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.intervals import clopper_pearson, paired_bootstrap, wilson
-from partsong.evals.reasoning.outcome import COUNTS, Outcome, compared, table_rows
+from partsong.evals.reasoning.outcome import COUNTS, Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import COSTS, front, pareto_svg
 from partsong.evals.reasoning.suite import evaluate, read_strategies, reasoning_suite
 from partsong.reasoning import Budget, Journal, Parameters, Run, ScriptedEngine
@@ -60,11 +60,11 @@ def test_rows_are_means_of_outcomes_and_differences_are_paired() -> None:
     assert (first["right"], first["tokens_total"], first["unanswered"], first["hints"]) == (3, 25.0, 3, 0)
     assert (second["right"], second["hints"], second["hint"]) == (4, 2, "spread")
     assert (first["low"], first["high"]) == clopper_pearson(3, 6)
-    (row,) = compared([*left, *right], resamples=500, seed=4)
+    (row,) = compare_strategies([*left, *right], resamples=500, seed=4)
     wanted = paired_bootstrap([0, 1, 1, 0, 1, 1], [1, 0, 1, 0, 1, 0], resamples=500, seed=4)
     assert (row["difference"], row["low"], row["high"], row["p"]) == (wanted.mean, wanted.low, wanted.high, wanted.p)
-    assert compared([*left, *right[:2]])[0]["problems"] == 2
-    assert compared(left, to="b") == []
+    assert compare_strategies([*left, *right[:2]])[0]["problems"] == 2
+    assert compare_strategies(left, to="b") == []
 
 
 def test_samples_are_the_same_for_all_strategies_and_together_changes_nothing() -> None:
@@ -97,11 +97,11 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path) -> None:
     seen: list[Outcome] = []
     with Journal(tmp_path / "calls.db") as journal:
         with pytest.raises(EngineError, match="away"):
-            rows_of(chosen, texts, scripted, journal=journal, concurrency=1, told=seen.append, **kept)
+            rows_of(chosen, texts, scripted, journal=journal, concurrency=1, on_outcome=seen.append, **kept)
         assert len(seen) == 6 + 1
     with Journal(tmp_path / "calls.db") as journal:
         again = engine()
-        found = rows_of(chosen, texts, again, journal=journal, told=seen.append, **kept)
+        found = rows_of(chosen, texts, again, journal=journal, on_outcome=seen.append, **kept)
     assert len(seen) == 12 and len(again.asked) == 24 - 4 + 6 - (6 + 2)
     for row, wanted in zip(found["rows"], whole["rows"], strict=True):
         assert {k: v for k, v in row.items() if k != "seconds"} == {k: v for k, v in wanted.items() if k != "seconds"}

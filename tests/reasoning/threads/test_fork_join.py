@@ -1,4 +1,4 @@
-"""Texts that part and come together: what each call reads, what it costs, and what comes of tags that are none."""
+"""Texts that part and come together: what each call reads, what it costs, and what wrong tags lead to."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from partsong.reasoning.threads.parse import parse
 from partsong.reasoning.threads.plans import stop_of
 from partsong.reasoning.threads.render import fork_text
 
-Said = dict[str, str | tuple[str, int]]
+Script = dict[str, str | tuple[str, int]]
 
 
-def think(said: Said, *, engine: Any = None, budget: Budget | None = None, **knobs: Any) -> tuple[Answer, Run, Any]:
-    """Answers by name of the call, empty where none is told; a number of tokens may stand beside the text."""
+def think(script: Script, *, engine: Any = None, budget: Budget | None = None, **knobs: Any) -> tuple[Answer, Run, Any]:
+    """Answers by name of the call, empty where the script has no text; a number of tokens may stand beside it."""
 
-    def script(request: Request, draw: random.Random) -> Line:
-        line = said.get(f"{'/'.join(request.path)}#{request.sample}", "")
+    def play(request: Request, draw: random.Random) -> Line:
+        line = script.get(f"{'/'.join(request.path)}#{request.sample}", "")
         text, tokens = line if isinstance(line, tuple) else (line, 10)
         return Line(text=text, tokens=tokens)
 
-    made = engine or ScriptedEngine(script)
-    run = Run(made, budget=budget)
+    answering = engine or ScriptedEngine(play)
+    run = Run(answering, budget=budget)
     answer, _ = run_virtual(fork_join(run, "the question", **{"extract": final_number, **knobs}))
-    return answer, run, made
+    return answer, run, answering
 
 
 def tree_of(shown: list[Any]) -> tuple[Part, ...]:
@@ -72,21 +72,21 @@ def plan_of(form: Format, *goals: str) -> str:
 def test_a_fork_in_every_format(form: Format) -> None:
     begins = bool(form.announce)
     ends = ["<Return>2", "<Return>3"] if form.apart else ["2", "3"]
-    said: Said = {
+    script: Script = {
         "text#0": (f"So {plan_of(form, 'add', 'double')}", 5) if begins else ("5", 3),
         "fork 0/thread 1/text#0": (f" first {ends[0]}", 20),
         "fork 0/thread 2/text#0": (f" second {ends[1]}", 30),
         "text#1": (f" both 5{form.end}", 3),
     }
     if not begins:
-        said["text#0"] = said.pop("text#1")
-    answer, run, _ = think(said, format=form.name, num=2)
+        script["text#0"] = script.pop("text#1")
+    answer, run, _ = think(script, format=form.name, num=2)
     works = [] if form.apart else [" first 2", " second 3"]
     whole = fork_text(form, ["add", "double"], works, " both 5", ["2", "3"] if form.apart else ())
     assert answer.text == ("So " if begins else "") + whole
     assert (answer.answer, answer.stopped) == ("5", "done")
     assert answer.details["threads"] == [2] and answer.details["notes"] == []
-    # By hand: what comes before, the longest thread, and what comes behind.
+    # By hand: what comes before, the longest thread, and what comes after.
     assert answer.summary["tokens_critical"] == (5 if begins else 0) + 30 + 3
     assert answer.summary["tokens_total"] == (5 if begins else 0) + 20 + 30 + 3
     tree = tree_of(answer.details["tree"])
@@ -109,7 +109,7 @@ def test_a_fork_in_every_format(form: Format) -> None:
 def test_what_calls_read_is_the_tree() -> None:
     """Threads that have come together are a fork in the last message, which engines may join; earlier text is text."""
     form = FORMATS["threadweaver"]
-    said: Said = {
+    script: Script = {
         "text#0": plan_of(form, "a", "b"),
         "fork 0/thread 1/text#0": " x",
         "fork 0/thread 2/text#0": " y",
@@ -117,7 +117,7 @@ def test_what_calls_read_is_the_tree() -> None:
         "fork 1/thread 1/text#0": " z",
         "text#2": " 7",
     }
-    answer, run, _ = think(said)
+    answer, run, _ = think(script)
     assert answer.details["threads"] == [2, 1] and answer.answer == "7"
     last = run.graph.nodes["text#2"].request.messages
     assert [message.role for message in last] == ["user", "assistant"]
@@ -140,7 +140,7 @@ def test_what_calls_read_is_the_tree() -> None:
 def test_threads_may_fork_where_the_format_lets_them() -> None:
     form = FORMATS["multiverse"]
     inner = plan_of(form, "c", "d")
-    said: Said = {
+    script: Script = {
         "text#0": (plan_of(form, "a", "b"), 5),
         "fork 0/thread 1/text#0": (f" deep {inner}", 4),
         "fork 0/thread 1/fork 0/thread 1/text#0": (" v", 6),
@@ -149,25 +149,25 @@ def test_threads_may_fork_where_the_format_lets_them() -> None:
         "fork 0/thread 2/text#0": (" y", 11),
         "text#1": (f" 7{form.end}", 2),
     }
-    answer, run, _ = think(said, format="multiverse")
+    answer, run, _ = think(script, format="multiverse")
     assert answer.summary["tokens_critical"] == 5 + (4 + 9 + 3) + 2
     assert answer.details["threads"] == [2, 2] and answer.details["notes"] == []
-    found = parse(answer.text, form)
-    assert found.notes == () and shape_of(found.parts) == shape_of(tree_of(answer.details["tree"]))
+    parsed = parse(answer.text, form)
+    assert parsed.notes == () and shape_of(parsed.parts) == shape_of(tree_of(answer.details["tree"]))
     deep = run.graph.nodes["fork 0/thread 1/fork 0/thread 2/text#0"].request.messages[-1].text
     assert deep == f"{plan_of(form, 'a', 'b')}</Goal>\n<Path>\n1: deep {inner}</Goal>\n<Path>\n2:"
     # Deeper than it may: the thread goes on by itself, through tags that look like its own end.
-    said["fork 0/thread 1/text#0"] = f" deep {inner}</Goal>\n<Path>\n1: v"
-    said["fork 0/thread 1/text#1"] = "\n<Path>\n2: w"
-    said["fork 0/thread 1/text#2"] = f"\n<Conclusion> inside{form.end} and"
-    flat, _, _ = think(said, format="multiverse", max_depth=1)
+    script["fork 0/thread 1/text#0"] = f" deep {inner}</Goal>\n<Path>\n1: v"
+    script["fork 0/thread 1/text#1"] = "\n<Path>\n2: w"
+    script["fork 0/thread 1/text#2"] = f"\n<Conclusion> inside{form.end} and"
+    flat, _, _ = think(script, format="multiverse", max_depth=1)
     assert flat.text == answer.text and flat.details["threads"] == [2]
     assert flat.details["notes"] == ["fork 0/thread 1: announces more threads than it may; they stay one text"]
 
 
 def test_children_may_spawn_children() -> None:
     form = FORMATS["apr"]
-    said: Said = {
+    script: Script = {
         "text#0": (f"So {plan_of(form, 'a')}", 5),
         "fork 0/thread 1/text#0": (plan_of(form, "b", "c"), 4),
         "fork 0/thread 1/fork 0/thread 1/text#0": ("v <Return> 2 ", 6),
@@ -175,7 +175,7 @@ def test_children_may_spawn_children() -> None:
         "fork 0/thread 1/text#1": ("w <Return>5", 3),
         "text#1": (" 5", 2),
     }
-    answer, run, _ = think(said, format="apr", teach=False)
+    answer, run, _ = think(script, format="apr", teach=False)
     assert answer.text == f"So {fork_text(form, ['a'], [], '', ['5'])} 5"
     assert answer.summary["tokens_critical"] == 5 + 4 + 9 + 3 + 2
     asked = {name: [m.text for m in node.request.messages] for name, node in run.graph.nodes.items()}
@@ -194,11 +194,11 @@ PLAN = plan_of(FORM, "a", "b")
 
 
 def test_a_plan_that_cannot_be_read_leaves_one_text() -> None:
-    said: Said = {"text#0": PLAN.replace("2:", "3:"), "text#1": "\n<Thread>\n1: x</Thread> and 7"}
-    answer, run, _ = think(said)
+    script: Script = {"text#0": PLAN.replace("2:", "3:"), "text#1": "\n<Thread>\n1: x</Thread> and 7"}
+    answer, run, _ = think(script)
     assert answer.answer == "7" and answer.details["threads"] == []
     assert answer.details["notes"] == ["goes on in one text: item 2 of the plan is '3: b', without that number"]
-    assert answer.text == f"{said['text#0']}</Outlines>{said['text#1']}"
+    assert answer.text == f"{script['text#0']}</Outlines>{script['text#1']}"
     assert list(run.graph.nodes) == ["text#0", "text#1"]
 
 
@@ -227,12 +227,12 @@ def test_a_tag_without_a_plan_is_told_from_the_end_of_a_text(text: str) -> None:
 
 
 def test_too_many_threads_and_too_many_forks() -> None:
-    said: Said = {
+    script: Script = {
         "text#0": plan_of(FORM, *"abcde"),
         **{f"fork 0/thread {i}/text#0": f" {i}" for i in range(1, 6)},
         "text#1": f" so {PLAN}</Outlines> and 7",
     }
-    answer, _, engine = think(said, max_threads=3, max_forks=1)
+    answer, _, engine = think(script, max_threads=3, max_forks=1)
     assert answer.details["threads"] == [3] and answer.answer == "7"
     assert answer.details["notes"] == [
         "fork 0 announces 5 threads; the first 3 are written",
@@ -242,32 +242,32 @@ def test_too_many_threads_and_too_many_forks() -> None:
 
 
 def test_a_thread_that_runs_out_of_tokens_is_closed() -> None:
-    said: Said = {
+    script: Script = {
         "text#0": PLAN,
         "fork 0/thread 1/text#0": (" a b c", 3),
         "fork 0/thread 2/text#0": " y",
         "text#1": " 7",
     }
-    answer, _, _ = think(said, thread_tokens=2)
+    answer, _, _ = think(script, thread_tokens=2)
     assert answer.answer == "7" and answer.summary["truncated"] == 2
     assert "\n1:a b</Thread>\n<Thread>\n2:" in answer.text
     assert answer.details["notes"][0] == "fork 0/thread 1: ran out of tokens; it is closed where it stands"
 
 
 def test_the_text_itself_has_so_many_tokens_in_all() -> None:
-    said: Said = {
+    script: Script = {
         "text#0": (PLAN, 10),
         **{f"fork 0/thread {i}/text#0": (" x", 5) for i in (1, 2)},
         "text#1": (" 7 8", 3),
     }
     limits = [
         request.parameters.max_tokens
-        for request in think(said, thread_tokens=6, parameters=Parameters(max_tokens=20))[2].asked
+        for request in think(script, thread_tokens=6, parameters=Parameters(max_tokens=20))[2].asked
     ]
     assert limits == [20, 6, 6, 10]
-    answer, _, _ = think(said, parameters=Parameters(max_tokens=12))
+    answer, _, _ = think(script, parameters=Parameters(max_tokens=12))
     assert (answer.answer, answer.stopped, answer.summary["truncated"]) == (None, "done", 1)
-    answer, run, _ = think(said, parameters=Parameters(max_tokens=10))
+    answer, run, _ = think(script, parameters=Parameters(max_tokens=10))
     assert answer.answer is None and "text#1" not in run.graph.nodes
     assert answer.details["tokens_repeated"] is None
 
@@ -276,8 +276,8 @@ def test_the_text_itself_has_so_many_tokens_in_all() -> None:
     ("calls", "threads", "repeated"), [(1, [2], None), (2, [2], None), (3, [2], None), (4, [2], 0)]
 )
 def test_a_budget_that_ends_in_the_middle_of_a_fork(calls: int, threads: list[int], repeated: int | None) -> None:
-    said: Said = {"text#0": PLAN, "fork 0/thread 1/text#0": " x", "fork 0/thread 2/text#0": " y", "text#1": " 7"}
-    answer, _, _ = think(said, budget=Budget(calls=calls))
+    script: Script = {"text#0": PLAN, "fork 0/thread 1/text#0": " x", "fork 0/thread 2/text#0": " y", "text#1": " 7"}
+    answer, _, _ = think(script, budget=Budget(calls=calls))
     assert answer.stopped == ("done" if calls == 4 else "budget")
     assert answer.answer == ("7" if calls == 4 else None)
     assert answer.details["threads"] == threads
@@ -287,7 +287,7 @@ def test_a_budget_that_ends_in_the_middle_of_a_fork(calls: int, threads: list[in
 
 def test_a_thread_may_write_the_tags_of_threads() -> None:
     """Only the tag that closes what it opened ends it."""
-    said: Said = {
+    script: Script = {
         "text#0": PLAN,
         "fork 0/thread 1/text#0": " <Thread> 1",
         "fork 0/thread 1/text#1": " <Thread> 2",
@@ -296,21 +296,23 @@ def test_a_thread_may_write_the_tags_of_threads() -> None:
         "fork 0/thread 2/text#0": " <Thread> and nothing",
         "text#1": " 7",
     }
-    answer, _, _ = think(said)
+    answer, _, _ = think(script)
     assert "\n1: <Thread> 1</Thread> <Thread> 2</Thread> 3</Thread>\n<Thread>\n2:" in answer.text
     assert answer.text.endswith(" <Thread> and nothing</Thread></Thread>\n</Parallel> 7")
 
 
 def test_servers_that_leave_the_stop_string_in_the_text() -> None:
-    said: Said = {
+    script: Script = {
         "text#0": f"{PLAN}</Outlines>\n",
         "fork 0/thread 1/text#0": " x</Thread>",
         "fork 0/thread 2/text#0": " y</Thread>\n",
         "text#1": " 7",
     }
-    clean: Said = {name: str(text).split("</Thread>")[0].removesuffix("</Outlines>\n") for name, text in said.items()}
-    assert think(said)[0].text == think(clean)[0].text
-    r1: Said = {"text#0": "so <Parallel>", "fork 0/thread 1/text#0": "x</Path>", "text#1": " 7"}
+    clean: Script = {
+        name: str(text).split("</Thread>")[0].removesuffix("</Outlines>\n") for name, text in script.items()
+    }
+    assert think(script)[0].text == think(clean)[0].text
+    r1: Script = {"text#0": "so <Parallel>", "fork 0/thread 1/text#0": "x</Path>", "text#1": " 7"}
     answer, _, _ = think(r1, format="parallel-r1", num=1)
     assert answer.text == "so <Parallel>\n<Path>x</Path>\n</Parallel>\n<Summary> 7"
 
@@ -326,5 +328,5 @@ def test_hidden_reasoning_is_spoken_of() -> None:
     answer, _, _ = think({}, engine=Thinking(lambda request, draw: Line(text="")))
     assert answer.answer is None
     assert answer.details["notes"] == [
-        "the engine keeps what was said apart as hidden reasoning, where threads cannot be seen"
+        "the engine keeps the text apart as hidden reasoning, where threads cannot be seen"
     ]

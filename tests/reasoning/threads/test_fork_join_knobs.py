@@ -14,7 +14,7 @@ from partsong.reasoning.calls.text_tree import Fork
 from partsong.reasoning.strategies import ForkJoinPrompts
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import parse
-from tests.reasoning.threads.test_fork_join import FORM, Said, plan_of, think
+from tests.reasoning.threads.test_fork_join import FORM, Script, plan_of, think
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
@@ -23,9 +23,9 @@ def test_the_format_is_taught_by_an_example_of_itself(form: Format) -> None:
     text = engine.asked[0].messages[0].text
     begin = text.index("parts:\n\n") + len("parts:\n\n")
     example = text[begin : text.index("\n\nThreads are")]
-    found = parse(example, form)
-    widths = [len(part.threads) for part in found.parts if isinstance(part, Fork)]
-    assert (found.notes == () and widths == [2]) or form.apart
+    parsed = parse(example, form)
+    widths = [len(part.threads) for part in parsed.parts if isinstance(part, Fork)]
+    assert (parsed.notes == () and widths == [2]) or form.apart
     assert text.endswith("\nthe question")
     plain = think({"text#0": "7"}, format=form.name, teach=False)[2]
     assert plain.asked[0].messages[0] == Message("user", ("the question",))
@@ -33,12 +33,12 @@ def test_the_format_is_taught_by_an_example_of_itself(form: Format) -> None:
 
 def test_prompts_of_ones_own() -> None:
     prompts = ForkJoinPrompts(taught="{example}!{question}", taught_child="{message} {opening}{closing}?")
-    said: Said = {"text#0": plan_of(FORMATS["apr"], "a"), "text#1": "7"}
-    _, _, engine = think(said, format="apr", prompts=prompts)
+    script: Script = {"text#0": plan_of(FORMATS["apr"], "a"), "text#1": "7"}
+    _, _, engine = think(script, format="apr", prompts=prompts)
     assert engine.asked[0].messages[0].text.endswith("!the question")
     assert engine.asked[1].messages[0].text == "a <Return></Return>?"
     with pytest.raises(ArgumentError, match="prompt child has no gaps"):
-        think(said, prompts=ForkJoinPrompts(child="do it"))
+        think(script, prompts=ForkJoinPrompts(child="do it"))
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def common(one: str, other: str) -> int:
 def test_what_a_server_reads_again_is_every_thread_but_the_first(num: int) -> None:
     letters = "abcde"[:num]
     texts = {f"fork 0/thread {i}/text#0": f" {letter * (3 + i)}" for i, letter in enumerate(letters, 1)}
-    said: Said = {"text#0": f"So {plan_of(FORM, *letters)}", **texts, "text#1": " it is 7"}
-    engine = Reading(lambda request, draw: Line(text=str(said[f"{'/'.join(request.path)}#{request.sample}"])))
-    answer, _, _ = think(said, engine=engine)
-    # Each later thread is read a second time behind the others, with the number it begins with. The tag before that was
+    script: Script = {"text#0": f"So {plan_of(FORM, *letters)}", **texts, "text#1": " it is 7"}
+    engine = Reading(lambda request, draw: Line(text=str(script[f"{'/'.join(request.path)}#{request.sample}"])))
+    answer, _, _ = think(script, engine=engine)
+    # Each later thread is read a second time after the others, with the number it begins with. The tag before that was
     # computed once for all threads, and then for each; closing tags are new there.
     again = sum(len("2:") + len(texts[f"fork 0/thread {i}/text#0"]) for i in range(2, num + 1))
     assert answer.details["tokens_repeated"] == again
     assert answer.details["estimated"] is False
     # All that was put into the text once, and that.
-    put = len(engine.known[0]) - len(str(said["text#0"])) + len("</Outlines>" + "\n</Parallel>")
+    put = len(engine.known[0]) - len(str(script["text#0"])) + len("</Outlines>" + "\n</Parallel>")
     put += sum(len(FORM.opener(i) + FORM.closer(i)) for i in range(1, num + 1))
     assert engine.computed == put + again

@@ -21,13 +21,13 @@ from tests.reasoning.threads.test_fork_join import tree_of
 
 
 class Puppet:
-    """A `LocalEngine` that says some things as it is told, and the rest by itself."""
+    """A `LocalEngine` that takes some answers from a script and writes the others itself."""
 
-    def __init__(self, engine: LocalEngine, said: dict[str, str]) -> None:
-        self.engine, self.said, self.name = engine, said, "puppet"
+    def __init__(self, engine: LocalEngine, script: dict[str, str]) -> None:
+        self.engine, self.script, self.name = engine, script, "puppet"
 
     async def generate(self, request: Request, progress: Any = None) -> Completion:
-        text = self.said.get(f"{'/'.join(request.path)}#{request.sample}")
+        text = self.script.get(f"{'/'.join(request.path)}#{request.sample}")
         if text is None:
             return await self.engine.generate(request, progress)
         tokens = tuple(self.engine.tokenizer(text, add_special_tokens=False).input_ids)
@@ -84,9 +84,9 @@ def think(flat: bool, seed: int, num: int, concurrency: int = 64, times: int = 1
 def test_nothing_is_read_again_where_keys_are_joined(flat: bool, seed: int) -> None:
     answer, run, computed = think(flat, seed, 3)
     nodes = run.graph.nodes
-    made = [node.completion for node in nodes.values() if node.completion is not None]
+    completions = [node.completion for node in nodes.values() if node.completion is not None]
     # What went through the model: what of prompts was not there, and every token drawn but the last of each answer.
-    assert computed == sum(c.usage.prompt - c.usage.cached + c.usage.completion - 1 for c in made)
+    assert computed == sum(c.usage.prompt - c.usage.cached + c.usage.completion - 1 for c in completions)
     assert answer.details["estimated"] is False
     threads = [nodes[f"fork 0/thread {i}/text#0"].completion for i in (1, 2, 3)]
     if not flat:
@@ -123,10 +123,10 @@ def test_forks_within_forks_are_joined_within_them() -> None:
     """Each call reads every token of the tree before it once, and no other thread's."""
     form = FORMATS["multiverse"]
     plan = "<Parallel><Goal><Outline>1: a</Outline><Outline>2: b</Outline>"
-    said = {"text#0": f"so {plan}", "fork 0/thread 1/text#0": f"deep {plan}"}
+    script = {"text#0": f"so {plan}", "fork 0/thread 1/text#0": f"deep {plan}"}
 
     async def main() -> tuple[Answer, Run]:
-        engine = Puppet(local_models.engine(local_models.llama(max_position_embeddings=1024)), said)
+        engine = Puppet(local_models.engine(local_models.llama(max_position_embeddings=1024)), script)
         run = Run(engine, seed=2)
         knobs: dict[str, Any] = {"format": "multiverse", "thread_tokens": 120, "teach": False}
         try:
@@ -136,12 +136,12 @@ def test_forks_within_forks_are_joined_within_them() -> None:
 
     answer, run = asyncio.run(main())
     assert answer.details["threads"] == [2, 2] and answer.stopped == "done"
-    found = parse(answer.text, form)
-    assert [note.partition(" (")[0] for note in found.notes] == ["</Conclusion> is missing"] * 2
-    assert shape_of(found.parts) == shape_of(tree_of(answer.details["tree"]))
+    parsed = parse(answer.text, form)
+    assert [note.partition(" (")[0] for note in parsed.notes] == ["</Conclusion> is missing"] * 2
+    assert shape_of(parsed.parts) == shape_of(tree_of(answer.details["tree"]))
     begin = f"so {plan}</Goal>\n<Path>\n1:deep {plan}</Goal>\n<Path>\n2:"
     calls = {name: node.completion.usage.prompt for name, node in run.graph.nodes.items() if node.completion}
     # One token for every letter.
     assert calls["fork 0/thread 1/fork 0/thread 2/text#0"] == len("what is it") + len(begin)
-    behind = answer.text.rindex("\n<Conclusion>") + len("\n<Conclusion>")
-    assert calls["text#1"] == len("what is it") + behind
+    after = answer.text.rindex("\n<Conclusion>") + len("\n<Conclusion>")
+    assert calls["text#1"] == len("what is it") + after

@@ -36,11 +36,13 @@ def llama() -> Iterator[LocalServer]:
 
 def asked(engine: Callable[[], OpenAIEngine], **parameters: Any) -> Any:
     async def main() -> Any:
-        made = engine()
+        asked_engine = engine()
         try:
-            return await made.generate(Request(messages=COUNT, parameters=Parameters(temperature=0.0, **parameters)))
+            return await asked_engine.generate(
+                Request(messages=COUNT, parameters=Parameters(temperature=0.0, **parameters))
+            )
         finally:
-            await made.close()
+            await asked_engine.close()
 
     return asyncio.run(main())
 
@@ -61,8 +63,8 @@ def think(server: LocalServer, journal: Journal, base_url: str = "", **knobs: An
 
 def test_a_chat_goes_on_with_the_assistants_words(llama: LocalServer) -> None:
     """No new turn begins, and what was given does not come back."""
-    found = asked(lambda: llama.engine(patience=SOON), max_tokens=8, stop=("six",))
-    assert (found.text, found.finish) == (" four five ", "stop")
+    completion = asked(lambda: llama.engine(patience=SOON), max_tokens=8, stop=("six",))
+    assert (completion.text, completion.finish) == (" four five ", "stop")
     with pytest.raises(UnsupportedError, match="use stream=True, or endpoint='completions'"):
         asked(lambda: llama.engine(patience=SOON, stream=False), max_tokens=2)
 
@@ -74,8 +76,8 @@ def test_as_one_text_the_template_is_ones_own(llama: LocalServer) -> None:
 
     for stream in (True, False):
         options: dict[str, Any] = {"endpoint": "completions", "template": template, "stream": stream}
-        found = asked(lambda options=options: llama.engine(patience=SOON, **options), max_tokens=6)
-        assert found.text.startswith(" four five six")
+        completion = asked(lambda options=options: llama.engine(patience=SOON, **options), max_tokens=6)
+        assert completion.text.startswith(" four five six")
 
 
 def test_paths_and_a_summary(llama: LocalServer, tmp_path: Path) -> None:
@@ -83,8 +85,8 @@ def test_paths_and_a_summary(llama: LocalServer, tmp_path: Path) -> None:
     with Journal(tmp_path / "j.db") as journal:
         answer, run = think(llama, journal, **knobs)
     assert answer.details["threads"] == [3] and answer.stopped == "done"
-    found = parse(answer.text, FORMATS["parathinker"])
-    assert shape_of(found.parts) == shape_of(tree_of(answer.details["tree"]))
+    parsed = parse(answer.text, FORMATS["parathinker"])
+    assert shape_of(parsed.parts) == shape_of(tree_of(answer.details["tree"]))
     usage = {name: node.completion.usage for name, node in run.graph.nodes.items() if node.completion is not None}
     assert all(each.reported for each in usage.values()) and len(usage) == 4
     threads = [usage[f"fork 0/thread {i}/text#0"] for i in (1, 2, 3)]
@@ -101,7 +103,7 @@ def test_paths_and_a_summary(llama: LocalServer, tmp_path: Path) -> None:
 def test_a_model_that_was_only_told_of_threads_answers_all_the_same(
     llama: LocalServer, form: str, tmp_path: Path
 ) -> None:
-    """This one is too small to obey; whatever it writes is a text, and its tree is what that says."""
+    """This model is too small to follow the format; its text is read all the same, and the tree says what it is."""
     with Journal(tmp_path / "j.db") as journal:
         answer, _ = think(llama, journal, format=form, thread_tokens=8, num=2)
     assert answer.stopped == "done" and answer.text

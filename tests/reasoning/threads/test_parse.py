@@ -14,11 +14,11 @@ from partsong.errors import ArgumentError
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format
 from partsong.reasoning.threads.parse import MAX_DEPTH, MAX_NOTES, parse
-from partsong.reasoning.threads.plans import ThreadPlan, announced, read_plan, stop_of
+from partsong.reasoning.threads.plans import ThreadPlan, read_announcement, read_plan, stop_of
 from partsong.reasoning.threads.render import fork_text, render
 
 TAG = re.compile(r"</?\w+(?:\{number\})?>")
-#: Text that is none of the tags, though it may look like one.
+#: Text that is not one of the tags, though it may look like one.
 WORDS = (
     "so",
     " it is 4",
@@ -68,22 +68,22 @@ class Grown:
         return self.say(self.dice.choice(("", "\n", " ", "\n \n")))
 
     def body(self, depth: int = 0) -> list[Part]:
-        """A text with forks, of which the parts are told."""
+        """Grows a text with forks whose parts are known."""
         parts: list[Part] = []
-        said = self.words()
+        text = self.words()
         for _ in range(self.dice.randint(0, 2) if depth < 3 and (self.form.nested or not depth) else 0):
             number = self.dice.randint(1, 3)
             goals, begin = self.announcement(number)
-            said += begin
-            parts += [Piece(said)] if said else []
+            text += begin
+            parts += [Piece(text)] if text else []
             parts += [Piece(self.say(self.form.announce))] if self.form.announce else []
             parts += self.joined(number, goals, depth)
-            said = (
+            text = (
                 self.words()
                 + "".join(self.space() + self.say(tag) for tag in TAG.findall(self.form.end))
                 + self.words()
             )
-        return parts + ([Piece(said)] if said else [])
+        return parts + ([Piece(text)] if text else [])
 
     def announcement(self, number: int) -> tuple[list[str], str]:
         if self.form.plan is None:
@@ -143,9 +143,9 @@ class Grown:
 def test_a_well_formed_text_is_the_tree_it_was_made_of(form: Format, seed: int) -> None:
     grown = Grown(form, random.Random(seed))
     parts = tuple(grown.body())
-    found = parse(grown.text, form)
-    assert found.parts == parts
-    assert found.notes == ()
+    parsed = parse(grown.text, form)
+    assert parsed.parts == parts
+    assert parsed.notes == ()
     assert render(parts, form) == grown.text
     if not form.apart:
         assert flat_text(parts) == grown.text
@@ -154,15 +154,15 @@ def test_a_well_formed_text_is_the_tree_it_was_made_of(form: Format, seed: int) 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_the_text_of_a_fork_is_one(form: Format) -> None:
     text = fork_text(form, ["add", "double"], [" 2+2=4", " 2*2=4"], "both 4", ["4", "4"] if form.apart else ())
-    found = parse(f"So {text} it is.", form)
-    (fork,) = (part for part in found.parts if isinstance(part, Fork))
-    assert found.notes == () and len(fork.threads) == 2
+    parsed = parse(f"So {text} it is.", form)
+    (fork,) = (part for part in parsed.parts if isinstance(part, Fork))
+    assert parsed.notes == () and len(fork.threads) == 2
     assert (fork.marks, fork.apart) == ((1, 2) if form.marks else (), form.apart)
-    before = found.parts[: found.parts.index(fork)]
+    before = parsed.parts[: parsed.parts.index(fork)]
     assert flat_text(before).endswith(form.announce or "So ")
-    (behind,) = (part for part in found.parts if isinstance(part, str))
-    assert behind == "".join(str(part) for part in form.joining(("4", "4")))
-    assert flat_text(found.parts[-1:]) == f"both 4{form.end} it is."
+    (join,) = (part for part in parsed.parts if isinstance(part, str))
+    assert join == "".join(str(part) for part in form.joining(("4", "4")))
+    assert flat_text(parsed.parts[-1:]) == f"both 4{form.end} it is."
 
 
 def test_a_parent_reads_what_children_return_and_nothing_else() -> None:
@@ -171,9 +171,9 @@ def test_a_parent_reads_what_children_return_and_nothing_else() -> None:
     parts = parse(text, form).parts
     alone = fork_text(form, ["add", "double"], [], " both", ["sum 4", "product 4"])
     assert flat_text(parts) == alone
-    found = parse(alone, form)
-    assert found.parts == tuple(part for part in parts if not isinstance(part, Fork))
-    assert found.notes == (f"2 threads are announced, and 0 follow (character {alone.index('</Spawn>')})",)
+    parsed = parse(alone, form)
+    assert parsed.parts == tuple(part for part in parts if not isinstance(part, Fork))
+    assert parsed.notes == (f"2 threads are announced, and 0 follow (character {alone.index('</Spawn>')})",)
 
 
 def test_what_makes_no_fork_is_refused() -> None:
@@ -183,7 +183,7 @@ def test_what_makes_no_fork_is_refused() -> None:
                 fork_text(form, goals, threads, "", returned)
 
 
-# --- anything ---------------------------------------------------------------------------------------------------------
+# --- tag soup ---------------------------------------------------------------------------------------------------------
 
 
 def soups(form: Format) -> st.SearchStrategy[str]:
@@ -198,15 +198,15 @@ def soups(form: Format) -> st.SearchStrategy[str]:
 @settings(max_examples=150, deadline=None)
 def test_tag_soup_is_read_and_nothing_is_lost(form: Format, data: Any) -> None:
     text = data.draw(soups(form))
-    found = parse(text, form)
-    assert render(found.parts, form) == text
-    assert len(found.notes) <= MAX_NOTES + 1
+    parsed = parse(text, form)
+    assert render(parsed.parts, form) == text
+    assert len(parsed.notes) <= MAX_NOTES + 1
     if not form.apart:
-        assert flat_text(found.parts) == text
-    for part in walk(found.parts):
+        assert flat_text(parsed.parts) == text
+    for part in walk(parsed.parts):
         assert not isinstance(part, Piece) or part.text
         assert not isinstance(part, Fork) or part.threads
-    announced(text, form)
+    read_announcement(text, form)
 
 
 def walk(parts: Any) -> Any:
@@ -219,7 +219,7 @@ def walk(parts: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_text_that_is_cut_anywhere_is_read(form: Format) -> None:
-    """Whatever fork is found in the beginning of a text is one of the whole text."""
+    """Every fork in the beginning of a text is a fork of the whole text."""
     inner = fork_text(form, ["c"], ["v"], "w", ["t"] if form.apart else ()) if form.nested else ""
     text = "So " + fork_text(form, ["a", "b"], [f"x{inner}u", "y"], "z", ["r", "s"] if form.apart else ()) + " end"
     whole = parse(text, form)
@@ -227,9 +227,9 @@ def test_a_text_that_is_cut_anywhere_is_read(form: Format) -> None:
     forks = [part for part in walk(whole.parts) if isinstance(part, Fork)]
     assert len(forks) == (2 if form.nested else 1)
     for cut in range(len(text)):
-        found = parse(text[:cut], form)
-        assert render(found.parts, form) == text[:cut]
-        seen = [part for part in walk(found.parts) if isinstance(part, Fork)]
+        parsed = parse(text[:cut], form)
+        assert render(parsed.parts, form) == text[:cut]
+        seen = [part for part in walk(parsed.parts) if isinstance(part, Fork)]
         # A fork with fewer threads than were announced stands with a note.
         assert all(any(fork.threads == other.threads[: len(fork.threads)] for other in forks) for fork in seen)
 
@@ -305,20 +305,20 @@ PLAN = "<Parallel><Outlines><Outline>1: a</Outline><Outline>2: b</Outline></Outl
     ],
 )
 def test_what_is_wrong_is_said(name: str, text: str, note: str | None, widths: list[int]) -> None:
-    found = parse(text, FORMATS[name])
-    assert [len(part.threads) for part in walk(found.parts) if isinstance(part, Fork)] == widths
-    assert any(note in said for said in found.notes) if note else not found.notes
-    assert render(found.parts, FORMATS[name]) == text
+    parsed = parse(text, FORMATS[name])
+    assert [len(part.threads) for part in walk(parsed.parts) if isinstance(part, Fork)] == widths
+    assert any(note in line for line in parsed.notes) if note else not parsed.notes
+    assert render(parsed.parts, FORMATS[name]) == text
 
 
 def test_a_fork_within_a_broken_one_stands() -> None:
     form = FORMATS["multiverse"]
     inner = fork_text(form, ["c", "d"], ["v", "w"], "z")
     text = f"<Parallel><Goal><Outline>1: a</Outline></Goal><Path>1:{inner} and then nothing"
-    found = parse(text, form)
-    assert found.notes == ("thread 1 has no end (character 46)",)
-    assert [len(part.threads) for part in found.parts if isinstance(part, Fork)] == [2]
-    assert flat_text(found.parts) == text
+    parsed = parse(text, form)
+    assert parsed.notes == ("thread 1 has no end (character 46)",)
+    assert [len(part.threads) for part in parsed.parts if isinstance(part, Fork)] == [2]
+    assert flat_text(parsed.parts) == text
 
 
 def test_forks_have_an_end_in_depth() -> None:
@@ -351,18 +351,18 @@ def test_a_text_tells_whether_it_announced_threads(form: Format) -> None:
     """What an engine returns that leaves out the stop string."""
     text = "So " + fork_text(form, ["add", "double"], ["x", "y"], "z", ["r", "s"] if form.apart else ())
     stop = stop_of(form)
-    said = text[: text.index(stop)]
+    begun = text[: text.index(stop)]
     goals = ("add", "double") if form.plan else ()
-    assert announced(said, form) == ThreadPlan(goals)
-    assert announced("It is 4.", form) is None
-    assert announced(f"{text} So it is 4.", form) is None
-    again = f"{text} And {said}"
-    assert announced(again, form) == ThreadPlan(goals)
+    assert read_announcement(begun, form) == ThreadPlan(goals)
+    assert read_announcement("It is 4.", form) is None
+    assert read_announcement(f"{text} So it is 4.", form) is None
+    again = f"{text} And {begun}"
+    assert read_announcement(again, form) == ThreadPlan(goals)
 
 
 def test_a_tag_that_closes_nothing_announces_nothing() -> None:
-    found = announced("so </", FORMATS["parallel-r1"])
-    assert found is not None and found.fault == "</Parallel> closes nothing"
+    plan = read_announcement("so </", FORMATS["parallel-r1"])
+    assert plan is not None and plan.fault == "</Parallel> closes nothing"
 
 
 def test_a_plan_is_never_evaluated() -> None:

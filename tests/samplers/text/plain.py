@@ -123,7 +123,7 @@ def fill(
     Args:
         model: a stock causal language model, run with a mask of its own.
         prompt: its tokens.
-        answer: given tokens, and None where one is to be found.
+        answer: given tokens, and None where one is to be decided.
         accept: positions to take, of the probabilities and the open positions of the block.
         block: its length; the grid begins after the prompt.
         sees: attention of a text of some length.

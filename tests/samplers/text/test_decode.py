@@ -53,10 +53,12 @@ def prompts(count: int, seed: int = 0, most: int = 9) -> list[list[int]]:
 def test_full_attention_is_the_plain_loop(rule: str, adapter: TextAdapter) -> None:
     model = model_of(adapter)
     for prompt in prompts(3):
-        wanted, forwards = plain.fill(model.module, prompt, [None] * 12, RULES[rule], block=5, shifted=adapter.shifted)
-        found = decode(model, [prompt], rule=rule, max_new_tokens=12, block_size=5)
-        assert found.tokens == [wanted]
-        assert found.steps == forwards == found.tallies[0].num_forwards
+        expected, forwards = plain.fill(
+            model.module, prompt, [None] * 12, RULES[rule], block=5, shifted=adapter.shifted
+        )
+        decoded = decode(model, [prompt], rule=rule, max_new_tokens=12, block_size=5)
+        assert decoded.tokens == [expected]
+        assert decoded.steps == forwards == decoded.tallies[0].num_forwards
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -64,12 +66,12 @@ def test_full_attention_is_the_plain_loop(rule: str, adapter: TextAdapter) -> No
 def test_block_diffusion_is_the_plain_loop(rule: str, cache: str) -> None:
     model = model_of(AFTER_PROMPT)
     for prompt in prompts(3):
-        wanted, forwards = plain.fill(
+        expected, forwards = plain.fill(
             model.module, prompt, [None] * 10, RULES[rule], block=4, sees=plain.sees_blocks(4, len(prompt))
         )
-        found = decode(model, [prompt], rule=rule, cache=cache, max_new_tokens=10)
-        assert found.tokens == [wanted]
-        assert found.tallies[0].num_forwards == forwards
+        decoded = decode(model, [prompt], rule=rule, cache=cache, max_new_tokens=10)
+        assert decoded.tokens == [expected]
+        assert decoded.tallies[0].num_forwards == forwards
 
 
 def test_a_grid_from_the_start_of_the_text() -> None:
@@ -91,9 +93,9 @@ def test_a_grid_from_the_start_of_the_text() -> None:
 def test_a_causal_model_is_transformers_generate() -> None:
     module = plain.llama()
     rows = prompts(4)
-    for prompt, found in zip(rows, decode(module, rows, max_new_tokens=11).tokens, strict=True):
-        wanted = module.generate(torch.tensor([prompt]), max_new_tokens=11, do_sample=False, pad_token_id=0)
-        assert found == wanted[0, len(prompt) :].tolist()
+    for prompt, tokens in zip(rows, decode(module, rows, max_new_tokens=11).tokens, strict=True):
+        expected = module.generate(torch.tensor([prompt]), max_new_tokens=11, do_sample=False, pad_token_id=0)
+        assert tokens == expected[0, len(prompt) :].tolist()
 
 
 def test_a_causal_model_makes_one_forward_per_token() -> None:
@@ -126,14 +128,14 @@ def test_a_cache_that_always_refreshes_is_none(adapter: TextAdapter, cache: str,
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_keys_behind_the_end_of_a_text_are_forgotten(cache: str) -> None:
-    """In float64: a text that stops within its block, before all of the block is decided, sees nothing behind that."""
+def test_keys_after_the_end_of_a_text_are_forgotten(cache: str) -> None:
+    """In float64: a text that stops within its block, before all of the block is decided, sees nothing after that."""
     model = StockTextModel(plain.llama().double(), FULL, mask_token_id=plain.MASK, eos_token_ids=(7,))
     options: dict[str, Any] = {"max_new_tokens": 12, "block_size": 4, "temperature": 0.8, "seed": 3}
     rows = prompts(150, seed=9)
-    wanted = decode(model, rows, **options)
-    assert "stop token" in wanted.stopped
-    assert decode(model, rows, cache=f"{cache}:refresh_every=1", **options).tokens == wanted.tokens
+    expected = decode(model, rows, **options)
+    assert "stop token" in expected.stopped
+    assert decode(model, rows, cache=f"{cache}:refresh_every=1", **options).tokens == expected.tokens
 
 
 @pytest.mark.parametrize("block_size", [8, 4])
@@ -168,10 +170,10 @@ def test_what_a_cache_computes() -> None:
         "delayed:refresh_every=none": [24, 16, 12, 8],
         "delayed:refresh_every=2": [24, 16, 24, 8],
     }
-    for cache, wanted in expected.items():
+    for cache, counts in expected.items():
         queries.clear()
         decode(model, [list(range(8))], rule="quota:per_step=4", cache=cache, max_new_tokens=16, block_size=8)
-        assert [count for _, count in queries] == wanted, cache
+        assert [count for _, count in queries] == counts, cache
 
 
 def test_several_blocks_at_once() -> None:
@@ -191,39 +193,39 @@ def test_texts_end_at_a_stop_token_and_nothing_floods() -> None:
     for prompt in prompts(8, seed=1):
         free, _ = plain.fill(module, prompt, [None] * 12, plain.quota(1), block=12)
         stop = free[len(free) // 2]
-        wanted, _ = plain.fill(module, prompt, [None] * 12, plain.quota(1), block=12, eos=stop)
-        found = decode(model, [prompt], rule="quota", max_new_tokens=12, block_size=12, stop_token_ids=[stop])
-        assert found.tokens == [wanted]
-        assert found.stopped == ["stop token" if wanted[-1] == stop else "length"]
-        ended += found.stopped == ["stop token"]
+        expected, _ = plain.fill(module, prompt, [None] * 12, plain.quota(1), block=12, eos=stop)
+        decoded = decode(model, [prompt], rule="quota", max_new_tokens=12, block_size=12, stop_token_ids=[stop])
+        assert decoded.tokens == [expected]
+        assert decoded.stopped == ["stop token" if expected[-1] == stop else "length"]
+        ended += decoded.stopped == ["stop token"]
     assert ended >= 4
 
 
 def test_given_tokens_stay_and_gaps_are_filled() -> None:
     model, module = model_of(FULL), plain.llama()
     answer = [None, 7, None, None, 3, None]
-    wanted, _ = plain.fill(module, [1, 2], answer, plain.threshold(0.3), block=6)
-    found = decode(model, [[1, 2]], template=[answer], rule="threshold:threshold=0.3", block_size=6)
-    assert found.tokens == [wanted]
-    assert (wanted[1], wanted[4]) == (7, 3)
+    expected, _ = plain.fill(module, [1, 2], answer, plain.threshold(0.3), block=6)
+    decoded = decode(model, [[1, 2]], template=[answer], rule="threshold:threshold=0.3", block_size=6)
+    assert decoded.tokens == [expected]
+    assert (expected[1], expected[4]) == (7, 3)
     holes = [1, 2, *(plain.MASK if token is None else token for token in answer)]
-    assert decode(model, [holes], rule="threshold:threshold=0.3", block_size=6).tokens == [wanted]
-    # A stop token does not cut off what was given behind it.
+    assert decode(model, [holes], rule="threshold:threshold=0.3", block_size=6).tokens == [expected]
+    # A stop token does not cut off what was given after it.
     assert len(decode(model, [holes], stop_token_ids=list(range(plain.MASK)), block_size=6).tokens[0]) >= 5
 
 
 def test_a_beginning_is_kept_by_a_causal_model() -> None:
     module = plain.llama()
     plainly = module.generate(torch.tensor([[4, 5, 8, 9]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    found = decode(module, [[4, 5]], template=[[8, 9]], max_new_tokens=5)
-    assert found.tokens == [plainly[0, 2:].tolist()]
+    decoded = decode(module, [[4, 5]], template=[[8, 9]], max_new_tokens=5)
+    assert decoded.tokens == [plainly[0, 2:].tolist()]
 
 
 def test_padded_tensors_are_the_lists() -> None:
     model, rows = model_of(FULL), [[1, 2, 3], [4]]
-    wanted = decode(model, rows, max_new_tokens=6).tokens
+    expected = decode(model, rows, max_new_tokens=6).tokens
     ids = torch.tensor([[1, 2, 3], [0, 0, 4]])
-    assert decode(model, ids, attention_mask=torch.tensor([[1, 1, 1], [0, 0, 1]]), max_new_tokens=6).tokens == wanted
+    assert decode(model, ids, attention_mask=torch.tensor([[1, 1, 1], [0, 0, 1]]), max_new_tokens=6).tokens == expected
 
 
 def test_the_certificate_is_the_sum_it_says() -> None:
@@ -237,8 +239,8 @@ def test_the_certificate_is_the_sum_it_says() -> None:
         spent += sum(entropies) - max(entropies)
         for p in taken:
             tokens[p] = int(probs[p].argmax())
-    found = decode(model, [prompt], rule="entropy-bound:gamma=2", max_new_tokens=9, block_size=9)
-    assert found.tallies[0].certificate == pytest.approx(spent, rel=1e-4)
-    assert found.summary()["certificate"] == found.tallies[0].certificate
+    decoded = decode(model, [prompt], rule="entropy-bound:gamma=2", max_new_tokens=9, block_size=9)
+    assert decoded.tallies[0].certificate == pytest.approx(spent, rel=1e-4)
+    assert decoded.summary()["certificate"] == decoded.tallies[0].certificate
     assert decode(model, [prompt], rule="token-editing", max_new_tokens=4).tallies[0].certificate is None
     assert decode(model, [prompt], rule="quota", max_new_tokens=4).tallies[0].certificate == 0.0

@@ -1,4 +1,4 @@
-"""DiffusionGemma behind the protocol against its own forward: prompt, canvases, self-conditioning, rows."""
+"""DiffusionGemma as a `TextModel` against its own forward: prompt, canvases, self-conditioning, rows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def module() -> DiffusionGemmaForBlockDiffusion:
     config = DiffusionGemmaConfig(
         text_config=DiffusionGemmaTextConfig(**sizes), vision_config=vision, canvas_length=CANVAS
     )
-    found = DiffusionGemmaForBlockDiffusion(config).double().eval()
-    found.set_experts_implementation("eager")
-    for parameter in found.parameters():
+    model = DiffusionGemmaForBlockDiffusion(config).double().eval()
+    model.set_experts_implementation("eager")
+    for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.3)
-    return found
+    return model
 
 
 def wrapped(module: DiffusionGemmaForBlockDiffusion) -> DiffusionGemmaTextModel:
@@ -85,7 +85,7 @@ def sight(slots: Tensor, known: Tensor) -> Tensor:
 
 
 def test_two_canvases_of_ragged_rows(module: DiffusionGemmaForBlockDiffusion) -> None:
-    """Prompts longer than the local layers' window, three steps a canvas, the second canvas behind the first."""
+    """Prompts longer than the local layers' window, three steps a canvas, the second canvas after the first."""
     model = wrapped(module)
     lengths = [9, 2, 6]
     stock = [Stock(module) for _ in lengths]
@@ -107,10 +107,10 @@ def test_two_canvases_of_ragged_rows(module: DiffusionGemmaForBlockDiffusion) ->
             temperature = 1.0 - 0.3 * step
             tokens = random_tokens(3, CANVAS, 100 * canvas + step)
             hidden = model.forward(tokens, places, places, sight(places, known), store)
-            found = logits_of(model, hidden)
+            logits = logits_of(model, hidden)
             for row in range(3):
                 expected = stock[row].denoise(tokens[row : row + 1], conditioning[row])
-                assert (found[row] - expected[0]).abs().max() <= TOLERANCE
+                assert (logits[row] - expected[0]).abs().max() <= TOLERANCE
                 conditioning[row] = expected / temperature
             store.temperature = temperature
         model.forward(tokens, places, places, sight(places, known), store, clean=True)
@@ -179,16 +179,16 @@ def test_decoded_canvases_are_the_most_likely_tokens(module: DiffusionGemmaForBl
     """With one step per canvas: the argmax of the module's own forward on the same noise, canvas after canvas."""
     prompt, seed = [3, 4, 5], 11
     noise = (seeds.uniform(seeds.derive(seed, "canvas"), (3 + 2 * CANVAS,)) * VOCAB).long()[3:]
-    stock, wanted = Stock(module), []
+    stock, expected = Stock(module), []
     stock.encode(torch.tensor([prompt]))
     for canvas in noise[None].split(CANVAS, dim=1):
-        found = stock.denoise(canvas, None).argmax(-1)
-        stock.encode(found)
-        wanted += found[0].tolist()
+        likeliest = stock.denoise(canvas, None).argmax(-1)
+        stock.encode(likeliest)
+        expected += likeliest[0].tolist()
     decoded = decode(
         wrapped(module), [prompt], rule="renoise:max_steps=1", max_new_tokens=2 * CANVAS, seed=[seed], stop_token_ids=[]
     )
-    assert decoded.tokens == [wanted]
+    assert decoded.tokens == [expected]
     assert decoded.tallies[0].forwards == {"prefill": 1, "refresh": 0, "denoise": 2, "verify": 0, "store": 1}
     assert decoded.tallies[0].certificate is None
 

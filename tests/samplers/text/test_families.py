@@ -1,4 +1,4 @@
-"""Which row a configuration belongs to, and what is said where that is open."""
+"""Which row a configuration belongs to, and which error comes where that is open."""
 
 from __future__ import annotations
 

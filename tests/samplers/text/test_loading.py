@@ -64,11 +64,11 @@ def test_equals_the_published_architecture(tmp_path: Path, name: str) -> None:
     assert isinstance(model, StockTextModel)
     tokens, visible = tokens_and_sight(model.adapter)
     expected = published(weights, config, tokens, visible)
-    found = logits_of(model, tokens, visible)
+    logits = logits_of(model, tokens, visible)
     assert expected.std() > 0.1
     # The published routers compute in float32, where two orders of summation differ.
     tolerance = 1e-6 if "num_experts" in config else 1e-10
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+    assert (logits - expected).abs().max() <= tolerance * expected.abs().max()
     assert (model.adapter.name, model.mask_token_id, model.vocab_size) == (adapter, config["mask_token_id"], VOCAB)
     assert model.eos_token_ids == (config["eos_token_id"],)
     assert not any(p.requires_grad for p in model.module.parameters())
@@ -112,8 +112,8 @@ def test_stock_checkpoints(tmp_path: Path) -> None:
     bert.save_pretrained(tmp_path / "bert")
     (tmp_path / "bert" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]))
     (tmp_path / "bert" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    found = load_text_model(tmp_path / "bert")
-    assert (found.adapter.name, found.mask_token_id, found.key_store(1, 4)) == ("bert", 4, None)
+    encoder = load_text_model(tmp_path / "bert")
+    assert (encoder.adapter.name, encoder.mask_token_id, encoder.key_store(1, 4)) == ("bert", 4, None)
 
 
 def wrong_shape(weights: dict[str, Tensor]) -> None:
@@ -203,7 +203,7 @@ def test_folders_without_readable_weights(tmp_path: Path) -> None:
         load_text_model(tmp_path)
 
 
-def test_sources_that_are_none(tmp_path: Path) -> None:
+def test_sources_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="not a folder here, not one of lists-ar, .*, and not a hub id"):
         load_text_model("./nowhere/at/all")
     with pytest.raises(ArgumentError, match="it has no config.json"):

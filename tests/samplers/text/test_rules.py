@@ -52,9 +52,9 @@ def test_draws_are_distributed_as_the_texts_are(task: str, rule: str) -> None:
 
 @pytest.mark.parametrize("task", ["replace", "insert", "remove"])
 def test_choosing_by_the_drawn_token_is_biased(task: str) -> None:
-    found = torch.tensor(drawn(task, "llada", 4000).tokens)
-    assert TASKS[task].contains(found).all()
-    assert TASKS[task].total_variation(found) > 0.3
+    texts = torch.tensor(drawn(task, "llada", 4000).tokens)
+    assert TASKS[task].contains(texts).all()
+    assert TASKS[task].total_variation(texts) > 0.3
     assert not RULES["llada"].unbiased
 
 
@@ -176,7 +176,7 @@ def test_tokens_that_move_others() -> None:
     sure, decided = [0.9, 0.9, 0.9, 0.1, 0.05], [False, False, False, True, True]
     current = torch.tensor([[10, 11, 12, 0, 0]])
     gone = rule.choose(view_of(sure, undecided=decided, current=current, argmax=torch.tensor([[10, 1, 12, 9, 9]])))
-    # 11 leaves and 12 and what was decided behind it (7) move up; the last two are open.
+    # 11 leaves and 12 and what was decided after it (7) move up; the last two are open.
     assert gone.token[0, :3].tolist() == [10, 12, 7]
     assert (places(gone.deleted), places(gone.undecided)) == ([1], [3, 4])
     opened = rule.choose(view_of(sure, undecided=decided, current=current, argmax=torch.tensor([[10, 2, 12, 9, 9]])))
@@ -206,8 +206,8 @@ def test_divergence_is_that_of_the_softmaxes() -> None:
     bias = torch.zeros(9000, dtype=torch.float64)
     bias[3] = -torch.inf
     p, q = ((4 * (x @ w.T / 4).tanh() + bias).log_softmax(-1) for x in (a, b))
-    wanted = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
-    torch.testing.assert_close(token_divergence(a, b, w, bias=bias, softcap=4.0), wanted, rtol=1e-10, atol=1e-12)
+    expected = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
+    torch.testing.assert_close(token_divergence(a, b, w, bias=bias, softcap=4.0), expected, rtol=1e-10, atol=1e-12)
 
 
 # --- names and refusals -----------------------------------------------------------------------------------------------

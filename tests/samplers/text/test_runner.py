@@ -1,4 +1,4 @@
-"""Stock modules behind the protocol: their own forward, in parts, in any rows, masked as told."""
+"""Stock modules as text models: their own forward, in parts, in any rows, masked as asked."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_every_decoder(kind: str) -> None:
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand(2, -1, -1)
     with torch.no_grad():
         expected = module(tokens).logits
-    found = logits_of(model, model.forward(tokens, order, order, causal, None))
-    assert (found - expected).abs().max() <= 1e-10 * expected.abs().max()
+    logits = logits_of(model, model.forward(tokens, order, order, causal, None))
+    assert (logits - expected).abs().max() <= 1e-10 * expected.abs().max()
 
     block = order // 4
     visible = block[:, :, None] >= block[:, None, :]
@@ -98,14 +98,14 @@ def test_any_partition_of_a_causal_text(attention: str) -> None:
     store = model.key_store(3, LENGTH)
     place = torch.stack([torch.randperm(LENGTH, generator=generator) for _ in range(3)])
     seen = torch.zeros_like(causal).scatter_(2, place[:, None].expand(-1, LENGTH, -1), causal)
-    found = torch.zeros_like(whole)
+    hidden = torch.zeros_like(whole)
     for begin, end, rows in ((0, 5, [0, 1, 2]), (5, 6, [2, 0]), (5, 6, [1]), (6, 12, [1, 2, 0])):
         some = torch.tensor(rows)
         now, at, where, what = (x[some, begin:end] for x in (tokens, order, place, seen))
         part = model.forward(now, at, where, what, store, None if rows == [0, 1, 2] else some)
-        found[some, begin:end] = part
+        hidden[some, begin:end] = part
     # Eager attention takes its softmax in float32.
-    assert (found - whole).abs().max() <= (1e-10 if attention == "sdpa" else 1e-6) * whole.abs().max()
+    assert (hidden - whole).abs().max() <= (1e-10 if attention == "sdpa" else 1e-6) * whole.abs().max()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -138,8 +138,8 @@ def test_a_store_forgets_rows_and_goes_on() -> None:
     model.forward(tokens[:, :6], order[:, :6], order[:, :6], causal[:, :6], store)
     kept = torch.tensor([2, 0])
     store.keep(kept)
-    found = model.forward(tokens[kept, 6:], order[kept, 6:], order[kept, 6:], causal[kept, 6:], store)
-    assert (found - whole[kept, 6:]).abs().max() <= 1e-10 * whole.abs().max()
+    hidden = model.forward(tokens[kept, 6:], order[kept, 6:], order[kept, 6:], causal[kept, 6:], store)
+    assert (hidden - whole[kept, 6:]).abs().max() <= 1e-10 * whole.abs().max()
 
 
 def masked_lm(kind: str, attention: str = "sdpa") -> StockTextModel:
@@ -162,9 +162,9 @@ def test_encoders(kind: str, attention: str) -> None:
     with torch.no_grad():
         expected = model.module(tokens).logits
     everything = torch.ones(2, LENGTH, LENGTH, dtype=torch.bool)
-    found = logits_of(model, model.forward(tokens, order, order, everything, None))
+    logits = logits_of(model, model.forward(tokens, order, order, everything, None))
     assert model.head.bias is not None and model.key_store(2, LENGTH) is None
-    assert (found - expected).abs().max() <= (1e-10 if attention == "sdpa" else 1e-6) * expected.abs().max()
+    assert (logits - expected).abs().max() <= (1e-10 if attention == "sdpa" else 1e-6) * expected.abs().max()
 
 
 def test_flops() -> None:

@@ -26,12 +26,12 @@ RULES += ["revoke:draft=0.2,verify=0.3"]
 
 def steps_of(rule: str) -> tuple[list[Step], Any]:
     model = StockTextModel(plain.llama(), FULL, mask_token_id=plain.MASK)
-    steps, found = decode_steps(model, [[1, 2, 3], [4]], rule=rule, max_new_tokens=16, block_size=8), []
+    steps, seen = decode_steps(model, [[1, 2, 3], [4]], rule=rule, max_new_tokens=16, block_size=8), []
     while True:
         try:
-            found.append(next(steps))
+            seen.append(next(steps))
         except StopIteration as end:
-            return found, end.value
+            return seen, end.value
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -84,17 +84,17 @@ def test_generate_takes_it_as_it_is() -> None:
     full = TextAdapter(name="full", attention="full")
     decoder = BlockDecoder(adapter=full, rule="threshold:threshold=0.3", block_size=4)
     module.config.mask_token_id = plain.MASK
-    found = module.generate(ids, custom_generate=decoder, return_dict_in_generate=True, **options).sequences
-    wanted = decode(
+    sequences = module.generate(ids, custom_generate=decoder, return_dict_in_generate=True, **options).sequences
+    expected = decode(
         StockTextModel(module, full, mask_token_id=plain.MASK, eos_token_ids=(5,)),
         [[1, 2, 3], [4, 6]],
         rule="threshold:threshold=0.3",
         block_size=4,
         max_new_tokens=9,
     )
-    assert decoder.last is not None and decoder.last.tokens == wanted.tokens
-    for row, tokens in zip(found, wanted.tokens, strict=True):
-        assert row[3:].tolist() == tokens + [0] * (found.shape[1] - 3 - len(tokens))
+    assert decoder.last is not None and decoder.last.tokens == expected.tokens
+    for row, tokens in zip(sequences, expected.tokens, strict=True):
+        assert row[3:].tolist() == tokens + [0] * (sequences.shape[1] - 3 - len(tokens))
 
 
 def test_a_generator_makes_calls_differ_and_repeats_them() -> None:
@@ -130,8 +130,8 @@ def test_a_streamer_gets_the_stable_text_and_drafts() -> None:
     module, recorder = plain.llama(pad_token_id=0), Recorder()
     module.config.mask_token_id = plain.MASK
     decoder = BlockDecoder(adapter=FULL, block_size=4, rule="entropy-bound:gamma=2", streamer=recorder)
-    found = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, custom_generate=decoder)
-    assert recorder.tokens == found[0].tolist()
+    generated = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, custom_generate=decoder)
+    assert recorder.tokens == generated[0].tolist()
     assert recorder.ended and len(recorder.drafts) > 1
 
 
@@ -143,11 +143,11 @@ def test_transformers_own_streamer_prints_the_text(capsys: pytest.CaptureFixture
     decoder = BlockDecoder(
         adapter=FULL, block_size=4, rule="quota:per_step=2", streamer=TextDiffusionStreamer(tokenizer, skip_prompt=True)
     )
-    found = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, custom_generate=decoder)
+    generated = module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, custom_generate=decoder)
     printed = capsys.readouterr().out
     # Drafts stand between saving the cursor and going back to it.
     kept, drafts = re.subn(r"\x1b7.*?\x1b8\x1b\[J", "", printed, flags=re.DOTALL)
-    assert kept.replace(" ", "").strip() == tokenizer.decode(found[0, 3:]).replace(" ", "")
+    assert kept.replace(" ", "").strip() == tokenizer.decode(generated[0, 3:]).replace(" ", "")
     assert drafts >= 2
 
 

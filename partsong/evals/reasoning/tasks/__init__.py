@@ -1,4 +1,4 @@
-"""Tasks that are drawn from seeds: no data is needed, and no two seeds give the same questions.
+"""Draws problems of tasks from seeds; no data is needed, and no two seeds give the same questions.
 
 >>> TASKS["multiplication"](2, seed=1, digits=2)[1].name
 'multiplication/1'
@@ -13,7 +13,7 @@ from partsong.evals.reasoning.tasks import countdown, list_operations, multiplic
 
 __all__ = ["TASKS"]
 
-#: By name, what draws ``(num, seed, **knobs)`` problems.
+#: Functions ``(num, seed, **knobs)`` that draw problems, by the name of the task.
 TASKS: dict[str, Callable[..., list[Problem]]] = {
     "countdown": countdown.problems,
     "sudoku": sudoku.problems,

@@ -1,4 +1,4 @@
-"""Countdown: reach a target with some numbers, each used once, and the four operations."""
+"""Draws countdowns: reach a target with some numbers, each used once, and the four operations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import random
 from collections import Counter
 from fractions import Fraction
 from functools import partial
+from typing import Annotated
 
-from partsong.evals.reasoning.problem import Problem, check_num, knob
+from partsong.evals.reasoning.problem import NumProblems, Problem
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
 from partsong.reasoning.answers.extract import final_expression
 from partsong.seeds import derive
@@ -16,35 +18,36 @@ __all__ = ["problems", "reaches"]
 
 
 def problems(
-    num: int, seed: int = 0, *, count: int = 4, largest: int = 25, target: int = 100, use_all: bool = True
+    num: NumProblems,
+    seed: int = 0,
+    *,
+    count: Annotated[int, Whole(2, 8)] = 4,
+    largest: Annotated[int, Whole(2, 1000)] = 25,
+    target: Annotated[int, Whole(10, 10_000)] = 100,
+    use_all: bool = True,
 ) -> list[Problem]:
     """Draws countdowns, each of which has a solution that uses every number.
 
     Args:
         num: how many.
-        seed: problem i is a function of (seed, i) and the knobs, whatever `num` is.
-        count: numbers, 2 to 8.
-        largest: of the numbers, 2 to 1000.
-        target: largest target, 10 to 10000.
-        use_all: whether a right answer uses every number, and not some of them.
+        seed: problem i depends on the seed, i and the knobs, but not on `num`.
+        count: how many numbers each has.
+        largest: of the numbers.
+        target: the largest target.
+        use_all: whether a right answer must use every number.
 
     Returns:
-        The problems; ``facts``: ``numbers``, ``target``.
+        The problems, with ``numbers`` and ``target`` in their ``facts``.
 
     Raises:
-        ArgumentError: a knob outside its range.
+        ArgumentError: a knob is outside its range.
 
     >>> problem = problems(1, seed=3)[0]
     >>> problem.check(problem.gold)
     True
     """
-    for name, value, low, high in (
-        ("count", count, 2, 8),
-        ("largest", largest, 2, 1000),
-        ("target", target, 10, 10_000),
-    ):
-        knob(name, value, low, high)
-    return [_problem(number, seed, count, largest, target, use_all) for number in range(check_num(num))]
+    check_knobs(type_hints(problems), {"num": num, "count": count, "largest": largest, "target": target})
+    return [_problem(number, seed, count, largest, target, use_all) for number in range(num)]
 
 
 def _problem(number: int, seed: int, count: int, largest: int, target: int, use_all: bool) -> Problem:
@@ -70,7 +73,7 @@ def _problem(number: int, seed: int, count: int, largest: int, target: int, use_
 
 
 def _combined(parts: list[tuple[str, Fraction]], rng: random.Random) -> tuple[str, Fraction]:
-    """Joins two parts at a time until one is left; a division only where it leaves no rest."""
+    """Joins two parts at a time until one is left, and divides only where nothing remains."""
     while len(parts) > 1:
         rng.shuffle(parts)
         (left, a), (right, b) = parts.pop(), parts.pop()
@@ -82,13 +85,13 @@ def _combined(parts: list[tuple[str, Fraction]], rng: random.Random) -> tuple[st
 
 
 def reaches(answer: str | None, *, numbers: tuple[int, ...], target: int, use_all: bool = True) -> bool:
-    """Whether an expression is worth the target and uses the numbers as it may.
+    """Says whether an expression equals the target and uses the numbers as it may.
 
     Args:
         answer: the expression.
-        numbers: that are given.
-        target: exact value.
-        use_all: every number once, or each at most once.
+        numbers: the given ones.
+        target: the exact value.
+        use_all: whether every number must be used once; otherwise each may be used at most once.
 
     >>> reaches("3*(25-5)", numbers=(3, 5, 25), target=60), reaches("60", numbers=(3, 5, 25), target=60)
     (True, False)

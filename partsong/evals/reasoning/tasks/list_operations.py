@@ -1,19 +1,21 @@
-"""Operations on a list of numbers, one after another."""
+"""Draws lists of numbers and operations on them, one after another."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 from partsong.evals.reasoning.judges import is_list
-from partsong.evals.reasoning.problem import Problem, check_num, knob
+from partsong.evals.reasoning.problem import NumProblems, Problem
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.seeds import derive
 
 __all__ = ["OPERATIONS", "problems"]
 
-#: What can be done to a list, and the words for it; ``{k}`` is a number drawn for the step.
+#: Operations on a list, each with its words in the question; ``{k}`` is a number drawn for the step.
 OPERATIONS: dict[str, tuple[str, Callable[[list[int], int], list[int]]]] = {
     "sort": ("sort it in ascending order", lambda items, k: sorted(items)),
     "reverse": ("reverse it", lambda items, k: items[::-1]),
@@ -26,28 +28,34 @@ OPERATIONS: dict[str, tuple[str, Callable[[list[int], int], list[int]]]] = {
 }
 
 
-def problems(num: int, seed: int = 0, *, length: int = 6, steps: int = 2, largest: int = 20) -> list[Problem]:
-    """Draws lists and what is to be done to them.
+def problems(
+    num: NumProblems,
+    seed: int = 0,
+    *,
+    length: Annotated[int, Whole(3, 40)] = 6,
+    steps: Annotated[int, Whole(1, 8)] = 2,
+    largest: Annotated[int, Whole(1, 1000)] = 20,
+) -> list[Problem]:
+    """Draws lists and operations on them.
 
     Args:
         num: how many.
-        seed: problem i is a function of (seed, i) and the knobs, whatever `num` is.
-        length: of the list, 3 to 40.
-        steps: operations, 1 to 8, no two equal ones in a row.
-        largest: of the numbers, 1 to 1000.
+        seed: problem i depends on the seed, i and the knobs, but not on `num`.
+        length: of the list.
+        steps: how many operations; no two in a row are the same.
+        largest: of the numbers.
 
     Returns:
-        The problems; ``facts``: ``items`` and ``operations``, pairs of a name out of `OPERATIONS` and its number.
+        The problems, with ``items`` and ``operations`` in their ``facts``; an operation is a name and a number.
 
     Raises:
-        ArgumentError: a knob outside its range.
+        ArgumentError: a knob is outside its range.
 
     >>> problems(1, seed=3)[0].gold[0]
     '['
     """
-    for name, value, low, high in (("length", length, 3, 40), ("steps", steps, 1, 8), ("largest", largest, 1, 1000)):
-        knob(name, value, low, high)
-    return [_problem(number, seed, length, steps, largest) for number in range(check_num(num))]
+    check_knobs(type_hints(problems), {"num": num, "length": length, "steps": steps, "largest": largest})
+    return [_problem(number, seed, length, steps, largest) for number in range(num)]
 
 
 def _problem(number: int, seed: int, length: int, steps: int, largest: int) -> Problem:
@@ -59,9 +67,9 @@ def _problem(number: int, seed: int, length: int, steps: int, largest: int) -> P
     chosen = [(name, rng.randint(1, length - 1)) for name in names]
     result, words = items, []
     for name, k in chosen:
-        said, done = OPERATIONS[name]
-        result = done(result, k)
-        words.append(said.format(k=k))
+        order, operation = OPERATIONS[name]
+        result = operation(result, k)
+        words.append(order.format(k=k))
     gold = f"[{', '.join(map(str, result))}]"
     return Problem(
         task="list_operations",

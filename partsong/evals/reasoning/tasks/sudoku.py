@@ -1,37 +1,39 @@
-"""Sudoku in three sizes, each with one solution."""
+"""Draws sudokus of three sizes, each with one solution."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 from partsong.errors import ArgumentError
-from partsong.evals.reasoning.problem import Problem, check_num, knob
+from partsong.evals.reasoning.problem import NumProblems, Problem
 from partsong.evals.reasoning.tasks.sudoku_solver import BOXES, solve
+from partsong.knobs import Whole, check_knobs, check_value, type_hints
 from partsong.reasoning.answers.extract_rows import final_grid
 from partsong.seeds import derive
 
 __all__ = ["is_solved", "problems"]
 
-#: Cells that are left empty where nothing else is asked for.
+#: The default number of empty cells, by size.
 _HOLES = {4: 8, 6: 16, 9: 40}
 
 
-def problems(num: int, seed: int = 0, *, size: int = 4, holes: int | None = None) -> list[Problem]:
+def problems(num: NumProblems, seed: int = 0, *, size: int = 4, holes: int | None = None) -> list[Problem]:
     """Draws sudokus.
 
     Args:
         num: how many.
-        seed: problem i is a function of (seed, i) and the knobs, whatever `num` is.
-        size: 4, 6 (boxes of 2 x 3) or 9.
-        holes: empty cells at most: a cell stays where emptying it would allow a second solution. Default: 8, 16, 40.
+        seed: problem i depends on the seed, i and the knobs, but not on `num`.
+        size: 4, 6 (with boxes of 2 x 3) or 9.
+        holes: at most this many empty cells; None is 8, 16 or 40. A cell stays if the solution depends on it.
 
     Returns:
-        The problems; ``facts``: ``clues``, line by line, 0 where it is empty, and ``size``.
+        The problems, with ``size`` and ``clues`` (line by line, 0 for an empty cell) in their ``facts``.
 
     Raises:
-        ArgumentError: another size, or more holes than there are cells.
+        ArgumentError: the size is another one, or there are more holes than cells.
 
     >>> problem = problems(1, seed=3)[0]
     >>> problem.check(problem.gold)
@@ -39,14 +41,16 @@ def problems(num: int, seed: int = 0, *, size: int = 4, holes: int | None = None
     """
     if size not in BOXES:
         raise ArgumentError(f"size={size!r}; use {', '.join(map(str, BOXES))}")
-    empty = knob("holes", _HOLES[size] if holes is None else holes, 1, size * size)
-    return [_problem(number, seed, size, empty) for number in range(check_num(num))]
+    holes = _HOLES[size] if holes is None else holes
+    check_value("holes", holes, Annotated[int, Whole(1, size * size)])
+    check_knobs(type_hints(problems), {"num": num})
+    return [_problem(number, seed, size, holes) for number in range(num)]
 
 
 def _problem(number: int, seed: int, size: int, holes: int) -> Problem:
     rng = random.Random(derive(seed, "sudoku", size, holes, number))
     (grid,) = solve([0] * size * size, size, most=1, rng=rng)
-    clues = _dug(list(grid), size, holes, rng)
+    clues = _dig(list(grid), size, holes, rng)
     height, width = BOXES[size]
     return Problem(
         task="sudoku",
@@ -63,8 +67,8 @@ def _problem(number: int, seed: int, size: int, holes: int) -> Problem:
     )
 
 
-def _dug(cells: list[int], size: int, holes: int, rng: random.Random) -> list[int]:
-    """Empties cells in random order as long as one solution is left."""
+def _dig(cells: list[int], size: int, holes: int, rng: random.Random) -> list[int]:
+    """Empties cells in random order, except those that would allow a second solution."""
     for place in rng.sample(range(size * size), size * size):
         if cells.count(0) == holes:
             break
@@ -79,11 +83,11 @@ def _written(cells: Sequence[int], size: int) -> str:
 
 
 def is_solved(answer: str | None, *, clues: tuple[int, ...], size: int) -> bool:
-    r"""Whether a square keeps the clues and the rules.
+    r"""Says whether a square follows the rules and keeps the clues.
 
     Args:
-        answer: its lines, digits only.
-        clues: line by line, 0 where it was empty.
+        answer: the lines of the square, digits only.
+        clues: line by line, 0 for an empty cell.
         size: 4, 6 or 9.
 
     >>> is_solved("1234\n3412\n2143\n4321", clues=(1,) + 15 * (0,), size=4)

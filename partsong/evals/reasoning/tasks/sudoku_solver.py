@@ -1,4 +1,4 @@
-"""Solves sudokus: the cell with the fewest digits left first, digits as bits."""
+"""Solves sudokus by trying first the cell with the fewest digits left; sets of digits are bits of an integer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def solve(clues: Sequence[int], size: int, *, most: int = 2, rng: random.Random 
     """Finds ways to fill a square.
 
     Args:
-        clues: cells line by line, 0 where one is empty.
+        clues: cells line by line, 0 for an empty one.
         size: one of `BOXES`.
-        most: stops after as many.
-        rng: order in which digits are tried; None is ascending.
+        most: how many ways to find before stopping.
+        rng: gives the order in which digits are tried; None is ascending.
 
     Returns:
-        Full squares, line by line; none where the clues contradict each other.
+        Full squares, line by line; an empty list if the clues contradict each other.
 
     >>> solve([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 0], 4)
     [(1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1)]
@@ -34,9 +34,9 @@ def solve(clues: Sequence[int], size: int, *, most: int = 2, rng: random.Random 
             return []
         for unit in units[place]:
             used[unit] |= bool(clue) << clue
-    found: list[tuple[int, ...]] = []
-    _fill(cells, [place for place, clue in enumerate(cells) if not clue], used, size, most, rng, found)
-    return found
+    solutions: list[tuple[int, ...]] = []
+    _fill(cells, [place for place, clue in enumerate(cells) if not clue], used, size, most, rng, solutions)
+    return solutions
 
 
 def _fill(
@@ -46,10 +46,10 @@ def _fill(
     size: int,
     most: int,
     rng: random.Random | None,
-    found: list[tuple[int, ...]],
+    solutions: list[tuple[int, ...]],
 ) -> None:
     if not empty:
-        found.append(tuple(cells))
+        solutions.append(tuple(cells))
         return
     units, full = _units(size), (1 << size + 1) - 2
     free = {place: full & ~(used[a] | used[b] | used[c]) for place in empty for a, b, c in [units[place]]}
@@ -62,17 +62,17 @@ def _fill(
         cells[place] = digit
         for unit in units[place]:
             used[unit] ^= 1 << digit
-        _fill(cells, rest, used, size, most, rng, found)
+        _fill(cells, rest, used, size, most, rng, solutions)
         for unit in units[place]:
             used[unit] ^= 1 << digit
-        if len(found) >= most:
+        if len(solutions) >= most:
             break
     cells[place] = 0
 
 
 @functools.cache
 def _units(size: int) -> tuple[tuple[int, int, int], ...]:
-    """Of each cell, the numbers of its row, its column and its box."""
+    """Returns for each cell the numbers of its row, its column and its box."""
     height, width = BOXES[size]
     across = size // width
     return tuple(

@@ -1,4 +1,4 @@
-"""A watched stream: the parts as they are, a bar where the pipeline has one, a line in the ledger."""
+"""A with_progress stream: the parts as they are, a bar where the pipeline has one, a line in the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partsong import DualParallel
 from partsong.ledger import Ledger
 from partsong.parallel import parallelize
 from partsong.samplers import stream
-from partsong.samplers.long_video.frame_progress import watched
+from partsong.samplers.long_video.frame_progress import with_progress
 from tests.parallel.dual_worker import call, pipeline
 
 
@@ -37,7 +37,7 @@ def test_parts_pass_and_the_ledger_tells_when_they_came() -> None:
 def test_a_stream_that_is_left_early_ends_what_it_reads() -> None:
     events: list[str] = []
     with Ledger() as ledger:
-        parts = watched(_closed(events), SimpleNamespace(), 21, 1)
+        parts = with_progress(_closed(events), SimpleNamespace(), 21, 1)
         assert next(parts).frames.shape[1] == 5
         parts.close()
     assert events == ["closed"]
@@ -66,6 +66,6 @@ def test_the_bar_counts_frames_and_is_hidden_where_the_pipelines_is() -> None:
     latents = (torch.zeros(1, 4, 3, 2, 2),)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("partsong.samplers.long_video.frame_progress.progress", progress)
-        list(watched(_closed([]), SimpleNamespace(_progress_bar_config={"disable": True}), 21, 1))
-        list(watched((part for part in (None, latents)), SimpleNamespace(), None, 2))
+        list(with_progress(_closed([]), SimpleNamespace(_progress_bar_config={"disable": True}), 21, 1))
+        list(with_progress((part for part in (None, latents)), SimpleNamespace(), None, 2))
     assert shown == [(21, "frames", False, "frame"), 5, 8, 8, (0, "frames", None, "frame"), 3]

@@ -1,4 +1,4 @@
-"""Hidden reasoning that stands between tags in an answer's own text."""
+"""Separates an answer from hidden reasoning that stands between tags in its own text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Refuses tags that are none.
-
-    Raises:
-        ArgumentError: not two different texts.
-    """
+    """Returns tags, or None; refuses tags that are not two different texts."""
     if tags is None:
         return None
     if len(tags) != 2 or not all(tags) or tags[0] == tags[1]:
@@ -24,17 +20,11 @@ def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:
 
 
 def without_thoughts(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
-    """Splits a text that begins with thoughts.
+    """Splits a text that begins with thoughts; returns the answer and the thoughts.
 
-    Only thoughts at the very beginning count, so that an answer may speak about the tags. A text that closes what it
-    never opened began inside its thoughts: some chat templates end with the opening tag.
-
-    Args:
-        text: as the model wrote it.
-        tags: that open and close thoughts; None splits nothing.
-
-    Returns:
-        The answer and the thoughts. Thoughts that never end leave an empty answer.
+    Only thoughts at the very beginning count, so that an answer may speak about the tags. A text that has only the
+    closing tag began inside its thoughts: some chat templates end with the opening tag. Thoughts that never end leave
+    an empty answer. Without tags all of the text is the answer.
 
     >>> without_thoughts("<think>2 and 2</think>4", THINK_TAGS)
     ('4', '2 and 2')

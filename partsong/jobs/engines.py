@@ -1,4 +1,4 @@
-"""The engine and the habits that arguments of another harness name: a model here, a server, or engines on a cluster."""
+"""Opens the engine that arguments name, and finds the function that extracts answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count, check_fields
 from partsong.reasoning.answers.extract import final_choice, final_code, final_expression, final_math, final_number
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.reasoning.calls.answer import Extract
@@ -20,7 +21,7 @@ def _whole(text: str) -> str | None:
     return text.strip() or None
 
 
-#: Ways to find an answer in a text, so that answers that mean the same count as one.
+#: Functions that find an answer in a text, so that answers with the same meaning count as one.
 EXTRACTORS: Mapping[str, Extract] = MappingProxyType(
     {
         "number": final_number,
@@ -36,105 +37,103 @@ EXTRACTORS: Mapping[str, Extract] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineArguments:
-    """Which model answers, and where.
+    """Names the model that answers, and where it runs.
 
     Attributes:
         pretrained: what a `LocalEngine` loads: a folder, a zoo name, "smollm2-135m", a hub id, or a loaded model.
-        base_url: of a server that speaks the OpenAI API, instead; its key is the environment's ``OPENAI_API_KEY``.
-        model: the name under which the server has it.
+        base_url: of a server that speaks the OpenAI API, instead of `pretrained`; its key is read from the environment
+            variable ``OPENAI_API_KEY``.
+        model: the name that the server has for the model.
         endpoint: of the server.
-        num_engines: puts so many `LocalEngine`s on a Ray cluster (see `RayEngine`); None is one in this process.
-        dtype: name of a torch type; None and "auto" are the engine's own choice.
+        num_engines: how many `LocalEngine`s to start on a Ray cluster (see `RayEngine`); None is one in this process.
+        dtype: name of a torch type; None and "auto" leave the choice to the engine.
         device: None is the GPU if there is one.
     """
 
-    pretrained: Any = None
+    pretrained: Any | None = None
     base_url: str | None = None
     model: str | None = None
     endpoint: Literal["chat", "completions"] = "chat"
-    num_engines: int | None = None
+    num_engines: Count | None = None
     dtype: str | None = None
     device: str | None = None
 
     def validate(self) -> None:
-        """Refuses arguments that do not name one model.
+        """Checks that the arguments name one model.
 
         Raises:
-            ArgumentError: none, two, or arguments that belong to another kind.
+            ArgumentError: they name no model or two, or an argument belongs to another kind of engine.
         """
+        check_fields(self)
         if (self.pretrained is None) == (self.base_url is None):
             raise ArgumentError(
                 "name a model: pretrained= for one in this process, or base_url= and model= of a server"
             )
         server = self.base_url is not None
-        num = self.num_engines
-        if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 1):
-            raise ArgumentError(f"num_engines={num!r}; use a positive integer, or leave it out for one in this process")
         if server and self.model is None:
-            raise ArgumentError("base_url= needs model=: the name under which the server has it")
+            raise ArgumentError("base_url= needs model=, the name that the server has for the model")
         if server and (self.num_engines is not None or self.dtype not in (None, "auto")):
-            raise ArgumentError("num_engines= and dtype= are for pretrained=; a server has its own")
+            raise ArgumentError("num_engines= and dtype= are for pretrained=; leave them out for a server")
         if not server and (self.model is not None or self.endpoint != "chat"):
-            raise ArgumentError("model= and endpoint= are for a server, base_url=; models here are pretrained=")
-        if self.endpoint not in ("chat", "completions"):
-            raise ArgumentError(f"endpoint={self.endpoint!r}; use chat or completions")
+            raise ArgumentError("model= and endpoint= are for a server with base_url=; leave them out for pretrained=")
 
 
-def open_engine(asked: EngineArguments) -> Engine:
-    """Makes the engine.
+def open_engine(arguments: EngineArguments) -> Engine:
+    """Opens the engine.
 
     Raises:
-        ArgumentError: arguments that cannot be, or a model that is not there.
+        ArgumentError: the arguments contradict each other, or the model is not there.
         UnsupportedError: a package is missing.
     """
-    asked.validate()
-    if asked.base_url is not None:
-        return _server(asked)
-    return _local(asked) if asked.num_engines is None else _cluster(asked, asked.num_engines)
+    arguments.validate()
+    if arguments.base_url is not None:
+        return _server(arguments)
+    return _local(arguments) if arguments.num_engines is None else _cluster(arguments, arguments.num_engines)
 
 
-def _local(asked: EngineArguments) -> Engine:
+def _local(arguments: EngineArguments) -> Engine:
     import torch
 
     from partsong.reasoning.local import LocalEngine
 
-    name = None if asked.dtype == "auto" else asked.dtype
+    name = None if arguments.dtype == "auto" else arguments.dtype
     dtype = None if name is None else getattr(torch, name, None)
     if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"dtype={name!r}; use a floating type of torch such as 'bfloat16'")
-    return LocalEngine(asked.pretrained, dtype=dtype, device=asked.device)
+    model: Any = arguments.pretrained
+    return LocalEngine(model, dtype=dtype, device=arguments.device)
 
 
-def _cluster(asked: EngineArguments, num_engines: int) -> Engine:
+def _cluster(arguments: EngineArguments, num_engines: int) -> Engine:
     from partsong.reasoning.cluster import RayEngine
 
-    dtype = None if asked.dtype == "auto" else asked.dtype
-    return RayEngine(asked.pretrained, num_engines=num_engines, dtype=dtype, device=asked.device)
+    dtype = None if arguments.dtype == "auto" else arguments.dtype
+    return RayEngine(arguments.pretrained, num_engines=num_engines, dtype=dtype, device=arguments.device)
 
 
-def _server(asked: EngineArguments) -> Engine:
+def _server(arguments: EngineArguments) -> Engine:
     try:
         import openai  # noqa: F401
     except ImportError as error:
-        raise UnsupportedError("base_url= needs the openai client: pip install 'partsong[reasoning]'") from error
+        raise UnsupportedError("a server needs the openai client: pip install 'partsong[reasoning]'") from error
     from partsong.reasoning.remote import OpenAIEngine
 
-    assert asked.model is not None
-    return OpenAIEngine(asked.model, base_url=asked.base_url, endpoint=asked.endpoint)
+    assert arguments.model is not None
+    return OpenAIEngine(arguments.model, base_url=arguments.base_url, endpoint=arguments.endpoint)
 
 
 def extractor(name: str | None, task: Any = None) -> tuple[str, Extract]:
-    """A way to find answers by its name in `EXTRACTORS`, with or without ``final_`` before it.
+    """Finds a function of `EXTRACTORS` by its name, with or without ``final_`` before it.
 
     Args:
-        name: None is that of the zoo model's task, or "number".
-        task: as `task_of` gives it.
+        name: None is the function of the zoo model's task, or "number".
+        task: as `task_of` returns it.
 
     Returns:
         The name and the function.
 
     Raises:
-        ArgumentError: no such way; names those there are.
+        ArgumentError: there is no such name; lists those there are.
 
     >>> extractor("final_choice")[1]("The answer is (B).")
     'B'

@@ -1,0 +1,107 @@
+"""A package that adds a strategy, an architecture and a way to think is installed, found and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from partsong import zoo
+
+CODE = '''
+"""Adds one thing of each kind to partsong."""
+
+from dataclasses import dataclass, replace
+
+from partsong import Ring
+from partsong.parallel import ADAPTERS, Strategy
+from partsong.reasoning import Answer
+from partsong.reasoning.strategies import single
+
+ROW = replace(ADAPTERS["FluxTransformer2DModel"], model="TinyTransformer", family="Tiny")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NearRing(Ring):
+    """Passes key/value blocks around as Ring does."""
+
+
+async def think_twice(run, question: str, *, extract, num: int = 2, parameters=None) -> Answer:
+    """Asks once, and is called by another name."""
+    return await single(run, question, extract=extract, parameters=parameters)
+'''
+ENTRIES = """[partsong.strategies]
+near-ring = tiny_song:NearRing
+broken = tiny_song:Missing
+
+[partsong.adapters]
+tiny = tiny_song:ROW
+
+[partsong.thinking]
+taken = partsong.reasoning.strategies.single:single
+think-twice = tiny_song:think_twice
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that has the tiny package installed."""
+    folder = tmp_path_factory.mktemp("tiny")
+    wheel, target = folder / "tiny_song-1.0-py3-none-any.whl", folder / "site"
+    info = "tiny_song-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("tiny_song.py", CODE)
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-song\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/entry_points.txt", ENTRIES)
+        file.writestr(f"{info}/RECORD", "")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *filter(None, sys.path)])}
+
+
+def partsong(environment: dict[str, str], *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "partsong", *map(str, args)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_strategies_and_adapters_are_listed(installed: dict[str, str], tmp_path: Path) -> None:
+    done = partsong(installed, "list", "support", "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = {
+        row["strategy"]: row
+        for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
+        if "Tiny" in row["architectures"]
+    }
+    assert rows["NearRing"]["class"] == rows["Ring"]["class"] == "exact"
+    warnings = [line for line in done.stderr.splitlines() if "left out" in line]
+    assert len(warnings) == 1, "a broken plug-in is named once"
+    assert "broken of tiny-song (partsong.strategies)" in warnings[0] and "Missing" in warnings[0]
+
+
+@pytest.mark.skipif(not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="no weights of shapes")
+def test_a_strategy_samples_as_its_twin(installed: dict[str, str], tmp_path: Path) -> None:
+    files = ("--json", tmp_path / "r.json", "--out", tmp_path / "x.png", "--steps", 2)
+    done = partsong(installed, "image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["class"] == "exact" and result["max_abs_diff"] < 1e-4 and min(result["bytes_sent"]) > 0
+
+
+@pytest.mark.skipif(not (zoo.MODELS["lists-ar"].folder / "config.json").is_file(), reason="no weights of lists-ar")
+def test_a_way_to_think_answers(installed: dict[str, str]) -> None:
+    asked = ("think", "sort : dog ant cat =", "--model", "lists-ar", "--extract", "text", "--max-tokens", 9)
+    done = partsong(installed, *asked, "--strategy", "think-twice:num=3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "ant cat dog"
+    assert "taken of tiny-song" not in done.stderr.replace("taken of tiny-song (partsong.thinking) is left out", "")
+    assert "the name single is taken" in done.stderr
+    refused = partsong(installed, *asked, "--strategy", "think-twice:number=3")
+    assert refused.returncode == 2 and "its options are num" in refused.stderr
