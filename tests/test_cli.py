@@ -142,20 +142,20 @@ BAD_FOLDERS = {
 }
 
 
-def refuses(capsys: pytest.CaptureFixture[str], args: list[object], told: str) -> None:
+def refuses(capsys: pytest.CaptureFixture[str], args: list[object], words: str) -> None:
     """One line on standard error, nothing on standard output, exit code 2."""
     assert run(*args) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("partsong: error: ")
     assert err.count("\n") == 1
-    assert told in err
+    assert words in err
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, told = REFUSED[case]
-    refuses(capsys, list(args), told)
+    args, words = REFUSED[case]
+    refuses(capsys, list(args), words)
 
 
 @pytest.mark.parametrize("text", VALUES)
@@ -246,12 +246,12 @@ def test_pipeline_refusal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @needs_weights
-@pytest.mark.parametrize(("setting", "told", "nproc"), SETTINGS)
+@pytest.mark.parametrize(("setting", "words", "nproc"), SETTINGS)
 def test_setting_the_pipeline_does_not_take_is_one_line(
-    setting: str, told: str, nproc: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    setting: str, words: str, nproc: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["image", CAPTION, "--set", setting, "--nproc", nproc, "--strategy", "ulysses", "--out", tmp_path / "x.png"]
-    refuses(capsys, args, told)
+    refuses(capsys, args, words)
 
 
 @needs_weights

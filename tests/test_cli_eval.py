@@ -109,13 +109,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, told = REFUSED[case]
+    args, words = REFUSED[case]
     assert run("eval", *args) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("partsong: error: ")
     assert err.count("\n") == 1
-    assert told in err
+    assert words in err
 
 
 def test_task_of_another_language_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -349,26 +349,26 @@ BAD_MODELS = {
 }
 
 
-def refuses(capsys: pytest.CaptureFixture[str], args: list[object], told: str) -> None:
+def refuses(capsys: pytest.CaptureFixture[str], args: list[object], message: str) -> None:
     """One line on standard error, nothing on standard output, exit code 2."""
     assert run(*args) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("partsong: error: ")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, told = REFUSED[case]
-    refuses(capsys, list(args), told)
+    args, message = REFUSED[case]
+    refuses(capsys, list(args), message)
 
 
 @pytest.mark.parametrize("case", BAD_MODELS)
 def test_bad_model_is_one_line(case: str, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    name, args, told = BAD_MODELS[case]
-    refuses(capsys, ["text", PROMPT, "--model", folders[name], *args], told)
+    name, args, message = BAD_MODELS[case]
+    refuses(capsys, ["text", PROMPT, "--model", folders[name], *args], message)
 
 
 def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

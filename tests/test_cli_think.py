@@ -69,8 +69,8 @@ def test_a_journal_goes_on_and_is_replayed(tmp_path: Path) -> None:
     for name in names:
         assert run("think", *SORT, *votes, *journal, "--replay", "--json", tmp_path / name) == 0
     assert (tmp_path / "c.json").read_bytes() == (tmp_path / "d.json").read_bytes()
-    told = [{k: v for k, v in result(tmp_path / f"{name}.json").items() if k != "replayed"} for name in "bc"]
-    assert told[0] == told[1]
+    results = [{k: v for k, v in result(tmp_path / f"{name}.json").items() if k != "replayed"} for name in "bc"]
+    assert results[0] == results[1]
     with sqlite3.connect(tmp_path / "j.db") as database:
         assert database.execute("SELECT COUNT(*) FROM calls").fetchone() == (6,)
 

@@ -73,7 +73,7 @@ def test_page_needs_no_other_file() -> None:
 
 def test_page_says_what_was_measured() -> None:
     text = page()
-    for told in (
+    for fact in (
         "41.0 dB",
         "21.0 dB",
         "equal",
@@ -83,7 +83,7 @@ def test_page_says_what_was_measured() -> None:
         "1 of 2 facts",
         "NO  shape: red circle",
     ):
-        assert told in text
+        assert fact in text
     assert "correctness" in text
 
 

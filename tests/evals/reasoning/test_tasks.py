@@ -158,7 +158,7 @@ def test_products() -> None:
         assert problem.check(problem.extract(f"that is {int(problem.gold):,}."))
 
 
-def test_stories_told_again() -> None:
+def test_stories_worked_out_again() -> None:
     """What the sentences say, read with patterns of our own, gives the gold number."""
     patterns = [
         (r"finds (\d+) more|gives \w+ another (\d+)", lambda have, k: have + k[0]),
@@ -171,11 +171,9 @@ def test_stories_told_again() -> None:
         first, *sentences = re.split(r"(?<=\.)\s", problem.question.partition(" How many")[0])
         have = int(re.findall(r"\d+", first)[0])
         for sentence in sentences:
-            (told,) = [
-                (rule, found) for pattern, rule in patterns if (found := re.search(pattern, sentence)) is not None
-            ]
-            rule, found = told
-            have = rule(have, [int(number) for number in found.groups() if number])
+            matches = [(rule, re.search(pattern, sentence)) for pattern, rule in patterns]
+            ((rule, match),) = [(rule, match) for rule, match in matches if match is not None]
+            have = rule(have, [int(number) for number in match.groups() if number])
         assert str(have) == problem.gold and 1 <= have <= 10_000
 
 
