@@ -14,7 +14,7 @@ Measure an exported folder:  python recipes/train_shapes.py --stages evaluate --
 
 On a busy CPU several processes of one thread each (with gradients averaged over gloo) beat many threads. Data, weights
 and noise follow `--seed` and the number of processes. Every stage ends at its number of steps or minutes, whichever
-comes first, and its learning rate falls to zero by then. The default minutes are so many that only the steps count.
+comes first, and its learning rate falls to zero by then. By default only the steps count.
 """
 
 from __future__ import annotations

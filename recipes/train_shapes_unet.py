@@ -15,8 +15,8 @@ Look at it while it trains:  python recipes/train_shapes_unet.py --out runs/shap
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
 with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage
-ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then. The default
-minutes are so many that only the steps count.
+ends at its number of steps or minutes, whichever comes first, and its learning rate falls to zero by then. By default
+only the steps count.
 """
 
 from __future__ import annotations

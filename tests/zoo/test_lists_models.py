@@ -93,5 +93,5 @@ def test_stock_generation_of_the_causal_twin_is_the_plain_loop() -> None:
 
 
 def test_a_canvas_the_models_never_saw_is_refused(diffusion: Any) -> None:
-    with pytest.raises(ArgumentError, match="1 to 24 places, not 25"):
+    with pytest.raises(ArgumentError, match="canvas=25; use an integer from 1 to 24"):
         answers(diffusion, ["copy : ant bat cat ="], canvas=25)

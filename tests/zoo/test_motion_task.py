@@ -72,7 +72,7 @@ def test_a_video_has_no_end_and_no_preferred_moment() -> None:
     movers = motion.layout(motion.parse(CAPTION), generator(43, 2))
     assert np.array_equal(motion.paint(movers, 10, start=60), long[60:])
     assert not np.array_equal(long[:31], motion.render(CAPTION, 31, seed=3))
-    with pytest.raises(PartsongError, match="0 frames"):
+    with pytest.raises(PartsongError, match="num_frames=0; use a positive integer"):
         motion.render(CAPTION, 0)
 
 

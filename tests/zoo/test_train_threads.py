@@ -143,6 +143,7 @@ def test_rewards_go_group_by_group() -> None:
     assert rewards == pytest.approx([1.1, 0.0, 1.0, 1.05])
     assert advantages == pytest.approx([0.55, -0.55, -0.025, 0.025])
     assert rewards_of(rollouts, 9, reward="alternating", scale="none", group=4)[0] == [1.2, -1.0, 1.0, 1.2]
-    for options in ({"reward": "speed", "group": 2}, {"reward": "alternating", "group": 3}):
-        with pytest.raises(ArgumentError, match="in groups of"):
-            rewards_of(rollouts, 0, scale="none", **options)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="reward='speed'; use accelerated or alternating"):
+        rewards_of(rollouts, 0, scale="none", reward="speed", group=2)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="group=3, but there are 4 samples"):
+        rewards_of(rollouts, 0, scale="none", reward="alternating", group=3)

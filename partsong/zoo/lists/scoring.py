@@ -8,21 +8,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.zoo.lists.model import BOS, CANVAS, MASK, PAD, answer_text, full_mask, token_ids
 from partsong.zoo.lists.tasks import FAMILIES, check, examples, support
+
+#: How many places an answer may take: as many as the models have learned.
+Canvas = Annotated[int, Whole(1, CANVAS)]
 
 __all__ = ["accuracy", "answers", "total_variation"]
 
 
 @torch.no_grad()
 def answers(
-    model: LlamaForCausalLM, prompts: Sequence[str], *, canvas: int = CANVAS, seed: int | None = None
+    model: LlamaForCausalLM, prompts: Sequence[str], *, canvas: Canvas = CANVAS, seed: int | None = None
 ) -> list[str]:
     """Decodes prompts in one batch, one token of each per step.
 
@@ -41,8 +45,7 @@ def answers(
     Raises:
         ArgumentError: (a ValueError) If the model has not learned a canvas of this length.
     """
-    if not 1 <= canvas <= CANVAS:
-        raise ArgumentError(f"the canvas has 1 to {CANVAS} places, not {canvas}")
+    check_knobs(type_hints(answers), {"canvas": canvas})
     rows = [[BOS, *token_ids(prompt)] for prompt in prompts]
     length = max(map(len, rows)) + canvas
     ids = torch.tensor([row + [MASK] * canvas + [PAD] * (length - canvas - len(row)) for row in rows])
@@ -75,7 +78,7 @@ def accuracy(
     *,
     seed: int = 1,
     families: Sequence[str] = FAMILIES,
-    canvas: int = CANVAS,
+    canvas: Canvas = CANVAS,
     sampled: bool = False,
 ) -> dict[str, float]:
     """Measures the fraction of valid answers per task.

@@ -11,8 +11,10 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.seeds import derive
 from partsong.zoo.lists.requests import ANIMALS, ListRequest, parse, squares
 
@@ -95,7 +97,7 @@ def draw(family: str, rng: random.Random, size: int | None = None) -> ListExampl
     return ListExample(family, prompt, _answer(parse(prompt), rng))
 
 
-def examples(num: int, seed: int = 0, families: Sequence[str] = FAMILIES) -> list[ListExample]:
+def examples(num: Annotated[int, Whole(0)], seed: int = 0, families: Sequence[str] = FAMILIES) -> list[ListExample]:
     """Draws examples, the tasks in turn.
 
     Args:
@@ -112,8 +114,9 @@ def examples(num: int, seed: int = 0, families: Sequence[str] = FAMILIES) -> lis
     >>> [example.family for example in examples(3, families=["sort", "copy"])]
     ['sort', 'copy', 'sort']
     """
-    if num < 0 or not families:
-        raise ArgumentError(f"examples needs num >= 0 and at least one task, found num={num}, families={families!r}")
+    check_knobs(type_hints(examples), {"num": num})
+    if not families:
+        raise ArgumentError("families is empty; give at least one task")
     picked = (families[index % len(families)] for index in range(num))
     return [draw(family, random.Random(derive(seed, "lists", family, i))) for i, family in enumerate(picked)]
 

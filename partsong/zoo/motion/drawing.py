@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.zoo.motion.grammar import parse
 from partsong.zoo.motion.world import COLOURS, EXTENT, GROUND, Mover, generator, layout
 from partsong.zoo.shapes.drawing import distance
@@ -44,7 +44,7 @@ def paint(movers: list[Mover], num_frames: int, start: int = 0) -> NDArray[np.ui
     return np.rint(video).astype(np.uint8)
 
 
-def render(caption: str, num_frames: int, seed: int = 0) -> NDArray[np.uint8]:
+def render(caption: str, num_frames: Count, seed: int = 0) -> NDArray[np.uint8]:
     """Draws a video in which every fact of a caption holds.
 
     Args:
@@ -61,6 +61,5 @@ def render(caption: str, num_frames: int, seed: int = 0) -> NDArray[np.uint8]:
     >>> render("a red circle moves right", 17).shape
     (17, 32, 32, 3)
     """
-    if num_frames < 1:
-        raise ArgumentError(f"asked for {num_frames} frames; ask for 1 or more")
+    check_knobs(type_hints(render), {"num_frames": num_frames})
     return paint(layout(parse(caption), generator(43, seed)), num_frames)

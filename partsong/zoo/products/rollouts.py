@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.engine import Engine
 from partsong.reasoning.calls.run import Run
@@ -90,7 +91,12 @@ async def roll_out(
 
 
 def rewards_of(
-    rollouts: Sequence[Rollout], step: int, *, reward: str, scale: Any, group: int
+    rollouts: Sequence[Rollout],
+    step: int,
+    *,
+    reward: Literal["accelerated", "alternating"],
+    scale: Literal["none", "deviation"],
+    group: Count,
 ) -> tuple[list[float], list[float]]:
     """Computes rewards and advantages of samples, group by group.
 
@@ -104,11 +110,9 @@ def rewards_of(
     Raises:
         ArgumentError: the reward is unknown, or the groups are not whole.
     """
-    if reward not in ("accelerated", "alternating") or len(rollouts) % group:
-        raise ArgumentError(
-            f"reward={reward!r} of {len(rollouts)} samples in groups of {group}; use 'accelerated' or 'alternating', "
-            f"and whole groups"
-        )
+    check_knobs(type_hints(rewards_of), {"reward": reward, "group": group})
+    if len(rollouts) % group:
+        raise ArgumentError(f"group={group}, but there are {len(rollouts)} samples; use whole groups")
     rewards = [
         accelerated_reward(one.right, one.total, one.critical)
         if reward == "accelerated"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from partsong.errors import ArgumentError
+from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.seeds import derive
 from partsong.zoo.sums.problems import FAMILIES, Family, SumsProblem, held_out, parse
 
@@ -79,7 +81,7 @@ def draw(family: Family, rng: random.Random, *, fresh: bool, sizes: Sequence[int
             return example
 
 
-def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> list[SumsExample]:
+def examples(num: Annotated[int, Whole(0)], seed: int = 0, families: Sequence[Family] = FAMILIES) -> list[SumsExample]:
     """Draws problems that training never shows, the families in turn, each with a solution.
 
     Args:
@@ -96,8 +98,9 @@ def examples(num: int, seed: int = 0, families: Sequence[Family] = FAMILIES) -> 
     >>> [example.family for example in examples(3)]
     ['sum', 'countdown', 'sum']
     """
-    if num < 0 or not families:
-        raise ArgumentError(f"examples needs num >= 0 and at least one family, found num={num}, families={families!r}")
+    check_knobs(type_hints(examples), {"num": num})
+    if not families:
+        raise ArgumentError("families is empty; give at least one family")
     turns: list[Family] = [families[index % len(families)] for index in range(num)]
     return [draw(f, random.Random(derive(seed, "sums", f, i)), fresh=True) for i, f in enumerate(turns)]
 
