@@ -7,8 +7,13 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
-from partsong.samplers.registry import BUILT_IN
+import pytest
+
+from partsong import PatchPipeline, UnsupportedError, generate
+from partsong.samplers.registry import BUILT_IN, row_of
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Most files that may stand side by side in a folder.
@@ -116,3 +121,19 @@ def _may_name(name: str, path: Path, home: Path, rooms: dict[str, Path]) -> bool
     """A room's own files may, and so may the file of a strategy that derives from another."""
     has_folder = home.stem in ("strategy", "parallel_vae")
     return path == home or (has_folder and path.parent == home.parent) or path in rooms.values()
+
+
+def test_loops_are_found_by_class_and_not_by_name() -> None:
+    namesake = type("PatchPipeline", (PatchPipeline,), {"__slots__": ()})
+    assert row_of(PatchPipeline()).loop is not None
+    assert row_of(namesake()).loop is None
+
+    class Pipeline:
+        components: ClassVar[dict[str, Any]] = {}
+
+        def __call__(self, prompt: str) -> str:
+            return prompt
+
+    plan: Any = SimpleNamespace(target=Pipeline(), loop=namesake())
+    with pytest.raises(UnsupportedError, match="PatchPipeline needs a loop of its own and none is registered"):
+        generate(plan, prompt="a red circle")

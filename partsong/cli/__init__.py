@@ -62,13 +62,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: the arguments; None takes those of the process.
     """
-    options = parse(sys.argv[1:] if args is None else args)
+    options = None
     try:
+        options = parse(sys.argv[1:] if args is None else args)
         result = _run(options)
         if result and is_main():
             write_json(options.json, {**dict.fromkeys(COMMON_KEYS), **result})
     except PartsongError as error:
-        if options.debug:
+        if options is not None and options.debug:
             raise
         _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
     except KeyboardInterrupt:

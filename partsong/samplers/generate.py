@@ -36,7 +36,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
         ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
-        UnsupportedError: a journal is asked of a strategy that keeps none.
+        UnsupportedError: a journal is asked of a strategy that keeps none, or a strategy's loop is not registered.
 
     Example:
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
@@ -48,7 +48,12 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         return pipe(**arguments)
     row = row_of(plan.loop)
     if row.stream is None:
-        assert row.loop is not None, "the registry names a loop for every strategy that has one"
+        if row.loop is None:
+            name = type(plan.loop).__name__
+            raise UnsupportedError(
+                f"{name} needs a loop of its own and none is registered for it; offer StrategyRow({name}, loop=...) by "
+                "the entry point partsong.strategies"
+            )
         return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(arguments)
     parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)

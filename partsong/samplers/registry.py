@@ -99,8 +99,9 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def row_of(strategy: Strategy) -> StrategyRow:
-    """Returns the row of a strategy; one that is not registered has no loop."""
-    return ROWS.get(kebab(type(strategy).__name__), StrategyRow(type(strategy)))
+    """Returns the row of a strategy, by its class; one that is not registered has no loop."""
+    rows = (row for row in ROWS.values() if row.strategy is type(strategy))
+    return next(rows, StrategyRow(type(strategy)))
 
 
 def parse_strategy(text: str) -> Strategy:
