@@ -123,6 +123,8 @@ class Adapter:
         timestep: the argument that holds the timestep.
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
             sample; a dictionary is searched.
+        per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
+        shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
@@ -146,6 +148,8 @@ class Adapter:
     sample: str = "hidden_states"
     timestep: str = "timestep"
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
+    per_sample: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()

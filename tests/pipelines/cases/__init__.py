@@ -1,0 +1,33 @@
+"""The pipelines that are tried, by name, and those that are not, with the reason."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import diffusers
+
+from tests.pipelines.case import Case
+
+#: Every module here lists its cases in ``HERE``, and in ``LEFT`` the pipelines of its families that have none.
+_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+
+CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.HERE}
+
+
+def _general_reason(name: str) -> str | None:
+    kind = getattr(diffusers, name)
+    if "dummy" in kind.__module__:
+        return "it needs a package that is not installed here"
+    if "deprecated" in kind.__module__ or hasattr(kind, "_last_supported_version"):
+        return "diffusers has deprecated it"
+    if name.endswith("ModularPipeline"):
+        return "modular pipelines are made of blocks and have no call of their own to follow"
+    return None
+
+
+_GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endswith("Pipeline")}
+
+LEFT_OUT: dict[str, str] = {name: reason for name, reason in _GENERAL.items() if reason is not None} | {
+    name: reason for module in _MODULES for name, reason in getattr(module, "LEFT", {}).items()
+}

@@ -1,0 +1,89 @@
+"""Runs on every rank: tiny pipelines under strategies, against what the same pipeline makes alone."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from diffusers.utils import logging
+
+from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, SyncPatch, Ulysses
+from partsong.errors import PartsongError
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from tests.parallel.ranks import gathered
+from tests.pipelines.case import Case, denoisers, distance
+from tests.pipelines.cases import CASES
+
+#: What every pipeline is tried with. Displaced patches are exact as long as all steps are warm-up.
+STRATEGIES: dict[str, Strategy] = {
+    "CfgParallel": CfgParallel(),
+    "DataParallel": DataParallel(),
+    "Ulysses": Ulysses(),
+    "Ring": Ring(),
+    "SyncPatch": SyncPatch(),
+    "DisplacedPatch": DisplacedPatch(warmup_steps=99),
+}
+#: A pipeline by name, and a strategy by name.
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one pipeline under one strategy on one rank.
+
+    Attributes:
+        kind: ``ran``, ``refused`` by `parallelize`, ``refused late`` by the call, or ``foreign``, a traceback that is
+            not ours.
+        error: relative distance to the serial result.
+        sent: bytes that the ledger counted.
+        predicted: bytes that `Plan.explain` predicted.
+        text: what was said where it did not run.
+    """
+
+    kind: str
+    error: float = 0.0
+    sent: int = 0
+    predicted: int = 0
+    text: str = ""
+
+
+def outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
+    """Every pair's outcome on each rank; under the name ``alone``, how far a pipeline is from itself after it all."""
+    logging.set_verbosity_error()
+    with Mesh(data=nproc):  # keeps the ranks connected from one strategy's mesh to the next
+        return _outcomes(nproc, pairs)
+
+
+def _outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
+    results: dict[Pair, list[Outcome]] = {}
+    for name in dict.fromkeys(name for name, _ in pairs):
+        case = CASES[name]
+        pipe = case.make()
+        alone = case.run(pipe)
+        for strategy in (strategy for other, strategy in pairs if other == name):
+            results[name, strategy] = gathered(_outcome(case, pipe, alone, STRATEGIES[strategy], nproc))
+        results[name, "alone"] = gathered(Outcome("ran", error=distance(case.run(pipe), alone)))
+    return results
+
+
+def _outcome(case: Case, pipe: Any, alone: Any, strategy: Strategy, nproc: int) -> Outcome:
+    with Mesh(**mesh_for((strategy,), nproc)) as mesh:
+        try:
+            plan = parallelize(pipe, strategy, mesh=mesh)
+        except PartsongError as problem:
+            return Outcome("refused", text=str(problem))
+        except Exception:  # noqa: BLE001 - the test tells of it
+            return Outcome("foreign", text=traceback.format_exc())
+        try:
+            with plan, Ledger(flops=False) as ledger:
+                got = case.run(pipe)
+                predicted = plan.explain().bytes_total()[mesh.rank]
+        except PartsongError as problem:
+            return Outcome("refused late", text=str(problem))
+        except Exception:  # noqa: BLE001 - the test tells of it
+            return Outcome("foreign", text=traceback.format_exc())
+    hooked = [type(module).__name__ for part in denoisers(pipe) for module in part.modules() if "forward" in vars(module)]
+    assert not hooked, f"hooks are left on {hooked}"
+    return Outcome("ran", distance(got, alone), int(ledger.summary()["bytes_sent"]), predicted)
