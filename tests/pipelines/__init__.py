@@ -1,1 +1,1 @@
-"""Every pipeline of diffusers, tiny and with random weights, under every strategy: right, or refused before any work."""
+"""Every pipeline of diffusers, tiny and with random weights, under every strategy: right, or refused at once."""

@@ -32,7 +32,7 @@ def test_every_pipeline_has_a_case_or_a_reason() -> None:
     assert public == tried | LEFT_OUT.keys()
 
 
-@pytest.mark.parametrize("nproc, name, strategy", TRIED)
+@pytest.mark.parametrize(("nproc", "name", "strategy"), TRIED)
 def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> None:
     case, rows = CASES[name], outcomes(nproc)[name, strategy]
     reasons = [worker.STRATEGIES[strategy].refuses(adapter_for(part)) for part in denoisers(case.make())]
@@ -45,6 +45,6 @@ def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> No
         assert expected is None or expected in row.text
 
 
-@pytest.mark.parametrize("nproc, name", dict.fromkeys((nproc, name) for nproc, name, _ in TRIED))
+@pytest.mark.parametrize(("nproc", "name"), dict.fromkeys((nproc, name) for nproc, name, _ in TRIED))
 def test_is_itself_again_afterwards(nproc: int, name: str) -> None:
     assert all(row.error == 0 for row in outcomes(nproc)[name, "alone"])

@@ -46,6 +46,7 @@ ROWS = (
         ),
         gather=row(proj_out=Split(dim=1)),
         long_skips=True,
+        shared=("image_rotary_emb",),
         batched=(
             "hidden_states",
             "timestep",

@@ -33,7 +33,8 @@ ROWS = (
         ),
         gather=row(proj_out=Split(dim=1)),
         blocks=row(transformer_blocks=_BOTH),
-        batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
+        shared=("skip_layers",),
+        batched=("joint_attention_kwargs", "hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         residuals=("block_controlnet_hidden_states",),
     ),
     Adapter(
@@ -45,7 +46,15 @@ ROWS = (
         ),
         gather=row(proj_out=Split(dim=1)),
         blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
-        batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections", "guidance"),
+        shared=("img_ids", "txt_ids"),
+        batched=(
+            "joint_attention_kwargs",
+            "hidden_states",
+            "encoder_hidden_states",
+            "timestep",
+            "pooled_projections",
+            "guidance",
+        ),
         residuals=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
     Adapter(
@@ -55,6 +64,7 @@ ROWS = (
         # The class' own plan leaves position ids of two dimensions whole.
         splits=row({"": _FLUX_INPUTS}),
         gather=row(proj_out=Split(dim=1)),
+        shared=("img_ids", "txt_ids"),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
         refused=row(
             kv_cache_mode="the cache of reference tokens is filled by position; pass the reference picture anew each "
@@ -79,6 +89,7 @@ ROWS = (
         ),
         gather=row(proj_out=Split(dim=1)),
         blocks=row(transformer_blocks=_BOTH),
+        per_sample=("img_shapes",),
         batched=(
             "hidden_states",
             "encoder_hidden_states",
@@ -134,6 +145,7 @@ ROWS = (
         gather=row({"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
         sample="x",
         timestep="t",
+        per_sample=("x", "cap_feats"),
         batched=("x", "t", "cap_feats"),
         residuals=("controlnet_block_samples",),
         refused=row(

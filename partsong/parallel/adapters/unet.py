@@ -30,6 +30,7 @@ ROWS = (
         gather=row(conv_out=Split(dim=2)),
         sample="sample",
         batched=(
+            "cross_attention_kwargs",
             "sample",
             "encoder_hidden_states",
             "timestep",

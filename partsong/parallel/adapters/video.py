@@ -50,6 +50,7 @@ ROWS = (
         # The class' own plan cuts the text too; here it stays whole, and so does its mask.
         splits=row({"": row(hidden_states=_TOKENS, timestep=Split(dim=1, ndim=2, optional=True)), "rope": _outputs(1)}),
         gather=row(proj_out=_TOKENS),
+        shared=("rope_interpolation_scale",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask", "video_coords"),
         frames=Frames(argument="num_frames"),
     ),
@@ -66,6 +67,7 @@ ROWS = (
         ),
         gather=row(proj_out=_TOKENS),
         blocks=row(transformer_blocks=_BOTH),
+        shared=("image_rotary_emb",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "timestep_cond", "ofs"),
         frames=Frames(dim=1, patch="patch_size_t"),
     ),

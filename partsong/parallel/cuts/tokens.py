@@ -7,6 +7,7 @@ local tokens only; self-attention goes through the chain of stages in `attention
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class SequenceParallel(TokenCuts):
         self.stages = tuple(stages)
         self.sums = TokenSums(self.axis, adapter)
         self.layers: list[tuple[str, tuple[str, ...], nn.Module]] = []
-        self._folds: dict[int, int] = {}
+        self._folds: dict[int, Fraction] = {}
         self._mask_bytes: dict[int, int] = {}
         self._gathered: dict[str, tuple[str, int]] = {}
 
@@ -94,7 +95,8 @@ class SequenceParallel(TokenCuts):
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
-            self._folds[layer] = len(query) // samples
+            # Frames folded into the batch make it more than the samples, branches left out of attention less.
+            self._folds[layer] = Fraction(len(query), samples)
             key, value = self._once_per_group(query, key, value, layer)
             local = sizes[self.axis.index]
             if query.shape[2] != local or key.shape[2] != local:
@@ -166,7 +168,7 @@ class SequenceParallel(TokenCuts):
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
         """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
-            return [(layer, batch * self._folds.get(layer, 1), cut)]
+            return [(layer, int(batch * self._folds.get(layer, 1)), cut)]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
         return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
 

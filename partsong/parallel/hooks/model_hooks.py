@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,10 @@ __all__ = [
     "InputHook",
     "OutputHook",
     "map_sample",
+    "map_samples",
     "original_forward",
     "sample_of",
+    "samples_of",
 ]
 
 PREFIX = "partsong."
@@ -190,6 +192,23 @@ def map_sample(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, tuple):
         return (map_sample(output[0], change), *output[1:])
     return type(output)(**{**output, "sample": map_sample(output["sample"], change)})
+
+
+def samples_of(output: Any) -> list[Tensor]:
+    """Lists all tensors `[B, ...]` that a diffusers model returned, such as those of a video and of its sound."""
+    if isinstance(output, (Tensor, list)):
+        return [sample_of(output)]
+    parts = output.values() if isinstance(output, Mapping) else output
+    return [tensor for part in parts if part is not None for tensor in samples_of(part)]
+
+
+def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Replaces every tensor `[B, ...]` that a diffusers model returned, in the order of `samples_of`."""
+    if output is None or isinstance(output, (Tensor, list)):
+        return None if output is None else map_sample(output, change)
+    if isinstance(output, Mapping):
+        return type(output)(**{name: map_samples(part, change) for name, part in output.items()})
+    return tuple(map_samples(part, change) for part in output)
 
 
 def sample_of(output: Any) -> Tensor:

@@ -15,9 +15,11 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.cuts.batch import BatchSplit, GuidancePair
+from partsong.parallel.cuts.batch_rules import BatchRules
+from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
 from partsong.parallel.plan.seen import Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -61,8 +63,7 @@ class Denoiser:
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
-        folded = self.adapter.frames.folded if self.adapter.frames is not None else ()
-        self.batch = BatchSplit(mesh.axis("data", "cfg"), self.adapter.batched, self.adapter.residuals, folded)
+        self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
         plan.clock.on_begin(self.seen.begin)
         hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
@@ -96,7 +97,9 @@ class Denoiser:
         else:
             output = verified(self.everyone, self.module, self.hooks, named, shared)
             self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1)
-        self.seen.note_call(named[self.adapter.sample], sample_of(output), clock.branch)
+        self.seen.note_call(named[self.adapter.sample], output, clock.branch)
+        shared = {"branches": self.guidance.computed, "was_ready": self.guidance.was_ready}
+        self.seen.note_work(clock.step, clock.branch, is_split=self._splits(named), **shared)
         if not clock.driven:
             self.plan.close_record()
         return output
@@ -119,11 +122,17 @@ class Denoiser:
             check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
         self.seen.steps.add(step)
 
+    def _splits(self, named: dict[str, Any]) -> bool:
+        """Says whether the samples of a call are shared out."""
+        return self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1
+
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        is_split = self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1
-        self.shared = self.everyone if is_split else self._of_branch
-        if is_split:
-            return self.batch.run(forward, named, named[self.adapter.sample])
+        self.shared = self.everyone if self._splits(named) else self._of_branch
+        self.guidance.computed, self.guidance.was_ready = 0, False
+        if self._splits(named):
+            total = len(named[self.adapter.sample])
+            with branches_apart(self.module, self.batch.rows(total), total):
+                return self.batch.run(forward, named, named[self.adapter.sample])
         if self.guidance.axis.size > 1:
             return self.guidance.run(forward, named)
         return forward(**named)
@@ -141,7 +150,8 @@ class Denoiser:
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.cut is not None:
-            self.seen.tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
+            tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
+            self.seen.note_tokens(tokens, self.plan.clock.branch)
         return output
 
     def _refuse(self, named: dict[str, Any]) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.parallel.plan.seen import Seen
+from partsong.parallel.plan.seen import Call, Seen
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
+from partsong.parallel.ranks.shards import split_sizes
 from partsong.parallel.strategy import Coder
 
 __all__ = ["Explanation", "explain"]
@@ -104,7 +105,7 @@ class _Account:
             called = self.called_in(denoiser) if denoiser.seen.known else []
             if step in called:
                 position = called.index(step)
-                total += self.denoiser_bytes(denoiser, step, position, rank)
+                total += self.denoiser_bytes(denoiser, step, rank)
                 total += agreement * len(denoiser.adapter.compared) if position < AGREED_STEPS else 0
         return total
 
@@ -115,29 +116,35 @@ class _Account:
         ahead = range(done + 1, self.plan.clock.num_steps or 0) if last[id(denoiser)] == done else ()
         return sorted({*denoiser.seen.steps, *ahead})
 
-    def denoiser_bytes(self, denoiser: Denoiser, step: int, position: int, rank: int) -> int:
-        seen = denoiser.seen
-        decided = sum(seen.branches * attachment.predict(step) for attachment in denoiser.attachments)
-        # A loop of its own makes the same calls on all of them.
-        if self.plan.loop is None and denoiser.batch.axis.size > 1 and seen.batch > 1:
-            gathered = denoiser.batch.predict(seen.sample_bytes, seen.batch, self.place(rank, "data", "cfg"))
-            local = max(1, gathered // (seen.sample_bytes * (denoiser.batch.axis.size - 1)))
-            return decided + seen.branches * (gathered + self.cut_bytes(denoiser, step, rank, local))
-        forwards, swapped = seen.branches, 0
-        if denoiser.guidance.axis.size > 1 and position > 0 and seen.branches > 1:
-            index = self.place(rank, "cfg")
-            forwards = max(1, len(range(index, seen.branches, denoiser.guidance.axis.size)))
-            swapped = denoiser.guidance.predict(seen.sample_bytes, seen.branches, index)
-        return decided + swapped + forwards * self.cut_bytes(denoiser, step, rank, seen.batch)
+    def denoiser_bytes(self, denoiser: Denoiser, step: int, rank: int) -> int:
+        calls = denoiser.seen.calls_of(step, denoiser.guidance.axis.size > 1)
+        return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
-    def cut_bytes(self, denoiser: Denoiser, step: int, rank: int, batch: int) -> int:
+    def call_bytes(self, denoiser: Denoiser, call: Call, step: int, rank: int) -> int:
+        decided = sum(attachment.predict(step) for attachment in denoiser.attachments)
+        if call.is_split:
+            index = self.place(rank, "data", "cfg")
+            gathered = denoiser.batch.predict(call.sample_bytes, call.batch, index)
+            local = max(1, split_sizes(call.batch, denoiser.batch.axis.size)[index])
+            return decided + gathered + self.cut_bytes(denoiser, call.tokens[0], step, rank, local)
+        total = 0
+        if call.branches:
+            index = self.place(rank, "cfg")
+            own = denoiser.guidance.of_rank(call.branches, index)
+            total += denoiser.guidance.predict(call.sample_bytes, call.branches, index) + decided * len(own)
+            total += sum(self.cut_bytes(denoiser, call.tokens[b], step, rank, call.batch) for b in own)
+        if not call.was_ready:
+            total += decided + self.cut_bytes(denoiser, call.tokens[-1], step, rank, call.batch)
+        return total
+
+    def cut_bytes(self, denoiser: Denoiser, tokens: Mapping[str, int], step: int, rank: int, batch: int) -> int:
         if denoiser.cut is None:
             return 0
         index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes.
         begins = not denoiser.seen.steps or step == min(denoiser.seen.steps)
         when = (0 if begins else step, self.plan.clock.num_steps == step + 1)
-        return denoiser.cut.predict(batch, denoiser.seen.tokens, _itemsize(denoiser.module), index, when)
+        return denoiser.cut.predict(batch, dict(tokens), _itemsize(denoiser.module), index, when)
 
     def once_bytes(self, rank: int) -> int:
         seen, peers = self.plan.seen, self.world_size - 1

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from partsong.parallel.cuts.batch import BatchSplit
+from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
 from partsong.parallel.plan.state import PlanState
@@ -143,7 +144,9 @@ def _shared(plan: PlanState, latents: Tensor) -> Tensor:
 def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
     signature = inspect.signature(decoder.forward)
     first = next(iter(signature.parameters))
-    split = BatchSplit(plan.mesh.axis("data"), (first,))
+    split = BatchSplit(
+        plan.mesh.axis("data"), BatchRules(model=type(decoder).__name__, batched=(first,), trusting=True)
+    )
 
     def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         total = named[first].shape[0]

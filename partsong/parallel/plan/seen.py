@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,19 +11,43 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from partsong import ledger
+from partsong.parallel.hooks.model_hooks import samples_of
 
-__all__ = ["Seen", "counting_flops"]
+__all__ = ["Call", "Seen", "counting_flops"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Remembers what one call of a denoiser was, whichever ranks computed it.
+
+    Attributes:
+        batch: samples in it, before any split.
+        sample_bytes: bytes of one output sample.
+        tokens: tokens per stream; of several branches that ranks shared, those of each.
+        is_split: the samples were shared out.
+        branches: how many branches of guidance the ranks shared in it; 0 where each made the whole call.
+        was_ready: the answer was there from an earlier call.
+    """
+
+    batch: int
+    sample_bytes: int
+    tokens: tuple[Mapping[str, int], ...]
+    is_split: bool = False
+    branches: int = 0
+    was_ready: bool = False
 
 
 @dataclass(slots=True)
 class Seen:
-    """Remembers the shapes of the last calls, which the prediction is made for.
+    """Remembers the calls of this generation, which the prediction is made for.
 
     Attributes:
-        batch: samples in one call of the denoiser, before any split.
-        sample_bytes: bytes of one output sample.
-        branches: calls of the denoiser per step.
-        tokens: tokens per stream.
+        batch: samples in the last call of the denoiser, before any split.
+        sample_bytes: bytes of one output sample in it.
+        branches: calls of the denoiser in the last step.
+        tokens: tokens per stream in the last call.
+        tokens_of: the same for the last call of each branch.
+        calls: what the calls of each step were, where the pipeline makes them.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
         latents_bytes: size of the first latents where they were shared.
         state_bytes: size of the random state where it was shared.
@@ -36,6 +60,8 @@ class Seen:
     sample_bytes: int = 0
     branches: int = 1
     tokens: dict[str, int] = field(default_factory=dict)
+    tokens_of: dict[int, dict[str, int]] = field(default_factory=dict)
+    calls: dict[int, list[Call]] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     latents_bytes: int = 0
     state_bytes: int = 0
@@ -46,6 +72,8 @@ class Seen:
     def begin(self) -> None:
         """Starts a generation."""
         self.steps.clear()
+        self.calls.clear()
+        self.tokens_of.clear()
         self.check_bytes = 0
 
     @property
@@ -53,11 +81,39 @@ class Seen:
         """Says whether a call has been seen."""
         return self.batch > 0
 
-    def note_call(self, latents: Tensor | list[Tensor], sample: Tensor, branch: int) -> None:
+    def note_call(self, latents: Tensor | list[Tensor], output: Any, branch: int) -> None:
         """Remembers the shapes of one call."""
         self.batch = len(latents)
-        self.sample_bytes = sample[0].nbytes
+        self.sample_bytes = sum(part[0].nbytes for part in samples_of(output))
         self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
+
+    def note_tokens(self, tokens: dict[str, int], branch: int) -> None:
+        """Remembers how many tokens of each stream a branch had."""
+        self.tokens = self.tokens_of[branch] = tokens
+
+    def note_work(self, step: int, branch: int, *, is_split: bool, branches: int, was_ready: bool) -> None:
+        """Remembers how the ranks shared the call that `note_call` has been told of."""
+        whose = range(branches) if branches else (branch,)
+        tokens = tuple(self.tokens_of.get(each, self.tokens) for each in whose)
+        call = Call(self.batch, self.sample_bytes, tokens, is_split, branches, was_ready)
+        self.calls.setdefault(step, []).append(call)
+
+    def calls_of(self, step: int, shares_branches: bool) -> list[Call]:
+        """Lists the calls of a step; one that is still to come is like the last one.
+
+        Args:
+            step: number of the step.
+            shares_branches: whether ranks share the branches of guidance from the second step on.
+        """
+        if step in self.calls:
+            return self.calls[step]
+        if not self.calls:  # a loop of its own: the same calls in every step
+            return [Call(self.batch, self.sample_bytes, (self.tokens,))] * self.branches
+        last = self.calls[max(self.calls)]
+        if not shares_branches or len(last) == 1 or any(call.is_split or call.branches for call in last):
+            return last
+        first = replace(last[0], tokens=tuple(call.tokens[0] for call in last), branches=len(last), was_ready=True)
+        return [first, *(replace(call, was_ready=True) for call in last[1:])]
 
 
 def counting_flops(

@@ -1,0 +1,139 @@
+"""Says how the arguments of a denoiser depend on the batch, and takes some samples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+
+__all__ = ["BatchRules"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRules:
+    """Says how the arguments of a denoiser depend on the batch.
+
+    An argument that is not named here must not look as if it held something per sample: no first dimension that is a
+    multiple of the batch, and no list as long as it.
+
+    Attributes:
+        model: name of the model, for messages.
+        batched: arguments whose tensors have the batch first; lists and dictionaries are searched for tensors.
+        per_sample: arguments that are lists with an item per sample.
+        folded: arguments whose tensors have batch x frames first.
+        shared: arguments that all samples share, whatever their first dimension is.
+        trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
+            rank's.
+    """
+
+    model: str
+    batched: tuple[str, ...]
+    per_sample: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    trusting: bool = False
+
+    @staticmethod
+    def of(adapter: Adapter) -> BatchRules:
+        """Reads the rules of a row."""
+        return BatchRules(
+            model=adapter.model,
+            batched=(*adapter.batched, *adapter.residuals),
+            per_sample=adapter.per_sample,
+            folded=adapter.frames.folded if adapter.frames is not None else (),
+            shared=adapter.shared,
+            trusting=adapter.inferred,
+        )
+
+    def cut(self, named: Mapping[str, Any], rows: slice, total: int) -> dict[str, Any]:
+        """Returns the arguments of some samples.
+
+        Args:
+            named: the arguments of the whole batch, by name.
+            rows: the samples to take.
+            total: samples of the whole batch.
+
+        Raises:
+            UnsupportedError: names the argument of which it is not known how it depends on the batch.
+        """
+        return {name: self._argument(name, value, rows, total) for name, value in named.items()}
+
+    def _argument(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        if value is None or name in self.shared:
+            return value
+        if name in self.per_sample:
+            if isinstance(value, (list, tuple)):
+                return self._items(name, value, rows, total)
+            return self._samples(name, value, rows, total)
+        if name in self.folded:
+            return self._frames(name, value, rows, total)
+        if name in self.batched:
+            return self._samples(name, value, rows, total)
+        self._refuse_lookalikes(name, value, total)
+        return value
+
+    def _items(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        if len(value) not in (1, total):
+            raise UnsupportedError(f"{self.model}: {name} has {len(value)} items for {total} samples; {_ADVICE}")
+        return value[rows] if len(value) == total else value
+
+    def _samples(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        """Cuts every tensor in an argument; one with a single row serves all samples."""
+        if isinstance(value, Mapping):
+            return {key: self._samples(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            if self._is_plain(value):
+                return value[rows] if len(value) == total else value
+            return type(value)(self._samples(name, item, rows, total) for item in value)
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) == 1:
+            return value
+        if len(value) == total:
+            return value[rows]
+        if self.trusting and len(value) % total:
+            return value
+        raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
+
+    @staticmethod
+    def _is_plain(value: Any) -> bool:
+        """Says whether a list holds numbers or names, one per sample."""
+        return not any(isinstance(leaf, Tensor) for leaf in _leaves(value))
+
+    def _frames(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        if not isinstance(value, Tensor):
+            return type(value)(self._frames(name, part, rows, total) for part in value)
+        if len(value) % total:
+            raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
+        frames = len(value) // total
+        return value[rows.start * frames : rows.stop * frames]
+
+    def _refuse_lookalikes(self, name: str, value: Any, total: int) -> None:
+        for leaf in _leaves(value):
+            if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) % total == 0:
+                raise UnsupportedError(
+                    f"{self.model}: {name} holds a tensor of {tuple(leaf.shape)} in a batch of {total}, and it is not "
+                    f"known whether it belongs to the samples; {_ADVICE}"
+                )
+        if isinstance(value, (list, tuple)) and value and len(value) % total == 0 and self._is_plain(value):
+            raise UnsupportedError(
+                f"{self.model}: {name} has {len(value)} items in a batch of {total}, and it is not known whether they "
+                f"belong to the samples; {_ADVICE}"
+            )
+
+
+_ADVICE = "leave it out, or use a strategy that leaves the batch whole, such as Ulysses"
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

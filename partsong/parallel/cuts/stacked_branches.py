@@ -1,0 +1,83 @@
+"""Runs attention that tells stacked guidance branches apart where a rank has only a part of the batch.
+
+Perturbed-attention guidance (arXiv 2403.17377) stacks two or three branches in one batch, and its attention treats the
+last one differently. On a part of the batch it would cut in the wrong places. What it makes of a branch depends on that
+branch alone, so a rank hands it copies of the samples it has, one for each branch, and keeps the copy that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["branches_apart"]
+
+#: Processors that cut their batch into branches, and into how many.
+_STACKED = {
+    "PAGIdentitySelfAttnProcessor2_0": 2,
+    "PAGCFGIdentitySelfAttnProcessor2_0": 3,
+    "PAGJointAttnProcessor2_0": 2,
+    "PAGCFGJointAttnProcessor2_0": 3,
+    "PAGHunyuanAttnProcessor2_0": 2,
+    "PAGCFGHunyuanAttnProcessor2_0": 3,
+    "PAGIdentitySanaLinearAttnProcessor2_0": 2,
+    "PAGCFGSanaLinearAttnProcessor2_0": 3,
+}
+
+
+@contextmanager
+def branches_apart(module: nn.Module, rows: slice, total: int) -> Iterator[None]:
+    """Lets processors that tell branches apart see some samples of a batch as what they are in all of it.
+
+    A pipeline sets such processors when it is called, so they are looked for in each call, and put back after it.
+
+    Args:
+        module: the denoiser.
+        rows: the samples that are at hand.
+        total: samples of the whole batch, branch after branch.
+    """
+    stacked = [
+        (attention, processor, _STACKED[type(processor).__name__])
+        for attention in module.modules()
+        if type(processor := getattr(attention, "processor", None)).__name__ in _STACKED
+    ]
+    for attention, processor, branches in stacked:
+        owners = [sample * branches // total for sample in range(rows.start, rows.stop)]
+        vars(attention)["processor"] = _Apart(processor, owners, branches)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for attention, processor, _ in stacked:
+            vars(attention)["processor"] = processor
+
+
+class _Apart:
+    def __init__(self, processor: Callable[..., Any], owners: Sequence[int], branches: int) -> None:
+        self.processor, self.owners, self.branches = processor, owners, branches
+
+    def __call__(self, attention: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        of_branch = [self._branch(branch, attention, hidden_states, args, kwargs) for branch in sorted({*self.owners})]
+        if isinstance(of_branch[0], tuple):
+            return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*of_branch, strict=True))
+        return torch.cat(of_branch)
+
+    def _branch(self, branch: int, attention: Any, hidden_states: Tensor, args: Any, kwargs: Any) -> Any:
+        start, own = self.owners.index(branch), self.owners.count(branch)
+
+        def copies(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == len(self.owners):
+                return torch.cat([value[start : start + own]] * self.branches)
+            return value
+
+        output = self.processor(
+            attention,
+            copies(hidden_states),
+            *map(copies, args),
+            **{name: copies(value) for name, value in kwargs.items()},
+        )
+        keep = slice(branch * own, (branch + 1) * own)
+        return tuple(None if x is None else x[keep] for x in output) if isinstance(output, tuple) else output[keep]
