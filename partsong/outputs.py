@@ -6,6 +6,7 @@ or 8-bit integers in 0 .. 255. Folders on the way to a file are created.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -45,16 +46,24 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.is_dir():
         raise ArgumentError(f"cannot write {target}: it is a folder; give a file name")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Only creating a file tells: permission bits say nothing on read-only or full file systems.
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-"):
-            pass
-    except OSError as error:
-        raise ArgumentError(f"cannot write {target}: {error.strerror or error}; choose another place") from error
+    if not _is_written_through(target):
+        try:
+            folder = target.resolve().parent
+            folder.mkdir(parents=True, exist_ok=True)
+            # Only creating a file tells: permission bits say nothing on read-only or full file systems.
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".partsong-"):
+                pass
+        except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+            reason = getattr(error, "strerror", None) or error
+            raise ArgumentError(f"cannot write {target}: {reason}; choose another place") from error
     if target.exists() and not os.access(target, os.W_OK):
         raise ArgumentError(f"cannot write {target}: it exists and is read-only; choose another name")
     return target
+
+
+def _is_written_through(target: Path) -> bool:
+    """Says whether something is written into as it is: a pipe, a device, or the program's own output."""
+    return target.exists() and (not target.is_file() or any(target.is_relative_to(root) for root in ("/dev", "/proc")))
 
 
 def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
@@ -121,11 +130,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
         OutputError: there is no room.
     """
     target = check_writable(path)
-    try:
-        with _replace_when_complete(target) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+    with _replace_when_complete(target) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
     return target
 
 
@@ -233,12 +239,36 @@ def _plain(value: Any, where: str) -> Any:
 
 @contextmanager
 def _replace_when_complete(target: Path) -> Iterator[IO[bytes]]:
-    """Opens a file that takes the place of `target` only once it is complete."""
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-", delete=False) as file:
-        try:
+    """Opens a file that takes the place of `target` only once it is complete; what is no regular file is written into.
+
+    Raises:
+        OutputError: there is no room, or the place is gone.
+    """
+    try:
+        with _written_into(target) if _is_written_through(target) else _replacing(target.resolve()) as file:
             yield file
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o644)  # temporary files are private, results are not
-    os.replace(file.name, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _written_into(target: Path) -> Iterator[IO[bytes]]:
+    content = io.BytesIO()
+    yield content
+    # Output that leads to a file is not cut off.
+    with target.open("ab") as file:
+        file.write(content.getbuffer())
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o644  # temporary files are private, results are not
+    file = tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partsong-", delete=False)  # noqa: SIM115
+    try:
+        with file:
+            yield file
+        os.chmod(file.name, mode)
+        os.replace(file.name, target)
+    except BaseException:
+        os.unlink(file.name)
+        raise

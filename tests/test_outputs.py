@@ -6,6 +6,9 @@ import json
 import math
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 from PIL import Image
 
 from partsong import outputs
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError, ArgumentTypeError, OutputError
 from partsong.progress import progress
 
 
@@ -143,3 +146,51 @@ def test_progress(capsys, monkeypatch) -> None:
     with progress(3, "steps", enabled=True) as bar:
         bar.update(1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_symlink_stays_and_its_target_is_replaced(tmp_path) -> None:
+    (tmp_path / "real").mkdir()
+    target = tmp_path / "real" / "result.json"
+    target.write_text("old")
+    target.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    outputs.write_json(link, {"a": 1})
+    assert link.is_symlink()
+    assert json.loads(target.read_text()) == {"a": 1}
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path / "real") == ["result.json"]
+
+
+def test_a_pipe_is_written_into(tmp_path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    outputs.write_json(pipe, {"a": 1})
+    assert json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_devices_stay_devices() -> None:
+    outputs.write_json("/dev/null", {"a": 1})
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(OutputError, match="No space left"):
+        outputs.write_json("/dev/full", {"a": 1})
+    assert Path("/dev/full").is_char_device()
+
+
+def test_the_programs_own_output_is_added_to(tmp_path) -> None:
+    script = "from partsong import outputs; print('first', flush=True); outputs.write_text('/dev/stdout', 'second')"
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run([sys.executable, "-c", script], stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "first\nsecond"
+    piped = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert piped.stdout == b"first\nsecond"
+
+
+def test_links_in_a_circle_are_refused(tmp_path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ArgumentError, match="cannot write"):
+        outputs.write_json(tmp_path / "a", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.ranks.collectives import all_to_all
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
@@ -95,7 +94,7 @@ class SwitchedBlocks(SequenceParallel):
         modules = dict(self.module.named_modules())
         for path, run in ((self.factored.spatial, self._run_spatial), (self.factored.temporal, self._run_temporal)):
             for name in places(path, modules):
-                hooks.add(modules[name], AroundHook(run, inspect.signature(modules[name].forward)), "block")
+                hooks.add(modules[name], AroundHook(run, signature_of(modules[name])), "block")
         self.attach_gather(hooks, modules)
 
     def begin_forward(self, sample: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from partsong.errors import UnsupportedError
 from partsong.knobs import Count, Number
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.block_lists import Block, blocks_of, chain_reason
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.strategy import Kind, Site, Strategy
 
@@ -126,12 +125,8 @@ class CachedBlocks:
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on, before those that cut, which must be outside of them."""
         for number, block in enumerate(self.blocks):
-            hooks.add(
-                block.module, AroundHook(self._around(number, block), inspect.signature(block.module.forward)), "cache"
-            )
-        hooks.add(
-            self.denoiser.module, InputHook(self._begin, inspect.signature(self.denoiser.module.forward)), "cache-begin"
-        )
+            hooks.add(block.module, AroundHook(self._around(number, block), signature_of(block.module)), "cache")
+        hooks.add(self.denoiser.module, InputHook(self._begin, signature_of(self.denoiser.module)), "cache-begin")
         hooks.add(self.denoiser.module, OutputHook(self._end), "cache-end")
 
     def _begin(self, named: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ everything, so an inferred row is trusted only after its first call has given wh
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters.row import IMAGE, Adapter, Gather, Split, Splits, read_class_plan
+from partsong.parallel.hooks.model_hooks import signature_of
 
 __all__ = ["inferred"]
 
@@ -38,7 +38,7 @@ def inferred(module: nn.Module) -> Adapter:
     Raises:
         UnsupportedError: says what is missing or unclear.
     """
-    arguments = tuple(inspect.signature(module.forward).parameters)
+    arguments = tuple(signature_of(module).parameters)
     if _SAMPLE not in arguments:
         raise UnsupportedError(f"its forward takes {', '.join(arguments)}, and no {_SAMPLE}")
     attention = {name: (IMAGE,) for name, child in module.named_modules() if _is_self_attention(name, child)}

@@ -7,7 +7,6 @@ attention the frames that its key set names.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.clip.attention import FrameAttention
 from partsong.parallel.clip.blocks import check_blocks, frames_beyond
 from partsong.parallel.exchange.borders import SyncBorders
-from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, map_sample
+from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, map_sample, signature_of
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Cut
@@ -80,7 +79,7 @@ class ClipFrames(Cut):
                 hooks.add(child, self._around(compute, child), "clip")
         if not self._mixing:
             raise UnsupportedError(f"{self.adapter.model} has no attention over frames here; its layout has changed")
-        hooks.add(self.module, AroundHook(self._run, inspect.signature(self.module.forward)), "clip")
+        hooks.add(self.module, AroundHook(self._run, signature_of(self.module)), "clip")
 
     def _children(self, mixers: list[str]) -> Iterator[tuple[str, nn.Module]]:
         for mixer in mixers:
@@ -97,7 +96,7 @@ class ClipFrames(Cut):
         return self._convolve if isinstance(child, nn.Conv3d) and child.kernel_size[0] > 1 else None
 
     def _around(self, compute: Callable[..., Tensor], layer: Any) -> AroundHook:
-        return AroundHook(lambda forward, named: compute(layer, *named.values()), inspect.signature(layer.forward))
+        return AroundHook(lambda forward, named: compute(layer, *named.values()), signature_of(layer))
 
     def begin_forward(self, sample: Tensor) -> None:
         """Lays the frames of a call out over the ranks.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.clip.attention import FrameAttention, Shared
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.tokens import SequenceParallel
-from partsong.parallel.hooks.model_hooks import HookSet, InputHook
+from partsong.parallel.hooks.model_hooks import HookSet, InputHook, signature_of
 from partsong.parallel.ranks.mesh import Mesh
 
 __all__ = ["ClipTokens", "token_frames"]
@@ -48,7 +47,7 @@ class ClipTokens(SequenceParallel):
     def attach(self, hooks: HookSet) -> None:
         """Puts the splitting, gathering and attention hooks on the module."""
         super().attach(hooks)
-        hooks.add(self.module, InputHook(self._begin_call, inspect.signature(self.module.forward)), "clip")
+        hooks.add(self.module, InputHook(self._begin_call, signature_of(self.module)), "clip")
 
     def _begin_call(self, named: dict[str, Any]) -> None:
         """Lays the frames of a call out over the ranks, before anything is cut."""

@@ -8,7 +8,6 @@ Both are exact and the same under every strategy that cuts tokens: there is noth
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, places
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, original_forward
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, original_forward, signature_of
 from partsong.parallel.ranks.collectives import all_gather, halo_exchange
 from partsong.parallel.ranks.mesh import Axis
 
@@ -50,7 +49,7 @@ class TokenSums:
         for path in self.adapter.convolutions:
             for name in places(path, modules):
                 run = self._with_borders(name, _halo(name, modules[name]))
-                hooks.add(modules[name], AroundHook(run, inspect.signature(modules[name].forward)), "borders")
+                hooks.add(modules[name], AroundHook(run, signature_of(modules[name])), "borders")
         return count
 
     def _summed(self, name: str) -> Callable[[Tensor], Tensor]:

@@ -8,7 +8,6 @@ comes through `Borders` and, for attention, through the same chain of stages tha
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,15 @@ from partsong.parallel.cuts.row_blocks import (
     is_low_rank,
     level_change,
 )
-from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
+from partsong.parallel.hooks.model_hooks import (
+    AroundHook,
+    Attend,
+    AttentionHook,
+    HookSet,
+    InputHook,
+    OutputHook,
+    signature_of,
+)
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.strategy import Borders
@@ -166,7 +173,7 @@ class RowSplit:
             elif level_change(child):
                 hooks.add(child, OutputHook(self._changed(level_change(child))), "rows")
             elif hasattr(child, "apply_linear_attention"):
-                check = InputHook(self._check_sums(name, child), inspect.signature(child.forward))
+                check = InputHook(self._check_sums(name, child), signature_of(child))
                 hooks.add(child, check, "rows-input")
                 hooks.add(child, TokenSumHook(self._summed, name), "rows")
             elif self.is_attention(name):
@@ -181,7 +188,7 @@ class RowSplit:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
             return compute(layer, *settings, *named.values())
 
-        return AroundHook(run, inspect.signature(layer.forward))
+        return AroundHook(run, signature_of(layer))
 
     def _changed(self, by: int) -> Callable[[Any], Any]:
         def change(output: Any) -> Any:

@@ -9,7 +9,6 @@ block after the last own one is sent on.
 from __future__ import annotations
 
 import contextvars
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.cuts.block_lists import blocks_of
 from partsong.parallel.cuts.tokens import SequenceParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample, sample_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample, sample_of, signature_of
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
@@ -133,7 +132,7 @@ class StagedBlocks(SequenceParallel):
         """Puts the hooks on the blocks, and those that cut and attend."""
         # Innermost: a block that is left out still has its inputs cut, so what it hands on has the right shape.
         for number, block in enumerate(self.blocks):
-            signature = inspect.signature(block.module.forward)
+            signature = signature_of(block.module)
             hooks.add(block.module, AroundHook(self._around(number, block.names), signature), "block")
         super().attach(hooks)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
-from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
+from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.strategy import Cut
@@ -51,7 +50,7 @@ class TokenCuts(Cut):
             inputs = {str(key): cut for key, cut in entry.items() if not cut.output}
             outputs = {key: cut for key, cut in entry.items() if cut.output}
             if inputs:
-                signature = inspect.signature(modules[name].forward)
+                signature = signature_of(modules[name])
                 hooks.add(modules[name], InputHook(partial(self._cut_inputs, cuts=inputs), signature), "split")
             if outputs:
                 hooks.add(modules[name], OutputHook(partial(self._cut_outputs, cuts=outputs)), "split-output")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
-from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook
+from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Borders, Cut
@@ -56,7 +55,7 @@ class RowParallel(Cut):
         self.split.attach(hooks, skip=(entry,))
         hooks.add(self.module.get_submodule(entry), OutputHook(self._cut), "split-output")
         hooks.add(self.module.get_submodule(next(iter(self.adapter.gather))), OutputHook(self._gather), "gather")
-        signature = inspect.signature(self.module.forward)
+        signature = signature_of(self.module)
         hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
 
     def begin_forward(self, sample: Tensor) -> None:

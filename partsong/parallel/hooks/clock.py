@@ -22,6 +22,7 @@ class StepClock:
         branch: index of the current call within the step.
         num_steps: steps of this generation where known.
         steps_before: number of steps in the generation before.
+        is_over: whether the pipeline's call has returned; it may have made fewer steps than were announced.
     """
 
     #: How far a forecast may reach, in units of the last step; beyond that a straight line is a bad guess.
@@ -30,7 +31,7 @@ class StepClock:
     def __init__(self) -> None:
         self.step, self.branch, self.steps_before = 0, 0, 0
         self.num_steps: int | None = None
-        self.driven = False
+        self.driven, self.is_over = False, False
         self._calls = 0
         self._times: list[float] = []
         self._on_begin: list[Callable[[], None]] = []
@@ -46,7 +47,7 @@ class StepClock:
             times: the timestep of every step, where that is known beforehand.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
-        self.num_steps = None if times is None else len(times)
+        self.num_steps, self.is_over = None if times is None else len(times), False
         self._times = list(times or ())
         for callback in self._on_begin:
             callback()
@@ -61,6 +62,15 @@ class StepClock:
     def advance(self) -> None:
         """Ends a step."""
         self.step, self._calls = self.step + 1, 0
+
+    def end(self) -> None:
+        """Notes that the pipeline's call is over."""
+        self.is_over = self.step > 0
+
+    @property
+    def steps_made(self) -> int | None:
+        """Returns the steps of this generation, made or announced; None where nobody knows."""
+        return self.step if self.is_over else self.num_steps
 
     def enter(self, timestep: Any) -> None:
         """Notes a call of the denoiser."""

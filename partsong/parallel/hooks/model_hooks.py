@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "original_forward",
     "sample_of",
     "samples_of",
+    "signature_of",
 ]
 
 PREFIX = "partsong."
@@ -39,6 +41,8 @@ class HookSet:
 
     def __init__(self) -> None:
         self._placed: list[tuple[nn.Module, str]] = []
+        # What each hook has put in the place of its module's forward: somebody else may wrap it later.
+        self._forwards: dict[tuple[nn.Module, str], Any] = {}
 
     def add(self, module: nn.Module, hook: ModelHook, name: str) -> None:
         """Puts a hook on a module.
@@ -48,20 +52,29 @@ class HookSet:
         """
         registry = HookRegistry.check_if_exists_or_initialize(module)
         if registry.get_hook(PREFIX + name) is not None:
-            raise UnsupportedError(f"{type(module).__name__} is already parallelized; call undo() on that plan first")
+            raise UnsupportedError(
+                f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
+            )
         registry.register_hook(hook, PREFIX + name)
         self._placed.append((module, PREFIX + name))
+        self._forwards[module, PREFIX + name] = vars(module)["forward"]
 
     def remove(self) -> None:
-        """Takes every hook off, last first, and then also the registry where it is empty."""
+        """Takes every hook off, last first, and leaves what others have put on the modules before or since."""
         for module, name in reversed(self._placed):
             registry = HookRegistry.check_if_exists_or_initialize(module)
-            registry.remove_hook(name, recurse=False)
-            if not registry.hooks:
-                # The registry leaves a bound method on the instance, which hides the class' own forward.
-                vars(module).pop("forward", None)
-                vars(module).pop("_diffusers_hook", None)
+            if vars(module).get("forward") is self._forwards[module, name]:
+                registry.remove_hook(name, recurse=False)
+            else:
+                _let_pass(registry, name)
+            # The registry leaves the class' own forward on the instance, as a bound method.
+            if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
+                vars(module).pop("forward")
+        for module, _ in self._placed:
+            if (registry := vars(module).get("_diffusers_hook")) is not None and not registry.hooks:
+                del vars(module)["_diffusers_hook"]
         self._placed.clear()
+        self._forwards.clear()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -76,6 +89,19 @@ class HookSet:
         finally:
             for module, forward in hooked.items():
                 vars(module)["forward"] = forward
+
+
+def _let_pass(registry: HookRegistry, name: str) -> None:
+    """Takes a hook out of a chain of calls that others have wrapped since, and leaves the chain as it is."""
+    if name not in registry.hooks:
+        return  # whoever restored the module's forward took it off
+    place = registry._hook_order.index(name)
+    reference = registry._fn_refs[place]
+    reference.pre_forward = lambda module, *args, **kwargs: (args, kwargs)
+    reference.post_forward = lambda module, output: output
+    if reference.original_forward is not None:
+        reference.forward = reference.original_forward
+    del registry.hooks[name], registry._hook_order[place], registry._fn_refs[place]
 
 
 class InputHook(ModelHook):
@@ -163,6 +189,12 @@ class AttentionHook(ModelHook):
         if is_causal or dropout_p:
             raise UnsupportedError(f"{self.name}: causal attention and dropout are not supported over ranks")
         return self.attend(query, key, value, attn_mask, scale)
+
+
+def signature_of(module: nn.Module) -> inspect.Signature:
+    """Returns the signature of a module's forward as its class has it: others may have wrapped the object's own."""
+    signature = inspect.signature(type(module).forward)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def original_forward(hook: ModelHook) -> Callable[..., Any]:

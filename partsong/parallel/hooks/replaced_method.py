@@ -19,23 +19,29 @@ class ReplacedMethods:
     """Keeps the methods that one plan has replaced."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:
         """Replaces a method of one object until `restore`; see `replace_method`.
 
         Raises:
-            UnsupportedError: that method of the object is replaced already.
+            UnsupportedError: another plan has replaced that method of the object.
         """
-        if name in vars(owner):
-            raise UnsupportedError(f"{type(owner).__name__}.{name} is already replaced on this object; undo that first")
+        before = vars(owner).get(name)
+        if isinstance(before, _Replacement):
+            raise UnsupportedError(
+                f"this {type(owner).__name__} is under another plan already; call undo() on that plan first"
+            )
         replace_method(owner, name, around, around_copies)
-        self._replaced.append((owner, name))
+        self._replaced.append((owner, name, before))
 
     def restore(self) -> None:
-        """Restores the classes' own methods, last first."""
-        for owner, name in reversed(self._replaced):
-            vars(owner).pop(name, None)
+        """Restores what was there before, last first."""
+        for owner, name, before in reversed(self._replaced):
+            if before is None:
+                vars(owner).pop(name, None)
+            else:
+                vars(owner)[name] = before
         self._replaced.clear()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.plan.seen import Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -66,7 +65,8 @@ class Denoiser:
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
         plan.clock.on_begin(self.seen.begin)
-        hooks.add(module, AroundHook(self.run, inspect.signature(module.forward)), "root")
+        self._modules = [*module.modules()] if self.cut is not None or self.attachments else None
+        hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
 
     def _cut(self) -> Cut | None:
         plan, mesh = self.plan, self.plan.mesh
@@ -86,10 +86,13 @@ class Denoiser:
             self.plan.check_loop()
             return self._compute(forward, **named)
         self._refuse(named)
+        self.plan.follow_scheduler()
         clock = self.plan.clock
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
             self.plan.share_random_state()
+        if (clock.step, clock.branch) == (0, 0):
+            self._check_modules()
         self._note_step(named, clock.step)
         shared = functools.partial(self._share, functools.partial(self._compute, forward))
         if self.verified:
@@ -103,6 +106,18 @@ class Denoiser:
         if not clock.driven:
             self.plan.close_record()
         return output
+
+    def _check_modules(self) -> None:
+        """Refuses a model whose layers have changed since they were hooked."""
+        if self._modules is None or self._modules == [*self.module.modules()]:
+            return
+        known = set(self._modules)
+        fresh = next((name for name, child in self.module.named_modules() if child not in known), None)
+        changed = f"{fresh} is new" if fresh else "some are gone"
+        raise UnsupportedError(
+            f"the layers of {self.adapter.model} have changed since parallelize(): {changed}; load adapters such as "
+            "LoRA first, or call undo() and parallelize() again"
+        )
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:
         """Refuses, before any work, a call of a strategy's own loop that has no correct form or differs between ranks.

@@ -76,7 +76,7 @@ class _Account:
         self.degrees, self.world_size = plan.mesh.degrees, plan.mesh.world_size
 
     def explanation(self) -> Explanation:
-        steps = self.plan.clock.num_steps or self.plan.clock.step + 1
+        steps = self.plan.clock.steps_made or self.plan.clock.step + 1
         ranks = range(self.world_size)
         kept = (denoiser.cut.kept() for denoiser in self.denoisers if denoiser.cut is not None)
         return Explanation(
@@ -113,7 +113,7 @@ class _Account:
         """Lists the steps a denoiser is called in; those still to come fall to the one that was called last."""
         last = {id(each): max(each.seen.steps, default=-1) for each in self.denoisers}
         done = max(last.values())
-        ahead = range(done + 1, self.plan.clock.num_steps or 0) if last[id(denoiser)] == done else ()
+        ahead = range(done + 1, self.plan.clock.steps_made or 0) if last[id(denoiser)] == done else ()
         return sorted({*denoiser.seen.steps, *ahead})
 
     def denoiser_bytes(self, denoiser: Denoiser, step: int, rank: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partsong.parallel.cuts.batch import BatchSplit
 from partsong.parallel.cuts.batch_rules import BatchRules
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of, signature_of
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES
@@ -40,17 +40,32 @@ def follow_pipeline(
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.check_loop))
         return
     plan.clock.driven = True
-    follower = _SchedulerFollower(plan)
-    methods.replace(scheduler, "set_timesteps", follower.begin, follower.begin_copy)
-    methods.replace(scheduler, "step", follower.advance, follower.advance_copy)
+    plan.follow_scheduler = lambda: _follow_scheduler(plan, pipe, methods)
+    _follow_scheduler(plan, pipe, methods)
     if hasattr(pipe, "prepare_latents"):
         methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
-    elif hasattr(scheduler, "scale_model_input"):
-        # The pipeline draws its latents inline, as DiT's does: here they are seen first.
-        methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
+    if hasattr(pipe, "maybe_free_model_hooks"):
+        # All pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
+        methods.replace(pipe, "maybe_free_model_hooks", lambda method: _after(method, plan.clock.end))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
+
+
+def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> None:
+    """Lets the pipeline's scheduler drive the clock, also one that was put in the place of the first."""
+    scheduler = pipe.scheduler
+    if plan.scheduler is scheduler:
+        return
+    is_late = plan.scheduler is not None
+    plan.scheduler, follower = scheduler, _SchedulerFollower(plan)
+    methods.replace(scheduler, "set_timesteps", follower.begin, follower.begin_copy)
+    methods.replace(scheduler, "step", follower.advance, follower.advance_copy)
+    if not hasattr(pipe, "prepare_latents") and hasattr(scheduler, "scale_model_input"):
+        # The pipeline draws its latents inline, as DiT's does: here they are seen first.
+        methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
+    if is_late:  # its timesteps were set before anybody followed it
+        plan.clock.begin(scheduler.timesteps.tolist())
 
 
 class _SchedulerFollower:
@@ -142,7 +157,7 @@ def _shared(plan: PlanState, latents: Tensor) -> Tensor:
 
 
 def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
-    signature = inspect.signature(decoder.forward)
+    signature = signature_of(decoder)
     first = next(iter(signature.parameters))
     split = BatchSplit(
         plan.mesh.axis("data"), BatchRules(model=type(decoder).__name__, batched=(first,), trusting=True)

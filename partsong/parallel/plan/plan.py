@@ -140,6 +140,7 @@ class Plan(PlanState):
 
 def _denoisers(target: Any) -> list[nn.Module]:
     if isinstance(target, nn.Module):
+        _refuse_compiled(target)
         adapter_for(target)
         return [target]
     if not hasattr(target, "components"):
@@ -152,8 +153,19 @@ def _denoisers(target: Any) -> list[nn.Module]:
         held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
         raise UnsupportedError(f"{type(target).__name__} has no denoiser to parallelize; it holds {held}")
     for module in modules:
+        _refuse_compiled(module)
         adapter_for(module)
     return modules
+
+
+def _refuse_compiled(module: nn.Module) -> None:
+    # The class is not imported for this: that takes as long as all of torch.
+    if type(module).__name__ == "OptimizedModule":
+        name = type(module._orig_mod).__name__
+        raise UnsupportedError(
+            f"this {name} was wrapped by torch.compile(), and a plan needs the model itself; put the {name} back and "
+            "call its own method compile(), before or after parallelize()"
+        )
 
 
 def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from partsong import ledger
 from partsong.errors import ArgumentError, UnsupportedError
@@ -29,6 +30,8 @@ class PlanState:
         kind: ``exact``, ``bounded`` or ``approximate``.
         clock: the current step and branch.
         seen: shapes of what the pipeline as a whole was seen to move.
+        scheduler: the scheduler that drives the clock; None where none does.
+        follow_scheduler: looks whether the pipeline has another scheduler by now, and follows that one.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
     """
 
@@ -37,6 +40,8 @@ class PlanState:
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
         self.loop: Strategy | None = None
+        self.scheduler: Any = None
+        self.follow_scheduler: Callable[[], None] = lambda: None
         self._in_loop = False
 
     def stages(self) -> list[Stage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
 from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE, check_alike
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
@@ -63,7 +62,7 @@ class AutoencoderParallel:
         """Puts the hooks on."""
         for name, (module, half) in self.halves.items():
             half.attach(hooks)
-            signature = inspect.signature(module.forward)
+            signature = signature_of(module)
             first = next(iter(signature.parameters))
             hooks.add(module, AroundHook(self._runner(name, half, first, clock), signature), "autoencoder")
         clock.on_begin(lambda: self._begin(clock.steps_before))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
-import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.parallel.hooks.model_hooks import signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 
 __all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
@@ -190,7 +190,7 @@ class PausedCall:
         return answer
 
     def _paused_denoiser(self, module: nn.Module) -> nn.Module:
-        signature = inspect.signature(module.forward)
+        signature = signature_of(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._pause(Denoise(dict(signature.bind(*args, **kwargs).arguments)))

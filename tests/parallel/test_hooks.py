@@ -1,0 +1,104 @@
+"""What others put on a user's object stays, whatever comes and goes first; a plan notices what changes under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import nn
+
+from partsong import DisplacedPatch, Ulysses, parallelize
+from partsong.errors import UnsupportedError
+from partsong.parallel.ranks.launch import launch
+from tests.parallel import hooks_worker
+from tests.pipelines.case import Case
+from tests.pipelines.cases import CASES
+
+FLUX: Case = CASES["FluxPipeline"]
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    return FLUX.make()
+
+
+def test_a_forward_of_ones_own_stays(pipe: Any) -> None:
+    calls = []
+    model = pipe.transformer
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["timestep"])
+        return type(model).forward(model, *args, **kwargs)
+
+    model.forward = own
+    with parallelize(pipe, Ulysses()):
+        FLUX.run(pipe)
+    assert vars(model)["forward"] is own
+    assert len(calls) == 4
+    del model.forward
+
+
+@pytest.mark.parametrize("first", ["plan", "accelerate"])
+@pytest.mark.parametrize("leaves_first", ["plan", "accelerate"])
+def test_wrappers_come_and_go_in_any_order(pipe: Any, first: str, leaves_first: str) -> None:
+    model, alone = pipe.transformer, FLUX.run(pipe)
+    if first == "accelerate":
+        add_hook_to_module(model, ModelHook())
+    plan = parallelize(pipe, Ulysses())
+    if first == "plan":
+        add_hook_to_module(model, ModelHook())
+    assert torch.equal(FLUX.run(pipe)[0], alone[0])
+    if leaves_first == "accelerate":
+        remove_hook_from_module(model)
+        plan.undo()
+    else:
+        outside = vars(model)["forward"]
+        plan.undo()
+        assert first == "accelerate" or vars(model)["forward"] is outside
+        assert hasattr(model, "_hf_hook")
+        assert torch.equal(FLUX.run(pipe)[0], alone[0])
+        remove_hook_from_module(model)
+    assert torch.equal(FLUX.run(pipe)[0], alone[0])
+    registries = [registry for m in model.modules() if (registry := getattr(m, "_diffusers_hook", None)) is not None]
+    assert not any(registry.hooks for registry in registries)
+    vars(model).pop("forward", None)
+
+
+def test_a_method_of_ones_own_stays(pipe: Any) -> None:
+    own = pipe.prepare_latents
+    vars(pipe)["prepare_latents"] = own
+    with parallelize(pipe, Ulysses()), pytest.raises(UnsupportedError, match="under another plan already"):
+        parallelize(pipe, Ulysses())
+    assert vars(pipe).pop("prepare_latents") is own
+
+
+def test_another_scheduler_drives_the_clock(pipe: Any) -> None:
+    first = pipe.scheduler
+    with parallelize(pipe, DisplacedPatch()) as plan:
+        FLUX.run(pipe)
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+        steps = []
+        FLUX.run(pipe, callback_on_step_end=lambda *_: steps.append(plan.clock.step) or {})
+        assert steps == [1, 2]
+    assert "step" not in vars(pipe.scheduler)
+    assert "step" not in vars(first)
+    pipe.scheduler = first
+
+
+def test_the_picture_after_a_change_of_schedulers_is_a_picture_of_its_own() -> None:
+    for after, fresh in launch(hooks_worker.changed_schedulers, 2):
+        assert torch.equal(after, fresh)
+
+
+def test_layers_that_changed_since_are_refused(pipe: Any) -> None:
+    for told in launch(hooks_worker.lora_loaded_late, 2):
+        assert "the layers of UNet2DConditionModel have changed since parallelize()" in told
+        assert "load adapters such as LoRA first" in told
+
+
+def test_a_compiled_wrapper_is_told_of_the_method(pipe: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"call its own method compile\(\)"):
+        parallelize(torch.compile(nn.Linear(2, 2)), Ulysses())
