@@ -122,13 +122,17 @@ class DisplacedBorders(Borders):
         self._sync = SyncBorders(axis)
         self._branches: dict[int, _Branch] = {}
         clock.on_begin(self.reset)
+        clock.on_change(self.forget)
 
     def reset(self) -> None:
         """Waits for what is under way and forgets it."""
-        for branch in self._branches.values():
-            for box in set(branch.boxes.values()):
-                box.settle()
-        self._branches.clear()
+        for branch in list(self._branches):
+            self.forget(branch)
+
+    def forget(self, branch: int) -> None:
+        """Waits for what is under way for one branch, and forgets it."""
+        for box in set(self._branches.pop(branch, _Branch()).boxes.values()):
+            box.settle()
 
     def abandon(self) -> None:
         """Forgets what is under way without waiting, after an error."""

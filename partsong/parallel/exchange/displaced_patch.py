@@ -79,6 +79,12 @@ class DisplacedStage(Stage):
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
         self._slots: dict[tuple[int, int, int], Slots] = {}
         clock.on_begin(self.reset)
+        clock.on_change(self.forget)
+
+    def forget(self, branch: int) -> None:
+        """Waits for what is under way for one branch, and forgets it."""
+        for key in [key for key in self._slots if key[2] == branch]:
+            self._slots.pop(key).settle()
 
     def reset(self) -> None:
         """Waits for what is under way and forgets it."""

@@ -35,10 +35,20 @@ class StepClock:
         self._calls = 0
         self._times: list[float] = []
         self._on_begin: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[int], None]] = []
 
     def on_begin(self, callback: Callable[[], None]) -> None:
         """Calls `callback` whenever a generation begins."""
         self._on_begin.append(callback)
+
+    def on_change(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback` with the number of a branch whenever its calls take another shape in mid-generation."""
+        self._on_change.append(callback)
+
+    def change(self, branch: int) -> None:
+        """Notes that a branch's calls have another shape from here on, so nothing kept from earlier steps fits."""
+        for callback in self._on_change:
+            callback(branch)
 
     def begin(self, times: Sequence[float] | None = None) -> None:
         """Starts a generation.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from partsong import ledger
 from partsong.errors import UnsupportedError
@@ -64,7 +64,8 @@ class Denoiser:
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
-        plan.clock.on_begin(self.seen.begin)
+        self._shapes: dict[int, tuple[Any, ...]] = {}
+        plan.clock.on_begin(self._begin)
         self._modules = [*module.modules()] if self.cut is not None or self.attachments else None
         hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
 
@@ -154,6 +155,7 @@ class Denoiser:
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
         if self.cut is not None:
+            self._note_shapes(named)
             self.cut.begin_forward(named[self.adapter.sample])
         active = ledger.active()
         if active is None:
@@ -168,6 +170,19 @@ class Denoiser:
             tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
             self.seen.note_tokens(tokens, self.plan.clock.branch)
         return output
+
+    def _note_shapes(self, named: dict[str, Any]) -> None:
+        """Notices calls that take another shape in mid-generation, such as those of a callback that ends guidance."""
+        clock = self.plan.clock
+        shapes = tuple(value.shape for value in named.values() if isinstance(value, Tensor))
+        if self._shapes.setdefault(clock.branch, shapes) != shapes and self.plan.loop is None:
+            clock.change(clock.branch)
+            self.seen.changed.add(clock.step)
+        self._shapes[clock.branch] = shapes
+
+    def _begin(self) -> None:
+        self.seen.begin()
+        self._shapes.clear()
 
     def _refuse(self, named: dict[str, Any]) -> None:
         for name, reason in self.adapter.refused.items() if self.cut is not None else ():

@@ -9,7 +9,7 @@ from torch import nn
 
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.parallel.plan.seen import Call, Seen
+from partsong.parallel.plan.seen import DenoiserCall, Seen
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES
@@ -120,7 +120,7 @@ class _Account:
         calls = denoiser.seen.calls_of(step, denoiser.guidance.axis.size > 1)
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
-    def call_bytes(self, denoiser: Denoiser, call: Call, step: int, rank: int) -> int:
+    def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
         decided = sum(attachment.predict(step) for attachment in denoiser.attachments)
         if call.is_split:
             index = self.place(rank, "data", "cfg")
@@ -141,8 +141,9 @@ class _Account:
         if denoiser.cut is None:
             return 0
         index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
-        # A denoiser's own first step has nothing stale to read, however late in the generation it comes.
-        begins = not denoiser.seen.steps or step == min(denoiser.seen.steps)
+        # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
+        # and neither has one with another shape than before.
+        begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
         when = (0 if begins else step, self.plan.clock.num_steps == step + 1)
         return denoiser.cut.predict(batch, dict(tokens), _itemsize(denoiser.module), index, when)
 

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from partsong import ledger
 from partsong.parallel.hooks.model_hooks import samples_of
 
-__all__ = ["Call", "Seen", "counting_flops"]
+__all__ = ["DenoiserCall", "Seen", "counting_flops"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DenoiserCall:
     """Remembers what one call of a denoiser was, whichever ranks computed it.
 
     Attributes:
@@ -48,6 +48,7 @@ class Seen:
         tokens: tokens per stream in the last call.
         tokens_of: the same for the last call of each branch.
         calls: what the calls of each step were, where the pipeline makes them.
+        changed: steps in which a branch's calls took another shape than before.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
         latents_bytes: size of the first latents where they were shared.
         state_bytes: size of the random state where it was shared.
@@ -61,7 +62,8 @@ class Seen:
     branches: int = 1
     tokens: dict[str, int] = field(default_factory=dict)
     tokens_of: dict[int, dict[str, int]] = field(default_factory=dict)
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[DenoiserCall]] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
     latents_bytes: int = 0
     state_bytes: int = 0
@@ -73,6 +75,7 @@ class Seen:
         """Starts a generation."""
         self.steps.clear()
         self.calls.clear()
+        self.changed.clear()
         self.tokens_of.clear()
         self.check_bytes = 0
 
@@ -92,13 +95,13 @@ class Seen:
         self.tokens = self.tokens_of[branch] = tokens
 
     def note_work(self, step: int, branch: int, *, is_split: bool, branches: int, was_ready: bool) -> None:
-        """Remembers how the ranks shared the call that `note_call` has been told of."""
+        """Remembers how the ranks shared the call that was noted last."""
         whose = range(branches) if branches else (branch,)
         tokens = tuple(self.tokens_of.get(each, self.tokens) for each in whose)
-        call = Call(self.batch, self.sample_bytes, tokens, is_split, branches, was_ready)
+        call = DenoiserCall(self.batch, self.sample_bytes, tokens, is_split, branches, was_ready)
         self.calls.setdefault(step, []).append(call)
 
-    def calls_of(self, step: int, shares_branches: bool) -> list[Call]:
+    def calls_of(self, step: int, shares_branches: bool) -> list[DenoiserCall]:
         """Lists the calls of a step; one that is still to come is like the last one.
 
         Args:
@@ -108,7 +111,7 @@ class Seen:
         if step in self.calls:
             return self.calls[step]
         if not self.calls:  # a loop of its own: the same calls in every step
-            return [Call(self.batch, self.sample_bytes, (self.tokens,))] * self.branches
+            return [DenoiserCall(self.batch, self.sample_bytes, (self.tokens,))] * self.branches
         last = self.calls[max(self.calls)]
         if not shares_branches or len(last) == 1 or any(call.is_split or call.branches for call in last):
             return last

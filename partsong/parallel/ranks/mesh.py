@@ -110,7 +110,9 @@ class Mesh:
         # Size-1 axes need no communicator; the mesh holds the others, in AXES order.
         names = tuple(name for name, degree in self.degrees.items() if degree > 1)
         shape = tuple(self.degrees[name] for name in names)
-        return dist.device_mesh.init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        mesh = dist.device_mesh.init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        _await_connections(None)
+        return mesh
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -157,6 +159,7 @@ class Mesh:
         sub = self._device_mesh[names]
         if len(names) > 1:
             sub = sub._flatten("_".join(names))
+            _await_connections(sub.get_group())
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
         return Axis("*".join(names), ranks, ranks.index(self.rank), sub.get_group())
 
@@ -178,6 +181,12 @@ class Mesh:
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
         return f"Mesh({axes or 'one rank'}; rank {self.rank} of {self.world_size}, {self.device})"
+
+
+def _await_connections(group: Any) -> None:
+    """Waits until all ranks of a new group are connected: one that is refused closes it at once, and others hang."""
+    if dist.get_backend(group) == "gloo":
+        dist.barrier(group)
 
 
 def check_degrees(degrees: dict[str, int], world_size: int) -> None:
