@@ -33,7 +33,7 @@ PRODUCT = [
     for case in itertools.product((1, 2, 3, 4), VAES, (1, 2), worker.DTYPES)
     if covering.FULL or case[0] < 4 or case[1] in ("KL", "Wan")
 ]
-CASES = chosen(PRODUCT, prefer=lambda case: (case[3] != "float64", case[0] == 4))
+CASES = chosen(PRODUCT, prefer=lambda case: (case[3] != "float64", case[0]))
 
 
 @functools.cache

@@ -25,7 +25,7 @@ PRODUCT: list[Key] = [
     # Four ranks outnumber the cores: by default they draw what fewer cannot, in the type that shows smaller faults.
     if covering.FULL or nproc < 4 or (dtype == "float64" and (" x " in label or label == "Usp"))
 ]
-KEYS = chosen(PRODUCT, prefer=lambda key: (key[3] != "float64", key[0] == 4))
+KEYS = chosen(PRODUCT, prefer=lambda key: (key[3] != "float64", key[0]))
 
 
 @functools.cache  # one launch per number of ranks, each within a test's time limit
