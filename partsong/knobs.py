@@ -158,6 +158,11 @@ def type_hints(thing: Any) -> Mapping[str, Any]:
     return get_type_hints(thing, include_extras=True)
 
 
+@functools.cache
+def _plain_hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
 def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
     """Checks one value against one annotation; see `check_knobs`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -231,7 +236,7 @@ def parse_knobs(text: str, classes: Mapping[str, Any], noun: str, plural: str | 
     Raises:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
     """
-    name, values = read_knobs(text, {name: get_type_hints(kind) for name, kind in classes.items()}, noun, plural)
+    name, values = read_knobs(text, {name: _plain_hints(kind) for name, kind in classes.items()}, noun, plural)
     needed = [k.name for k in fields(classes[name]) if k.default is MISSING and k.default_factory is MISSING]
     if left := [key for key in needed if key not in values]:
         raise ArgumentError(f"{noun} {name} needs {', '.join(left)}; write {name}:{left[0]}=...")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -67,13 +69,40 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *filter(None, sys.path)])}
 
 
-def partsong(environment: dict[str, str], *args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "partsong", *map(str, args)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+#: Runs one command line after another in a process, as if each had one of its own, and notes how each ended.
+SEVERAL = """
+import json, sys
+from partsong.cli import main
+
+if __name__ == "__main__":
+    for command in json.loads(sys.argv[1]):
+        try:
+            main(command)
+        except SystemExit as ended:
+            for stream in (sys.stdout, sys.stderr):
+                print("ENDED", ended.code, file=stream, flush=True)
+"""
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def partsong(environment: dict[str, str], *commands: tuple[object, ...]) -> list[Done]:
+    """Imports are what costs: commands that need not be alone share a process."""
+    given = json.dumps([[str(arg) for arg in command] for command in commands])
+    done = subprocess.run([sys.executable, "-c", SEVERAL, given], env=environment, capture_output=True, text=True)
+    out, err = (re.split(r"^ENDED (\d+)\n", text, flags=re.MULTILINE) for text in (done.stdout, done.stderr))
+    assert len(out) == 2 * len(commands) + 1, done.stderr
+    return [Done(int(out[k + 1]), out[k], err[k]) for k in range(0, len(out) - 1, 2)]
 
 
 def test_strategies_and_adapters_are_listed(installed: dict[str, str], tmp_path: Path) -> None:
-    done = partsong(installed, "list", "support", "--json", tmp_path / "rows.json")
+    (done,) = partsong(installed, ("list", "support", "--json", tmp_path / "rows.json"))
     assert done.returncode == 0, done.stderr
     rows = {
         row["strategy"]: row
@@ -88,8 +117,9 @@ def test_strategies_and_adapters_are_listed(installed: dict[str, str], tmp_path:
 
 @pytest.mark.skipif(not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="no weights of shapes")
 def test_a_strategy_samples_as_its_twin(installed: dict[str, str], tmp_path: Path) -> None:
-    files = ("--json", tmp_path / "r.json", "--out", tmp_path / "x.png", "--steps", 2)
-    done = partsong(installed, "image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
+    files = ("--json", tmp_path / "r.json", "--out", tmp_path / "x.png", "--steps", 1)
+    image = ("image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
+    (done,) = partsong(installed, image)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["class"] == "exact" and result["max_abs_diff"] < 1e-4 and min(result["bytes_sent"]) > 0
@@ -98,10 +128,10 @@ def test_a_strategy_samples_as_its_twin(installed: dict[str, str], tmp_path: Pat
 @pytest.mark.skipif(not (zoo.MODELS["lists-ar"].folder / "config.json").is_file(), reason="no weights of lists-ar")
 def test_a_way_to_think_answers(installed: dict[str, str]) -> None:
     asked = ("think", "sort : dog ant cat =", "--model", "lists-ar", "--extract", "text", "--max-tokens", 9)
-    done = partsong(installed, *asked, "--strategy", "think-twice:num=3")
+    twice, wrong = ((*asked, "--strategy", f"think-twice:{knob}=3") for knob in ("num", "number"))
+    done, refused = partsong(installed, twice, wrong)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "ant cat dog"
     assert "taken of tiny-song" not in done.stderr.replace("taken of tiny-song (partsong.thinking) is left out", "")
     assert "the name single is taken" in done.stderr
-    refused = partsong(installed, *asked, "--strategy", "think-twice:number=3")
     assert refused.returncode == 2 and "its options are num" in refused.stderr

@@ -2,7 +2,7 @@
 
 It needs the kernels undecorated by the interpreter, so it runs in a process of its own without TRITON_INTERPRET.
 Prints one JSON line per kernel and architecture. With ``--full`` every use of a kernel is compiled for every
-architecture; without it the first use of each kernel is, and the others take the architectures in turn.
+architecture; without it each use is compiled for one, and the uses take the architectures in turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,15 +79,15 @@ def measured(variant: dict[str, Any], architecture: int, folder: Path) -> dict[s
 
 def cases(modules: list[str], full: bool) -> Iterator[tuple[dict[str, Any], int]]:
     """Which use of a kernel to compile for which architecture."""
-    seen = set()
     for name in modules or MODULES:
         variants = [variant for variant in importlib.import_module(name).VARIANTS if variant.get("gate", True)]
-        for number, variant in enumerate(variants):
+        uses: Counter[tuple[str, bool]] = Counter()
+        for variant in variants:
             architectures = variant.get("architectures", ARCHITECTURES)
-            kind = name, variant["kernel"].__name__, variant.get("copy_engine", False)
-            one = architectures[number % len(architectures)]
-            yield from ((variant, target) for target in architectures if full or kind not in seen or target == one)
-            seen.add(kind)
+            kind = variant["kernel"].__name__, variant.get("copy_engine", False)
+            one = architectures[uses[kind] % len(architectures)]
+            yield from ((variant, target) for target in architectures if full or target == one)
+            uses[kind] += 1
 
 
 def main(*modules: str, full: bool = False) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from partsong.kernels import norms
+from tests.covering import chosen
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON = pytest.mark.skipif(
@@ -84,12 +85,17 @@ LAYOUTS = {
 }
 
 
-@every_backend
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("shape", "groups"),
-    [((2, 6, 5, 7), 3), ((1, 40, 3, 2, 2), 4), ((2, 1100, 3), 1), ((1, 5, 4, 4), 5), ((1, 8, 70, 66), 2)],
-)
+SHAPES = [((2, 6, 5, 7), 3), ((1, 40, 3, 2, 2), 4), ((2, 1100, 3), 1), ((1, 5, 4, 4), 5), ((1, 8, 70, 66), 2)]
+
+
+def grouped():
+    """Backends with types, layouts and shapes: every two of them meet."""
+    for number, layout, shape in chosen(itertools.product(range(len(EVERY)), LAYOUTS, SHAPES)):
+        values, marks = getattr(EVERY[number], "values", EVERY[number]), getattr(EVERY[number], "marks", ())
+        yield pytest.param(*values, layout, *shape, marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "dtype", "layout", "shape", "groups"), grouped())
 def test_group_norm_equals_torch(backend, dtype, layout, shape, groups) -> None:
     x, weight, bias = LAYOUTS[layout](noise(*shape, dtype=dtype)), *noise(2, shape[1], seed=1, dtype=dtype)
     mean, var = run(backend, norms.group_norm_stats, x, groups)

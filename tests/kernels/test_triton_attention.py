@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, force_backend
 from partsong.kernels.backends import triton_attention
 from partsong.kernels.call import Call
+from tests import covering
 from tests.kernels.oracle import difference, inputs, oracle
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -368,7 +369,7 @@ def cases(draw: Any) -> Any:
     return (batch, key_heads * group, key_heads, length, keys, width), cuts, name
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30 if covering.FULL else 15, deadline=None, derandomize=True)
 @given(case=cases(), hidden=st.booleans())
 def test_any_shape(case: Any, hidden: bool) -> None:
     shape, cuts, name = case

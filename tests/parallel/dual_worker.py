@@ -8,6 +8,7 @@ computes the keys of the three anew from what was noted of them, with the model'
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 from unittest import mock
 
@@ -113,10 +114,10 @@ def one_block(mesh: Mesh) -> float:
     return float((found - serial).abs().max() / serial.abs().max())
 
 
-def videos(mesh: Mesh) -> dict[str, Tensor]:
-    """Latents of several videos, to be compared between numbers of ranks."""
+def videos(mesh: Mesh, names: Collection[str]) -> dict[str, Tensor]:
+    """Latents of some videos, to be compared between numbers of ranks."""
     found = {}
-    for name, knobs, frames, guided in CASES:
+    for name, knobs, frames, guided in (case for case in CASES if case[0] in names):
         pipe = pipeline()
         with parallelize(pipe, DualParallel(**knobs), mesh=mesh) as plan:
             found[name] = generate(plan, **call(frames, guided)).frames
@@ -131,6 +132,7 @@ CASES = (
     ("both", {"block_frames": 2, "context": 1, "previous": "recomputed", "admit_every": 2}, 25, False),
     ("alone", {"block_frames": 2, "context": 0, "noise": "independent"}, 17, False),
 )
+NAMES = tuple(case[0] for case in CASES)
 
 
 def counted(nproc: int, mesh: Mesh) -> tuple[list[int], list[int]]:
@@ -216,12 +218,12 @@ def _failing(pipe: Any, step: int, time: Any, named: dict[str, Any]) -> dict[str
     return named
 
 
-def ranks(nproc: int) -> dict[str, Any]:
-    """Everything, on one number of ranks."""
+def ranks(nproc: int, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """Everything, on one number of ranks, with these videos."""
     with Mesh(pipe=nproc) as mesh:
         return {
             "one block": one_block(mesh),
-            "videos": videos(mesh),
+            "videos": videos(mesh, names),
             "counted": counted(nproc, mesh),
             "slots": slots(mesh),
             "growing": growing(mesh),

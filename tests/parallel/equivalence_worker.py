@@ -78,6 +78,25 @@ def product(nproc: int) -> list[Case]:
     ]
 
 
+#: Single strategies that do on four ranks what they cannot on three.
+FOUR = ("Usp", "TokenRing", "DynamicSequence")
+
+
+def usual(nproc: int) -> list[Case]:
+    """What the default run chooses from.
+
+    On four ranks, more than there are cores, single strategies run only where they differ there from three. Those that
+    are composed of two, or have waves, take turns with the models: each meets every fourth.
+    """
+    labels, places = list(strategies(nproc)), {name: place for place, name in enumerate(FAMILIES)}
+    return [
+        case
+        for case in product(nproc)
+        if " x " not in case[1] or (places[case[2]] + labels.index(case[1])) % 4 == 0
+        if nproc < 4 or " x " in case[1] or case[1] in FOUR
+    ]
+
+
 def compared() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
     names = {kind: name for name, kind in registry.strategies().items()}

@@ -177,12 +177,12 @@ def _beside_a_ring() -> str:
     return ""
 
 
-def run(nproc: int) -> dict[str, Any]:
-    """Everything of one number of ranks, in one launch."""
+def run(nproc: int, names: list[str]) -> dict[str, Any]:
+    """Everything of one number of ranks, in one launch: these cases, and what is not a case."""
     logging.set_verbosity_error()
     with torch.no_grad():
         return {
-            "cases": {name: _case(case, nproc) for name, case in cases(nproc).items()},
+            "cases": {name: _case(cases(nproc)[name], nproc) for name in names},
             "everything": _covers_everything(nproc),
             "choices": _choices(nproc),
             "beside a ring": _beside_a_ring() if nproc == 4 else "",

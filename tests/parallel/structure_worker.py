@@ -74,6 +74,9 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TRAINED_CASES = ("trained SD", "trained SDXL", "trained SD3")
+
+
 def trained(mesh: Mesh, name: str) -> dict[str, Any]:
     """At the training size."""
     pipe = pipeline(name)
@@ -83,16 +86,18 @@ def trained(mesh: Mesh, name: str) -> dict[str, Any]:
     return found | {"error": error(found.pop("picture"), want)}
 
 
-def run(nproc: int) -> dict[str, list[Any]]:
-    """Every case, as every rank measured it."""
+def run(nproc: int, labels: list[str]) -> dict[str, list[Any]]:
+    """Some cases, and one with its decoder cut, as every rank measured them."""
     torch.set_num_threads(1)
     found: dict[str, list[Any]] = {}
     gathered = every if nproc > 1 else lambda value: [value]
     with Mesh(patch=nproc) as mesh:
-        for name in ("SD", "SDXL", "SD3"):
-            found[f"trained {name}"] = gathered(trained(mesh, name))
-        for label, (name, knobs) in CASES.items():
-            found[label] = gathered(sample(pipeline(name), mesh, named(name, WIDE), **knobs))
+        for label in labels:
+            if label in CASES:
+                name, knobs = CASES[label]
+                found[label] = gathered(sample(pipeline(name), mesh, named(name, WIDE), **knobs))
+            else:
+                found[label] = gathered(trained(mesh, label.removeprefix("trained ")))
     with Mesh(**mesh_for((StructureGuidance(), ParallelVae()), nproc)) as mesh:
         found["decoder"] = gathered(sample(pipeline("SD"), mesh, named("SD", WIDE), ParallelVae()))
     return found

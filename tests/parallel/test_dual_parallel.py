@@ -15,6 +15,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream
 from partsong.samplers.dual_parallel.loop import _Order
 from partsong.samplers.long_video.frame_noise import FrameNoise
+from tests import covering
 from tests.parallel import dual_worker
 from tests.parallel.families import FAMILIES
 
@@ -26,7 +27,9 @@ def alone() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return launch(dual_worker.ranks, request.param, request.param)
+    # Four ranks outnumber the cores: by default they make one video of even blocks, and one of uneven ones.
+    some = ("even", "recomputed") if request.param == 4 and not covering.FULL else dual_worker.NAMES
+    return launch(dual_worker.ranks, request.param, request.param, some)
 
 
 def test_blocks_are_their_definition() -> None:
@@ -39,8 +42,8 @@ def test_one_block_is_the_pipeline(alone: dict[str, Any]) -> None:
 
 def test_the_same_bits_on_any_number_of_ranks(alone: dict[str, Any], several: dict[str, Any]) -> None:
     assert several["one block"] <= 1e-10
-    for name, video in alone["videos"].items():
-        assert torch.equal(several["videos"][name], video), name
+    for name, video in several["videos"].items():
+        assert torch.equal(alone["videos"][name], video), name
 
 
 def test_what_is_sent_is_what_was_predicted(several: dict[str, Any]) -> None:

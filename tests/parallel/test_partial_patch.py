@@ -14,17 +14,24 @@ from partsong import PartialPatch, parse_strategy
 from partsong.errors import ArgumentError
 from partsong.parallel import mesh_for
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import partial_worker
 from tests.parallel.displaced_worker import TIMES
 from tests.parallel.partial_worker import BUDGETS, SHARPNESS, TOKENS, attention_inputs, cases
 
 RANKS = (2, 3, 4)
-CASES = [(nproc, name) for nproc in RANKS for name in cases(nproc)]
+#: Four ranks outnumber the cores: by default they do what is not done on fewer, and the one whose bytes are counted.
+CASES = [
+    (nproc, name)
+    for nproc in RANKS
+    for name in cases(nproc)
+    if covering.FULL or nproc < 4 or name == "one stream" or name not in cases(3)
+]
 
 
 @functools.cache  # one launch per number of ranks
 def results(nproc: int) -> dict[str, Any]:
-    return launch(partial_worker.run, nproc, nproc)
+    return launch(partial_worker.run, nproc, nproc, [name for ranks, name in CASES if ranks == nproc])
 
 
 @pytest.mark.parametrize(("nproc", "name"), CASES)

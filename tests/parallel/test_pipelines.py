@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.covering import chosen
 from tests.parallel import pipeline_worker
 from tests.parallel.pipeline_worker import DTYPES, Key
@@ -21,8 +22,10 @@ PRODUCT: list[Key] = [
     for label in pipeline_worker.strategies(nproc)
     for name in PIPES
     for dtype in DTYPES
+    # Four ranks outnumber the cores: by default they draw what fewer cannot, in the type that shows smaller faults.
+    if covering.FULL or nproc < 4 or (dtype == "float64" and (" x " in label or label == "Usp"))
 ]
-KEYS = chosen(PRODUCT, prefer=lambda key: (key[3] != "float64", key[0] == 4))
+KEYS = chosen(PRODUCT, prefer=lambda key: (key[3] != "float64", key[0]))
 
 
 @functools.cache  # one launch per number of ranks, each within a test's time limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from tests.parallel.ranks import error, gathered
 
 FRAMES = 21  # six latent frames, three blocks
 LONG = 45
+NAMES = ("window", "guided", "noisy")
 
 
 def pipeline(scheduler: Any = None, block: int = 2) -> SkyReelsV2Pipeline:
@@ -79,14 +81,16 @@ def layered() -> float:
     return error(found, serial)
 
 
-def videos(mesh: Mesh) -> dict[str, Tensor]:
-    """Latents of several videos, to be compared between numbers of ranks."""
+def videos(mesh: Mesh, names: Collection[str]) -> dict[str, Tensor]:
+    """Latents of some videos, to be compared between numbers of ranks."""
     found = {}
-    for name, scheduler, knobs, guided in (
-        ("window", None, {"window": 1, "sink": 1}, False),
-        ("guided", None, {"window": 2, "sink": 2}, True),
-        ("noisy", LCMScheduler(), {"window": 2, "sink": 1}, False),
-    ):
+    cases: dict[str, tuple[Any, dict[str, int], bool]] = {
+        "window": (None, {"window": 1, "sink": 1}, False),
+        "guided": (None, {"window": 2, "sink": 2}, True),
+        "noisy": (LCMScheduler(), {"window": 2, "sink": 1}, False),
+    }
+    for name in names:
+        scheduler, knobs, guided = cases[name]
         with parallelize(pipeline(scheduler), TimestepPipeline(**knobs), mesh=mesh) as plan:
             found[name] = generate(plan, **call(LONG, guided)).frames
     return found
@@ -127,12 +131,12 @@ def refusals(mesh: Mesh) -> dict[str, str]:
     return said
 
 
-def ranks(nproc: int) -> dict[str, Any]:
-    """Everything, on one number of ranks."""
+def ranks(nproc: int, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """Everything, on one number of ranks, with these videos."""
     with Mesh(stage=nproc) as mesh:
         return {
             "whole": [whole(guided, mesh) for guided in (False, True)],
-            "videos": videos(mesh),
+            "videos": videos(mesh, names),
             "counted": counted(nproc, mesh),
             "refusals": refusals(mesh),
         }

@@ -18,7 +18,7 @@ from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import agree, gather_tokens
-from tests.parallel.equivalence_worker import strategies
+from tests.parallel.equivalence_worker import FOUR, strategies
 from tests.parallel.ranks import error, gathered
 from tests.parallel.unets import UNET_PIPES, UNETS
 
@@ -54,6 +54,16 @@ def product(nproc: int) -> list[Case]:
         if name == "SD" or label in few
         for dtype in DTYPES
         for size in SIZES
+    ]
+
+
+def usual(nproc: int) -> list[Case]:
+    """What the default run chooses from: on four ranks, what differs there from three, in one type and size."""
+    return [
+        case
+        for case in product(nproc)
+        if case[3] == "float64" or " x " not in case[1]
+        if nproc < 4 or ((" x " in case[1] or case[1] in FOUR) and case[3:] == ("float64", "odd"))
     ]
 
 
@@ -197,7 +207,7 @@ def scaled_down(nproc: int) -> dict[tuple[str, str], tuple[list[int], list[int]]
     results = {}
     for name in ("SD", "SDXL"):
         model, calls = UNETS[name].model(torch.float32), UNETS[name].calls((16, 16), torch.float32, (9.0, 8, 7, 6))
-        for strategy in (SyncPatch(), DisplacedPatch(), PartialPatch()):
+        for strategy in (SyncPatch(), DisplacedPatch(), PartialPatch())[: 3 if name == "SD" else 1]:
             with torch.no_grad(), parallelize(model, strategy) as plan:
                 for call in calls[:3]:
                     model(**call)

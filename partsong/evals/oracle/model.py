@@ -130,8 +130,10 @@ class OracleModel:
         """Returns log-probabilities `[B, Q, V]`; for a token after the text, a shadow, its own place is masked."""
         n, self._tokens = self.support.length, tokens[:, : self.support.length]
         out = torch.empty(*tokens.shape, self.vocab_size, dtype=torch.float64)
+        # Many rows hold the same few texts.
+        texts, place_of = self._tokens.unique(dim=0, return_inverse=True)
+        out[:, :n] = torch.stack([self._log_marginals(text) for text in texts])[place_of]
         for row, (text, extra) in enumerate(zip(self._tokens, positions[:, n:].tolist(), strict=True)):
-            out[row, :n] = self._log_marginals(text)
             for place, position in enumerate(extra):
                 hidden = text.clone()
                 hidden[position] = self.mask_token_id

@@ -20,6 +20,8 @@ from partsong.samplers.text.rules import Dependency, Factor, Hierarchy, KLStable
 from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, TokenEditing
 
 TASKS = oracle_tasks()
+#: Texts drawn to compare distributions: by chance alone a perfect sampler would be 0.02 away (`total_variation`).
+NUM = 3000
 UNBIASED = ["entropy-bound", "quota", "threshold", "factor", "entropy", "hierarchy"]
 
 
@@ -43,7 +45,7 @@ def drawn(task: str, rule: Any, count: int, temperature: float = 1.0, **more: An
 @pytest.mark.parametrize("task", ["replace", "insert", "remove"])
 @pytest.mark.parametrize("rule", UNBIASED)
 def test_draws_are_distributed_as_the_texts_are(task: str, rule: str) -> None:
-    decoded = drawn(task, rule, 4000)
+    decoded = drawn(task, rule, NUM)
     assert TASKS[task].total_variation(torch.tensor(decoded.tokens)) <= 0.03
     assert RULES[rule].unbiased
     if rule != "quota":
@@ -52,22 +54,23 @@ def test_draws_are_distributed_as_the_texts_are(task: str, rule: str) -> None:
 
 @pytest.mark.parametrize("task", ["replace", "insert", "remove"])
 def test_choosing_by_the_drawn_token_is_biased(task: str) -> None:
-    texts = torch.tensor(drawn(task, "llada", 4000).tokens)
+    texts = torch.tensor(drawn(task, "llada", 1000).tokens)
     assert TASKS[task].contains(texts).all()
     assert TASKS[task].total_variation(texts) > 0.3
     assert not RULES["llada"].unbiased
 
 
 def test_kl_stability_keeps_the_distribution() -> None:
-    assert TASKS["replace"].total_variation(torch.tensor(drawn("replace", "kl-stable", 4000).tokens)) <= 0.03
+    assert TASKS["replace"].total_variation(torch.tensor(drawn("replace", "kl-stable", NUM).tokens)) <= 0.03
 
 
 @pytest.mark.parametrize(("task", "share"), [("replace", (7 / 8) ** 7), ("shuffle", 720 / 6**6), ("copy", 1.0)])
 def test_all_at_once_is_as_often_right_as_chance_says(task: str, share: float) -> None:
-    decoded = drawn(task, Quota(per_step=16), 4000)
+    count = 1000
+    decoded = drawn(task, Quota(per_step=16), count)
     valid = TASKS[task].contains(torch.tensor(decoded.tokens)).double().mean()
     assert decoded.steps == 1
-    assert abs(float(valid) - share) <= 4 * (share * (1 - share) / 4000) ** 0.5
+    assert abs(float(valid) - share) <= 4 * (share * (1 - share) / count) ** 0.5
 
 
 def test_independent_pairs_are_seen_by_a_probe_and_by_nothing_else() -> None:
