@@ -78,9 +78,9 @@ class BatchRules:
         return value
 
     def _items(self, name: str, value: Any, rows: slice, total: int) -> Any:
-        if len(value) not in (1, total):
+        if value and len(value) != total:
             raise UnsupportedError(f"{self.model}: {name} has {len(value)} items for {total} samples; {_ADVICE}")
-        return value[rows] if len(value) == total else value
+        return value[rows]
 
     def _samples(self, name: str, value: Any, rows: slice, total: int) -> Any:
         """Cuts every tensor in an argument; one with a single row serves all samples."""
@@ -88,7 +88,7 @@ class BatchRules:
             return {key: self._samples(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             if self._is_plain(value):
-                return value[rows] if len(value) == total else value
+                return self._plain(name, value, rows, total)
             return type(value)(self._samples(name, item, rows, total) for item in value)
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) == 1:
             return value
@@ -98,16 +98,29 @@ class BatchRules:
             return value
         raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
 
+    def _plain(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        if self.trusting:
+            return value[rows] if len(value) == total else value
+        if value and len(value) % total == 0:
+            raise UnsupportedError(
+                f"{self.model}: {name} has {len(value)} items in a batch of {total}, and it is not known whether they "
+                f"belong to the samples; {_ADVICE}"
+            )
+        return value
+
     @staticmethod
     def _is_plain(value: Any) -> bool:
         """Says whether a list holds numbers or names, one per sample."""
         return not any(isinstance(leaf, Tensor) for leaf in _leaves(value))
 
     def _frames(self, name: str, value: Any, rows: slice, total: int) -> Any:
-        if not isinstance(value, Tensor):
+        if isinstance(value, (list, tuple)):
             return type(value)(self._frames(name, part, rows, total) for part in value)
-        if len(value) % total:
-            raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
+        if not isinstance(value, Tensor):
+            return value
+        if value.ndim == 0 or len(value) % total:
+            rows_given = len(value) if value.ndim else "no"
+            raise UnsupportedError(f"{self.model}: {name} has {rows_given} rows for {total} samples; {_ADVICE}")
         frames = len(value) // total
         return value[rows.start * frames : rows.stop * frames]
 
@@ -118,11 +131,8 @@ class BatchRules:
                     f"{self.model}: {name} holds a tensor of {tuple(leaf.shape)} in a batch of {total}, and it is not "
                     f"known whether it belongs to the samples; {_ADVICE}"
                 )
-        if isinstance(value, (list, tuple)) and value and len(value) % total == 0 and self._is_plain(value):
-            raise UnsupportedError(
-                f"{self.model}: {name} has {len(value)} items in a batch of {total}, and it is not known whether they "
-                f"belong to the samples; {_ADVICE}"
-            )
+        if isinstance(value, (list, tuple)) and self._is_plain(value):
+            self._plain(name, value, slice(0, 0), total)
 
 
 _ADVICE = "leave it out, or use a strategy that leaves the batch whole, such as Ulysses"
