@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partsong.errors import PartsongError, UnsupportedError
-from partsong.parallel.hooks.model_hooks import HookSet, sample_of
+from partsong.parallel.hooks.model_hooks import HookSet, samples_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import Axis
 
@@ -41,7 +41,7 @@ def verified(
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
     """
     with hooks.lifted():
-        expected = sample_of(module(**named))
+        expected = samples_of(module(**named))
     name = type(module).__name__
     wrong = f"{name} has no row, and the one inferred from its structure is wrong"
     try:
@@ -50,9 +50,10 @@ def verified(
         raise
     except Exception as problem:
         raise UnsupportedError(f"{wrong}: {problem}; use CfgParallel or DataParallel") from problem
-    apart = _difference(sample_of(output), expected)
+    pairs = zip(samples_of(output), expected, strict=True)
+    apart = max(_difference(got, want) for got, want in pairs)
     worst = max(row[0] for row in agree(everyone, [apart], name="check of an inferred row"))
-    allowed = TOLERANCE.get(expected.dtype, TOLERANCE[torch.float16])
+    allowed = TOLERANCE.get(expected[0].dtype, TOLERANCE[torch.float16])
     if not worst <= allowed:
         raise UnsupportedError(
             f"{wrong}: its first call differs from one rank's by {worst:.1e} where rounding explains {allowed:.0e}; "
