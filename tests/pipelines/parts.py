@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import AutoencoderKL
+import torch
+from diffusers import AutoencoderKL, AutoencoderKLQwenImage
+from PIL import Image
+from torch import Tensor, nn
 
-from tests.pipelines.case import randomized
+from tests.pipelines.case import noise, randomized
 
 
 def kl_autoencoder(**changed: Any) -> AutoencoderKL:
@@ -21,3 +24,41 @@ def kl_autoencoder(**changed: Any) -> AutoencoderKL:
         "up_block_types": ("UpDecoderBlock2D",) * blocks,
     }
     return randomized(AutoencoderKL(**settings | changed))
+
+
+def qwen_autoencoder(**changed: Any) -> AutoencoderKLQwenImage:
+    """Eight times smaller latents of four channels, with one frame."""
+    settings = {
+        "base_dim": 4,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.0] * 4,
+        "latents_std": [1.0] * 4,
+    }
+    return randomized(AutoencoderKLQwenImage(**settings | changed))
+
+
+class Absent(nn.Module):
+    """Stands for a text encoder that is never called, where a pipeline reads its type."""
+
+    dtype, device = torch.float64, torch.device("cpu")
+
+
+def pil_picture(width: int = 80, height: int = 48, seed: int = 5, mode: str = "RGB") -> Image.Image:
+    """A picture of random pixels."""
+    pixels = noise(height, width, len(mode), seed=seed).sigmoid().mul(255).byte()
+    return Image.fromarray(pixels.squeeze(-1).numpy(), mode)
+
+
+def picture(samples: int, height: int = 48, width: int = 80, seed: int = 5) -> Tensor:
+    """Pictures of random pixels between 0 and 1."""
+    return noise(samples, 3, height, width, seed=seed).sigmoid()
+
+
+def half_mask(samples: int, height: int = 48, width: int = 80) -> Tensor:
+    """Masks that are one in the lower half."""
+    mask = torch.zeros(samples, 1, height, width, dtype=torch.float64)
+    mask[..., height // 2 :, :] = 1
+    return mask
