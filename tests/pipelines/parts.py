@@ -43,7 +43,7 @@ def qwen_autoencoder(**changed: Any) -> AutoencoderKLQwenImage:
 class Absent(nn.Module):
     """Stands for a text encoder that is never called, where a pipeline reads its type."""
 
-    dtype, device = torch.float64, torch.device("cpu")
+    dtype, device, image_processor = torch.float64, torch.device("cpu"), None
 
 
 def pil_picture(width: int = 80, height: int = 48, seed: int = 5, mode: str = "RGB") -> Image.Image:

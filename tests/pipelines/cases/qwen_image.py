@@ -56,9 +56,11 @@ def _pipe(kind: Any, *, vae: Any = None, control: Any = None, **changed: Any) ->
 
 
 def _editor(kind: Any, channels: int = 3, **changed: Any) -> Any:
-    vae = qwen_autoencoder(input_channels=channels)
+    # A picture with as many channels as latents have would be taken for latents.
+    vae = qwen_autoencoder(input_channels=channels, z_dim=6, latents_mean=[0.0] * 6, latents_std=[1.0] * 6)
     vae.__class__ = _Coarse
-    transformer = randomized(QwenImageTransformer2DModel(**_SETTINGS | changed))
+    settings = _SETTINGS | {"in_channels": 24, "out_channels": 6} | changed
+    transformer = randomized(QwenImageTransformer2DModel(**settings))
     pipe = kind(FlowMatchEulerDiscreteScheduler(), vae, Absent(), None, None, transformer)
     pipe.vae_scale_factor *= 8
     return pipe
@@ -97,12 +99,13 @@ def _edited(samples: int) -> dict[str, Any]:
 
 
 def _edited_in_part(samples: int) -> dict[str, Any]:
-    more = {"mask_image": pil_picture(mode="L"), "strength": 0.7, "num_inference_steps": 3}
-    return _edited(samples) | more
+    # As large as the pipeline makes a picture of this shape: 9 x 7 tokens.
+    size = {"image": pil_picture(72, 56), "mask_image": pil_picture(72, 56, mode="L"), "height": 896, "width": 1152}
+    return _prompts(samples) | size | {"strength": 0.7, "num_inference_steps": 3}
 
 
 def _layered(samples: int) -> dict[str, Any]:
-    named = _prompts(samples) | {"image": pil_picture(mode="RGBA"), "layers": 2, "resolution": 640}
+    named = _prompts(samples) | {"image": pil_picture(64, 64, mode="RGBA"), "layers": 2, "resolution": 640, "prompt": "x", "output_type": "pt"}
     return {name: value for name, value in named.items() if name not in ("height", "width")}
 
 
@@ -135,9 +138,7 @@ HERE = (
     ),
     Case(
         name="QwenImageLayeredPipeline",
-        build=lambda: _editor(
-            QwenImageLayeredPipeline, channels=4, use_layer3d_rope=True, use_additional_t_cond=True
-        ),
+        build=lambda: _editor(QwenImageLayeredPipeline, channels=4, use_layer3d_rope=True, use_additional_t_cond=True),
         call=_layered,
         samples=1,
     ),

@@ -38,7 +38,9 @@ _SETTINGS = {
 def _pipe(kind: Any, *, channels: int = 4, **more: Any) -> Any:
     encoders = {f"{part}{number}": None for part in ("text_encoder", "tokenizer") for number in ("", "_2", "_3")}
     return kind(
-        transformer=randomized(SD3Transformer2DModel(**_SETTINGS | {"in_channels": channels, "out_channels": channels})),
+        transformer=randomized(
+            SD3Transformer2DModel(**_SETTINGS | {"in_channels": channels, "out_channels": channels})
+        ),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=kl_autoencoder(shift_factor=0.1, latent_channels=channels),
         **encoders,
@@ -79,7 +81,9 @@ def _controlled(samples: int) -> dict[str, Any]:
 
 HERE = (
     Case(name="StableDiffusion3Pipeline", build=lambda: _pipe(StableDiffusion3Pipeline), call=_prompts),
-    Case(name="StableDiffusion3Img2ImgPipeline", build=lambda: _pipe(StableDiffusion3Img2ImgPipeline), call=_from_image),
+    Case(
+        name="StableDiffusion3Img2ImgPipeline", build=lambda: _pipe(StableDiffusion3Img2ImgPipeline), call=_from_image
+    ),
     Case(
         name="StableDiffusion3InpaintPipeline",
         build=lambda: _pipe(StableDiffusion3InpaintPipeline, channels=16),
