@@ -181,10 +181,7 @@ ROWS = (
             "crop_coords",
             "attention_mask",
         ),
-        refused=row(
-            attention_mask="the blocks widen it to the tokens at hand; leave it out, or use CfgParallel",
-            kv_caches="the keys of given pictures are kept whole; use CfgParallel or DataParallel",
-        ),
+        refused=row(attention_mask="the blocks widen it to the tokens at hand; leave it out, or use CfgParallel"),
     ),
     Adapter(
         family="JoyImage",

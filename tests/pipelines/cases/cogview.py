@@ -39,7 +39,8 @@ def _pipe(kind: Any, model: Any, scheduler: Any = None, **changed: Any) -> Any:
         text_encoder=None,
         vae=kl_autoencoder(),
         transformer=randomized(model(**_SETTINGS | changed)),
-        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True),
+        scheduler=scheduler
+        or FlowMatchEulerDiscreteScheduler(base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True),
     )
 
 

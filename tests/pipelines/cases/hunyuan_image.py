@@ -73,7 +73,12 @@ def _refiner() -> Any:
         temporal_compression_ratio=4,
     )
     transformer = _transformer(
-        in_channels=8, patch_size=(1, 1, 1), text_embed_2_dim=None, rope_axes_dim=(2, 2, 4), guidance_embeds=True
+        in_channels=16,
+        out_channels=8,
+        patch_size=(1, 1, 1),
+        text_embed_2_dim=None,
+        rope_axes_dim=(2, 2, 4),
+        guidance_embeds=True,
     )
     return HunyuanImageRefinerPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
@@ -104,9 +109,10 @@ def _hidream() -> Any:
     )
     encoders = {f"{part}{number}": None for part in ("text_encoder", "tokenizer") for number in ("", "_2", "_3", "_4")}
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    return HiDreamImagePipeline(
-        scheduler=scheduler, vae=kl_autoencoder(shift_factor=0.1), transformer=randomized(transformer), **encoders
-    )
+    vae = kl_autoencoder(shift_factor=0.1)
+    pipe = HiDreamImagePipeline(scheduler=scheduler, vae=vae, transformer=randomized(transformer), **encoders)
+    pipe.default_sample_size = 8  # it scales every picture to this area
+    return pipe
 
 
 def _prompts(samples: int) -> dict[str, Any]:

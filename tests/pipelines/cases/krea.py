@@ -22,7 +22,7 @@ from diffusers import (
 )
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import Absent, kl_autoencoder, pil_picture, qwen_autoencoder
+from tests.pipelines.parts import Absent, coarse, kl_autoencoder, pil_picture, qwen_autoencoder
 
 _FLUX_LIKE = {
     "patch_size": 1,
@@ -69,7 +69,15 @@ def _ovis() -> Any:
 def _longcat(kind: Any) -> Any:
     settings = _FLUX_LIKE | {"in_channels": 64, "pooled_projection_dim": 10}  # the pipelines know 16 channels only
     transformer = randomized(LongCatImageTransformer2DModel(**settings))
-    return kind(_flow(), kl_autoencoder(shift_factor=0.1, latent_channels=16), Absent(), None, Absent(), transformer)
+    vae = kl_autoencoder(shift_factor=0.1, latent_channels=16)
+    pipe = kind(_flow(), vae, Absent(), None, Absent(), transformer)
+    if kind is LongCatImageEditPipeline:
+        pipe.vae, pipe.vae_scale_factor = coarse(vae), 8 * pipe.vae_scale_factor
+    encode = pipe.encode_prompt  # it measures the prompt, also where it gets embeddings
+    pipe.encode_prompt = lambda prompt, prompt_embeds, **more: encode(
+        prompt=[""] * len(prompt_embeds), prompt_embeds=prompt_embeds, **more
+    )
+    return pipe
 
 
 def _nucleus() -> Any:
@@ -133,7 +141,10 @@ def _masked(samples: int) -> dict[str, Any]:
 
 
 def _layers(samples: int) -> dict[str, Any]:
-    stacks = {"prompt_embeds": noise(samples, 7, 3, 12, seed=1), "negative_prompt_embeds": noise(samples, 7, 3, 12, seed=2)}
+    stacks = {
+        "prompt_embeds": noise(samples, 7, 3, 12, seed=1),
+        "negative_prompt_embeds": noise(samples, 7, 3, 12, seed=2),
+    }
     return _masked(samples) | stacks
 
 
