@@ -57,7 +57,15 @@ def _joy(kind: Any, model: Any) -> Any:
     scheduler = FlowMatchEulerDiscreteScheduler()
     pipe = kind(scheduler, coarse(randomized(vae)), Absent(), None, randomized(transformer), None)
     pipe.vae_scale_factor_spatial *= 8
+    if kind is JoyImageEditPlusPipeline:
+        pipe.encode_prompt_multiple_images = _encoded  # what the language model would answer
     return pipe
+
+
+def _encoded(prompt: list[str], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    length = 5 + len(texts[0]) % 3
+    return noise(len(texts), length, 12, seed=length), torch.ones(len(texts), length, dtype=torch.int64)
 
 
 def _call(samples: int) -> dict[str, Any]:
@@ -95,9 +103,16 @@ def _edited(samples: int) -> dict[str, Any]:
     }
 
 
+def _edited_from_two(samples: int) -> dict[str, Any]:
+    named = {name: value for name, value in _edited(samples).items() if "embeds" not in name}
+    images = [pil_picture(), pil_picture(48, 48, seed=6)]
+    return named | {"prompt": "both", "negative_prompt": "none", "images": images, "height": 384, "width": 640}
+
+
 HERE = (
-    Case(name="PRXPipeline", build=_latents, call=_call),
-    Case(name="PRXPixelPipeline", build=_pixels, call=_small),
+    # With guidance, these make a timestep for one sample and its twin only.
+    Case(name="PRXPipeline", build=_latents, call=_call, samples=1),
+    Case(name="PRXPixelPipeline", build=_pixels, call=_small, samples=1),
     Case(
         name="JoyImageEditPipeline",
         build=lambda: _joy(JoyImageEditPipeline, JoyImageEditTransformer3DModel),
@@ -107,7 +122,7 @@ HERE = (
     Case(
         name="JoyImageEditPlusPipeline",
         build=lambda: _joy(JoyImageEditPlusPipeline, JoyImageEditPlusTransformer3DModel),
-        call=lambda samples: _edited(samples) | {"images": [pil_picture(), pil_picture(48, 48, seed=6)]},
+        call=_edited_from_two,
         samples=1,
     ),
 )
