@@ -27,6 +27,7 @@ __all__ = [
     "Stage",
     "attend_locally",
     "attend_through",
+    "mask_rows",
     "masked_attention",
     "merged_runs",
     "predict_through",
@@ -54,10 +55,13 @@ class AttentionCall:
         v: their values.
         sizes: tokens of every shard that is still apart, in order.
         index: which of them this rank holds.
-        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
+        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing. Where
+            queries see different keys it has a row for each query here, `[B, 1, Lq, L]`.
         scale: logit scale; None is ``D ** -0.5``.
         wave: which part of the layer's heads this is, where a stage deals them out.
         runs: what the tokens of every shard are; empty where all are one run of image tokens.
+        whole_mask: the mask of all queries and keys `[B, 1, L, L]`, shard after shard, where queries see different
+            keys; otherwise None.
     """
 
     layer: int
@@ -70,6 +74,7 @@ class AttentionCall:
     scale: float | None = None
     wave: int = 0
     runs: tuple[Runs, ...] = ()
+    whole_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,17 @@ def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
 def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
     """Joins the runs of shards `size` by `size`, in order."""
     return tuple(sum(runs[start : start + size], ()) for start in range(0, len(runs), size))
+
+
+def mask_rows(whole: Tensor, sizes: Sequence[int], index: int) -> tuple[Tensor, ...]:
+    """Returns what the queries of one shard see of every shard's keys, from the mask of all queries and keys.
+
+    Args:
+        whole: `[B, 1, L, L]`, shard after shard.
+        sizes: tokens of every shard.
+        index: the shard whose queries they are.
+    """
+    return whole.split(list(sizes), dim=2)[index].split(list(sizes), dim=3)
 
 
 class Stage(Protocol):

@@ -218,6 +218,8 @@ class Strategy:
         """Says why this strategy has no correct form on an architecture, and what to use; None where it has one."""
         if adapter.frames is not None and adapter.frames.mixers and set(self.axes) & set(TOKEN_AXES):
             return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
+        if adapter.uncut is not None and set(self.axes) & set(TOKEN_AXES):
+            return adapter.uncut
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import AutoencoderKL
+import torch
+from diffusers import AutoencoderKL, AutoencoderKLQwenImage
+from PIL import Image
+from torch import Tensor, nn
 
-from tests.pipelines.case import randomized
+from tests.pipelines.case import noise, randomized
 
 
 def kl_autoencoder(**changed: Any) -> AutoencoderKL:
@@ -21,3 +24,63 @@ def kl_autoencoder(**changed: Any) -> AutoencoderKL:
         "up_block_types": ("UpDecoderBlock2D",) * blocks,
     }
     return randomized(AutoencoderKL(**settings | changed))
+
+
+def qwen_autoencoder(**changed: Any) -> AutoencoderKLQwenImage:
+    """Eight times smaller latents of four channels, with one frame."""
+    settings = {
+        "base_dim": 4,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.0] * 4,
+        "latents_std": [1.0] * 4,
+    }
+    return randomized(AutoencoderKLQwenImage(**settings | changed))
+
+
+def coarse(vae: Any) -> Any:
+    """Lets an autoencoder look at every eighth pixel, for pipelines that make a megapixel of any given picture."""
+    kind = type(vae)
+    encode = lambda self, x, **more: kind.encode(self, x[..., ::8, ::8], **more)  # noqa: E731
+    vae.__class__ = type(f"Coarse{kind.__name__}", (kind,), {"encode": encode})
+    return vae
+
+
+class Absent(nn.Module):
+    """Stands for a text encoder that is never called, where a pipeline reads its type."""
+
+    dtype, device, image_processor = torch.float64, torch.device("cpu"), None
+
+
+def pil_picture(width: int = 80, height: int = 48, seed: int = 5, mode: str = "RGB") -> Image.Image:
+    """A picture of random pixels."""
+    pixels = noise(height, width, len(mode), seed=seed).sigmoid().mul(255).byte()
+    return Image.fromarray(pixels.squeeze(-1).numpy(), mode)
+
+
+def picture(samples: int, height: int = 48, width: int = 80, seed: int = 5) -> Tensor:
+    """Pictures of random pixels between 0 and 1."""
+    return noise(samples, 3, height, width, seed=seed).sigmoid()
+
+
+def half_mask(samples: int, height: int = 48, width: int = 80) -> Tensor:
+    """Masks that are one in the lower half."""
+    mask = torch.zeros(samples, 1, height, width, dtype=torch.float64)
+    mask[..., height // 2 :, :] = 1
+    return mask
+
+
+class Letters:
+    """A tokenizer that gives every letter a number, for pipelines that insist on text."""
+
+    pad_token_id = 0
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        """What is said, without a frame around it."""
+        return messages[0]["content"][0]["text"]
+
+    def __call__(self, text: str, **options: Any) -> dict[str, Tensor]:
+        """One row of numbers."""
+        return {"input_ids": torch.tensor([[1 + ord(letter) % 31 for letter in text]])}

@@ -1,7 +1,7 @@
 """Holds what partsong knows of each architecture as data: where tokens enter and leave, and which attention mixes them.
 
-To support a new transformer, add a row to `cross` or `joint`. Video transformers go to `video`, UNets to `unet`, and
-UNets with temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a
+To support a new transformer, add a row to `cross`, `joint`, `pairs` or `sequences`. Video transformers go to `video`,
+UNets to `unet`, and UNets with temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a
 diffusers class has a context-parallel plan of its own (``_cp_plan``), a row may leave out `splits` and `gather`; they
 are then read from that plan. A plain model without a row gets an inferred one, which its first call checks.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import cross, joint, temporal, unet, video
+from partsong.parallel.adapters import cross, joint, pairs, sequences, temporal, unet, video
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Split, places
 from partsong.plugins import Registry
@@ -32,7 +32,7 @@ def _read(thing: Any) -> Adapter:
 #: The supported architectures by the class name of their transformer; those of plug-ins last.
 ADAPTERS: Mapping[str, Adapter] = Registry(
     "partsong.adapters",
-    (*cross.ROWS, *joint.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS),
+    (*cross.ROWS, *joint.ROWS, *pairs.ROWS, *sequences.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS),
     name=lambda row: row.model,
     read=_read,
 )

@@ -99,6 +99,7 @@ ROWS = (
             "guidance",
             "additional_t_cond",
         ),
+        per_sample=("img_shapes",),
         residuals=("controlnet_block_samples",),
     ),
     Adapter(
@@ -137,20 +138,21 @@ ROWS = (
             {
                 "": {"controlnet_block_samples": _MASK},
                 "noise_refiner.0": {"x": Split(dim=1)},
-                "noise_refiner.*": {"attn_mask": Split(dim=1, optional=True), "freqs_cis": Split(dim=1)},
+                "noise_refiner.*": {
+                    "attn_mask": Split(dim=1, optional=True),
+                    "freqs_cis": Split(dim=1),
+                    "noise_mask": Split(dim=1, optional=True),
+                },
                 "layers.0": {"x": _JOINT},
-                "layers.*": {"attn_mask": _MASK, "freqs_cis": _JOINT},
+                "layers.*": {"attn_mask": _MASK, "freqs_cis": _JOINT, "noise_mask": _MASK},
+                "all_final_layer.*": {"noise_mask": _MASK},
             }
         ),
         gather=row({"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
         sample="x",
         timestep="t",
-        per_sample=("x", "cap_feats"),
-        batched=("x", "t", "cap_feats"),
+        batched=("x", "t", "cap_feats", "siglip_feats", "image_noise_mask"),
+        per_sample=("x", "cap_feats", "siglip_feats", "image_noise_mask"),
         residuals=("controlnet_block_samples",),
-        refused=row(
-            siglip_feats="several pictures in one sequence are not cut; use CfgParallel or DataParallel",
-            image_noise_mask="several pictures in one sequence are not cut; use CfgParallel or DataParallel",
-        ),
     ),
 )

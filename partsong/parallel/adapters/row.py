@@ -22,8 +22,8 @@ IMAGE, TEXT, JOINT = "image", "text", "joint"
 class Split:
     """Describes how one tensor is cut along its tokens, or put together again.
 
-    Tuples, lists and dictionaries of tensors are cut one by one. A whole number counts the rows of the token grid and
-    becomes the number of rows on this rank. Where it is `leading`, it counts the first tokens of the stream instead.
+    Tuples, lists and dictionaries of tensors are cut one by one, and None stays. A whole number counts the rows of the
+    token grid and becomes the number of rows on this rank.
 
     Attributes:
         dim: the token dimension.
@@ -32,7 +32,8 @@ class Split:
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
-        leading: a whole number counts the first tokens of the stream, not rows of the token grid.
+        leading: a whole number counts the first tokens of the stream, not rows of the token grid; of a tensor only
+            those at the front belong to the stream, as many as were cut before, and what follows stays.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
     """
@@ -108,6 +109,12 @@ class Adapter:
         model: class name of the diffusers transformer.
         attention: path of softmax self-attention -> the token streams it mixes, in order. Any other attention, such as
             cross-attention to a replicated text, stays local.
+        keys_only: streams that all ranks hold whole, whose tokens are attended to and do not attend themselves.
+        gathered: path of modules that look across all tokens of the picture outside attention, such as experts that
+            choose their tokens -> arguments `[B, L, C]` that they get whole; their output is cut again. Modules there
+            without these arguments stay as they are.
+        scaled_by_length: attention may scale logits by the root of the logarithm of the number of tokens.
+        uncut: why the tokens of this model cannot be cut, and what to use; None where they can.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
         whole_rows: tokens are cut between rows of their grid: `sample` is `[B, C, H, W]` in patches of the
@@ -137,6 +144,10 @@ class Adapter:
     family: str
     model: str
     attention: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keys_only: tuple[str, ...] = ()
+    gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scaled_by_length: bool = False
+    uncut: str | None = None
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     whole_rows: bool = False

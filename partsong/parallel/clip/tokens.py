@@ -87,6 +87,12 @@ class ClipTokens(SequenceParallel):
         everywhere = {TEXT: sizes[TEXT][:1] * self.axis.size} if TEXT in sizes else {}
         return number, samples, {**sizes, **everywhere}
 
+    def _mask_of_all_queries(
+        self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
+    ) -> Tensor | None:
+        """Leaves every mask to `_masks`, which knows clips."""
+        return None
+
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
         """Returns the text's part of a key mask `[B, 1, 1, L]`, which must not mask the video."""
         name, streams, _ = self.layers[layer]

@@ -255,6 +255,12 @@ class StagedBlocks(SequenceParallel):
                 whole[start : start + size] = moved
         return whole.movedim(0, cut.dim)
 
+    def _mask_of_all_queries(
+        self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
+    ) -> Tensor | None:
+        """Leaves such a mask to be refused: a part is asked while others are of another time."""
+        return None
+
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Returns the mask of this part: nothing is gathered."""
         return (rows[:, None, None],)

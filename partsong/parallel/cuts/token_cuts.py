@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
@@ -80,7 +81,7 @@ class TokenCuts(Cut):
         if isinstance(value, Tensor):
             return self._cut(value, cut, name)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._cut_any(item, cut, name) for item in value)
+            return type(value)(None if item is None else self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):
             return {key: self._cut_any(item, cut, name) for key, item in value.items()}
         if isinstance(value, int) and not cut.leading:
@@ -98,6 +99,10 @@ class TokenCuts(Cut):
         if cut.folded:
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
+        if cut.leading:
+            total = sum(self.shard_sizes((cut.stream,)))
+            front, rest = tensor.split([total, tensor.shape[cut.dim] - total], dim=cut.dim)
+            return torch.cat([self._cut(front, replace(cut, leading=False), name), rest], dim=cut.dim)
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts:
             size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"

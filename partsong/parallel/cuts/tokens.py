@@ -6,8 +6,11 @@ local tokens only; self-attention goes through the chain of stages in `attention
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
+from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.attention_call import (
     TOKEN_AXES,
     AttentionCall,
@@ -22,13 +26,16 @@ from partsong.parallel.attention_call import (
     Runs,
     Stage,
     attend_through,
+    mask_rows,
     predict_through,
 )
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
-from partsong.parallel.hooks.model_hooks import Attend, AttentionHook, HookSet, OutputHook
+from partsong.parallel.cuts.whole_views import mask_by_shard, with_silent_queries
+from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["SequenceParallel", "head_counts"]
 
@@ -57,6 +64,12 @@ class SequenceParallel(TokenCuts):
         modules = dict(self.module.named_modules())
         self.attach_cuts(hooks, modules)
         self.attach_gather(hooks, modules)
+        for path, arguments in self.adapter.gathered.items():
+            for name in places(path, modules):
+                signature = inspect.signature(modules[name].forward)
+                run = partial(self._run_on_all, name=name, arguments=arguments)
+                if set(arguments) <= set(signature.parameters):
+                    hooks.add(modules[name], AroundHook(run, signature), "gathered")
         for name, child in modules.items():
             streams = self.adapter.streams_of(name)
             if streams is None or getattr(child, "is_cross_attention", False):
@@ -75,6 +88,14 @@ class SequenceParallel(TokenCuts):
             for name in places(path, modules):
                 hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
 
+    def _run_on_all(
+        self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
+    ) -> Tensor:
+        """Runs a layer that looks across all tokens on all of them, and keeps this rank's part of what it returns."""
+        whole = {argument: self._gather(named[argument], f"{name}.{argument}", Split(dim=1)) for argument in arguments}
+        sizes = self.shard_sizes((IMAGE,))
+        return forward(**named | whole).narrow(1, offsets(sizes)[self.axis.index], sizes[self.axis.index])
+
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
@@ -86,13 +107,16 @@ class SequenceParallel(TokenCuts):
             stage.abandon()
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
-        # Frames may be folded into the first dimension, so its length is no number of samples.
-        per_token = output.shape[0] // self.batch * output.shape[-1] * output.element_size()
+        # Tokens may come before the batch, and frames may be folded into it.
+        per_token = output.nbytes // (self.batch * output.shape[cut.dim])
         self._gathered[name] = (cut.stream, per_token)
         return gather_tokens(self.axis, output, self.sizes[cut.stream], cut.dim, name="gather of the output tokens")
 
     def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            whole = self._keys_only(query, key, streams)
+            if whole is not None:
+                return self._attend_without_queries(whole, streams, attend, (query, key, value, mask, scale))
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
             # Frames folded into the batch make it more than the samples, branches left out of attention less.
@@ -104,12 +128,55 @@ class SequenceParallel(TokenCuts):
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
-            masks = None if mask is None else self._masks(mask, sizes, layer)
+            scale = self._scale(scale, sizes, layer)
             runs = _runs(by_stream, streams)
-            call = AttentionCall(number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs)
+            every = None if mask is None else self._mask_of_all_queries(mask, by_stream, streams)
+            if every is not None:
+                masks: tuple[Tensor, ...] | None = mask_rows(every, sizes, self.axis.index)
+            else:
+                masks = None if mask is None else self._masks(mask, sizes, layer)
+            call = AttentionCall(
+                number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs, whole_mask=every
+            )
             return self.attend(call)
 
         return attend
+
+    def _keys_only(self, query: Tensor, key: Tensor, streams: tuple[str, ...]) -> str | None:
+        """Returns the stream whose keys are here whole, and whose queries are missing; None where there is none."""
+        silent = [stream for stream in streams if stream in self.adapter.keys_only]
+        return silent[0] if silent and query.shape[2] < key.shape[2] else None
+
+    def _attend_without_queries(self, stream: str, streams: tuple[str, ...], attend: Attend, call: Any) -> Tensor:
+        query, key, value, mask, scale = call
+        total, first = key.shape[2] - query.shape[2], streams[0] == stream
+        sizes = self.sizes.setdefault(stream, self.cut_sizes(total))
+        index, local = self.axis.index, query.shape[2]
+        query, key, value, mask = with_silent_queries(query, key, value, mask, sizes=sizes, index=index, first=first)
+        output = attend(query, key, value, mask, scale)
+        return output.narrow(2, sizes[index] if first else 0, local)
+
+    def _scale(self, scale: float | None, sizes: tuple[int, ...], layer: int) -> float | None:
+        """Returns the logit scale for all tokens, where the model took it from the number of local ones."""
+        module: Any = self.layers[layer][2]
+        local = sizes[self.axis.index]
+        if not self.adapter.scaled_by_length or scale is None or scale == module.scale:
+            return scale
+        if local == 1:
+            raise UnsupportedError(
+                f"{self.adapter.model}: one token on a rank has no length to scale by; use fewer ranks"
+            )
+        return scale * math.sqrt(math.log(sum(sizes)) / math.log(local))
+
+    def _mask_of_all_queries(
+        self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
+    ) -> Tensor | None:
+        """Returns a mask that says for every query what it sees, by shards; None where all queries see the same."""
+        total = sum(totals(sizes, streams))
+        if mask.ndim < 3 or tuple(mask.shape[-2:]) != (total, total) or total == 1:
+            return None
+        mask = mask.unsqueeze(1) if mask.ndim == 3 else mask
+        return mask_by_shard(mask[:, :1], sizes, streams) if _is_alike(mask, 1) else None
 
     def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
         """Returns a number for the next attention of a layer, its samples, and each rank's tokens by stream."""
@@ -135,8 +202,8 @@ class SequenceParallel(TokenCuts):
         while mask.ndim < 4:
             mask = mask.unsqueeze(0 if mask.ndim < 2 else 1)
         local, total = sizes[self.axis.index], sum(sizes)
-        is_alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-        if mask.shape[-2] != 1 or mask.shape[-1] not in (local, total) or not is_alike:
+        is_alike = _is_alike(mask, 1) and _is_alike(mask, 2)
+        if mask.shape[-1] not in (local, total) or not is_alike:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: only key-padding masks (the same for all queries and heads) can be cut; "
                 f"this one has shape {tuple(mask.shape)} for {total} tokens; use CfgParallel or DataParallel"
@@ -190,6 +257,11 @@ class SequenceParallel(TokenCuts):
         return batch * sum(per_token) * (self.axis.size - 1)
 
 
+def _is_alike(mask: Tensor, dim: int) -> bool:
+    """Says whether a mask is the same all along a dimension."""
+    return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
+
+
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
     """Says what each rank contributes to an attention over `streams`."""
     return tuple(
@@ -199,7 +271,7 @@ def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tup
 
 def head_counts(module: Any) -> tuple[int, int, int]:
     """Returns query heads, key/value heads and head dimension of a diffusers attention module."""
-    heads = module.heads
+    heads = getattr(module, "heads", None) or module.num_heads
     if getattr(module, "fused_projections", False) or not hasattr(module, "to_q"):
         head_dim = getattr(module, "head_dim", None) or module.inner_dim // heads
         return heads, getattr(module, "inner_kv_dim", heads * head_dim) // head_dim, head_dim

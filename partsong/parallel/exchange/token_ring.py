@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong.kernels import merge
 from partsong.knobs import Count
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, masked_attention
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, masked_attention
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -62,6 +62,9 @@ class TokenRingStage(Stage):
         for turn in range(self.axis.size + 1):
             pending, incoming, returned = self._exchange(call, turn, block, letter)
             if turn < self.axis.size:
+                if call.whole_mask is not None:  # what the queries at hand see of the own keys
+                    mask = mask_rows(call.whole_mask, call.sizes, (self.axis.index - turn) % self.axis.size)
+                    mask = mask[self.axis.index]
                 part = masked_attention(block.transpose(1, 2), call.k, call.v, mask, call.scale)
                 letter = _pack(part) if turn else None
                 # A rank keeps its own part. It is the first, so the result has its memory layout.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.knobs import Count
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, merged_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, merged_runs
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, all_to_all
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -110,6 +110,8 @@ class UlyssesStage(Stage):
         if call.masks is not None:
             starts = range(0, len(call.masks), size)
             outer["masks"] = tuple(torch.cat(call.masks[start : start + size], dim=-1) for start in starts)
+        if call.whole_mask is not None:  # the queries of all ranks of this axis
+            outer["masks"] = mask_rows(call.whole_mask, outer["sizes"], outer["index"])
         arriving = [self._scatter(call, shares) for shares in waves]
         leaving = []
         for wave, (shares, (arrived, pending)) in enumerate(zip(waves, arriving, strict=True)):

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxImg2ImgPipeline, FluxPipeline, FluxTransformer2DModel
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FluxControlImg2ImgPipeline,
+    FluxControlInpaintPipeline,
+    FluxControlNetImg2ImgPipeline,
+    FluxControlNetInpaintPipeline,
+    FluxControlNetModel,
+    FluxControlNetPipeline,
+    FluxControlPipeline,
+    FluxFillPipeline,
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    FluxKontextInpaintPipeline,
+    FluxKontextPipeline,
+    FluxPipeline,
+    FluxTransformer2DModel,
+)
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+
+_SETTINGS = {
+    "patch_size": 1,
+    "in_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 8,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 12,
+    "pooled_projection_dim": 10,
+    "guidance_embeds": False,
+    "axes_dims_rope": (2, 2, 4),
+}
+#: Channels in front of the transformer: latents alone, with those of a control image, with a masked image and its mask.
+_CONTROLLED, _FILLED = {"in_channels": 32, "out_channels": 16}, {"in_channels": 288, "out_channels": 16}
 
 
-def _transformer(**changed: Any) -> FluxTransformer2DModel:
-    settings = {
-        "patch_size": 1,
-        "in_channels": 16,
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "attention_head_dim": 8,
-        "num_attention_heads": 3,
-        "joint_attention_dim": 12,
-        "pooled_projection_dim": 10,
-        "guidance_embeds": False,
-        "axes_dims_rope": (2, 2, 4),
-    }
-    return randomized(FluxTransformer2DModel(**settings | changed))
-
-
-def _pipe(kind: Any) -> Any:
+def _pipe(kind: Any, *, control: bool = False, **changed: Any) -> Any:
+    parts = {"controlnet": randomized(FluxControlNetModel(**_SETTINGS))} if control else {}
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=kl_autoencoder(shift_factor=0.1),
@@ -34,7 +50,8 @@ def _pipe(kind: Any) -> Any:
         tokenizer=None,
         text_encoder_2=None,
         tokenizer_2=None,
-        transformer=_transformer(),
+        transformer=randomized(FluxTransformer2DModel(**_SETTINGS | changed)),
+        **parts,
     )
 
 
@@ -58,11 +75,67 @@ def _guided(samples: int) -> dict[str, Any]:
 
 
 def _from_image(samples: int) -> dict[str, Any]:
-    image = noise(samples, 3, 48, 80, seed=5).clamp(-1, 1)
-    return _prompts(samples) | {"image": image, "strength": 0.7, "num_inference_steps": 3}
+    return _prompts(samples) | {"image": picture(samples), "strength": 0.7, "num_inference_steps": 3}
+
+
+def _painted(samples: int) -> dict[str, Any]:
+    return _from_image(samples) | {"mask_image": half_mask(samples)}
+
+
+def _controlled(samples: int) -> dict[str, Any]:
+    return {"control_image": picture(samples, seed=6)}
+
+
+def _filled(samples: int) -> dict[str, Any]:
+    return _prompts(samples) | {"image": picture(samples), "mask_image": half_mask(samples)}
+
+
+def _edited(samples: int) -> dict[str, Any]:
+    # The pipeline joins one picture with every sample, and its size is an area.
+    return _guided(samples) | {"image": picture(samples), "max_area": 48 * 80, "_auto_resize": False}
+
+
+def _edited_in_part(samples: int) -> dict[str, Any]:
+    return _edited(samples) | {"mask_image": half_mask(samples), "strength": 0.7, "num_inference_steps": 3}
 
 
 HERE = (
     Case(name="FluxPipeline", build=lambda: _pipe(FluxPipeline), call=_guided),
     Case(name="FluxImg2ImgPipeline", build=lambda: _pipe(FluxImg2ImgPipeline), call=_from_image),
+    Case(name="FluxInpaintPipeline", build=lambda: _pipe(FluxInpaintPipeline), call=_painted),
+    Case(name="FluxFillPipeline", build=lambda: _pipe(FluxFillPipeline, **_FILLED), call=_filled),
+    Case(name="FluxKontextPipeline", build=lambda: _pipe(FluxKontextPipeline), call=_edited),
+    Case(name="FluxKontextInpaintPipeline", build=lambda: _pipe(FluxKontextInpaintPipeline), call=_edited_in_part),
+    Case(
+        name="FluxControlPipeline",
+        build=lambda: _pipe(FluxControlPipeline, **_CONTROLLED),
+        call=lambda samples: _prompts(samples) | _controlled(samples),
+    ),
+    Case(
+        name="FluxControlImg2ImgPipeline",
+        build=lambda: _pipe(FluxControlImg2ImgPipeline, **_CONTROLLED),
+        call=lambda samples: _from_image(samples) | _controlled(samples),
+    ),
+    Case(
+        name="FluxControlInpaintPipeline",
+        build=lambda: _pipe(FluxControlInpaintPipeline, **_CONTROLLED),
+        call=lambda samples: _painted(samples) | _controlled(samples),
+    ),
+    Case(
+        name="FluxControlNetPipeline",
+        build=lambda: _pipe(FluxControlNetPipeline, control=True),
+        call=lambda samples: _guided(samples) | _controlled(samples),
+    ),
+    Case(
+        name="FluxControlNetImg2ImgPipeline",
+        build=lambda: _pipe(FluxControlNetImg2ImgPipeline, control=True),
+        call=lambda samples: _from_image(samples) | _controlled(samples),
+    ),
+    Case(
+        name="FluxControlNetInpaintPipeline",
+        build=lambda: _pipe(FluxControlNetInpaintPipeline, control=True),
+        call=lambda samples: _painted(samples) | _controlled(samples),
+    ),
 )
+
+LEFT = {"FluxPriorReduxPipeline": "it turns a picture into embeddings in one pass and denoises nothing"}

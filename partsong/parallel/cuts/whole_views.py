@@ -1,0 +1,62 @@
+"""Brings token splitting to attentions and layers that look beyond a rank's own tokens in their own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from partsong.parallel.ranks.shards import offsets
+
+__all__ = ["mask_by_shard", "with_silent_queries"]
+
+
+def mask_by_shard(mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: Sequence[str]) -> Tensor:
+    """Orders a mask of all queries and keys, stream after stream, by the ranks that hold them.
+
+    Args:
+        mask: `[B, 1, L, L]`.
+        sizes: tokens of each rank, by stream.
+        streams: the streams in the order of the mask.
+    """
+    places: list[list[Tensor]] = []
+    first = 0
+    for stream in streams:
+        total = sum(sizes[stream])
+        places.append(list(torch.arange(first, first + total, device=mask.device).split(list(sizes[stream]))))
+        first += total
+    order = torch.cat([part for parts in zip(*places, strict=True) for part in parts])
+    return mask[:, :, order][:, :, :, order]
+
+
+def with_silent_queries(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, sizes: tuple[int, ...], index: int, first: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Turns keys that every rank holds whole into a stream that is cut like any other.
+
+    Each rank keeps its share of those keys, and gets queries of zeros for it, whose answers nobody reads. So every key
+    takes part once, and the exchange needs to know nothing of this.
+
+    Args:
+        query: `[B, H, L, D]`, of this rank's tokens.
+        key: `[B, H, T + L, D]`, with the T whole keys in front, or behind.
+        value: as `key`.
+        mask: key mask `[B, 1, 1, T + L]`, a mask of all tokens of all ranks, which stays, or None.
+        sizes: how the T keys are shared out.
+        index: this rank.
+        first: whether the whole keys are in front.
+    """
+    total, local = sum(sizes), query.shape[2]
+
+    def share(tensor: Tensor, dim: int) -> Tensor:
+        shared = tensor.narrow(dim, 0 if first else local, total)
+        own = tensor.narrow(dim, total if first else 0, local)
+        part = shared.narrow(dim, offsets(sizes)[index], sizes[index])
+        return torch.cat([part, own] if first else [own, part], dim=dim)
+
+    silent = query.new_zeros(*query.shape[:2], sizes[index], query.shape[3])
+    query = torch.cat([silent, query] if first else [query, silent], dim=2)
+    if mask is not None and mask.shape[-1] == key.shape[2]:
+        mask = share(mask, mask.ndim - 1)
+    return query, share(key, 2), share(value, 2), mask

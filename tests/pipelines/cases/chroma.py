@@ -1,0 +1,72 @@
+"""Chroma, from text and from images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import (
+    ChromaImg2ImgPipeline,
+    ChromaInpaintPipeline,
+    ChromaPipeline,
+    ChromaTransformer2DModel,
+    FlowMatchEulerDiscreteScheduler,
+)
+
+from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+
+
+def _pipe(kind: Any) -> Any:
+    transformer = ChromaTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        joint_attention_dim=12,
+        axes_dims_rope=(2, 2, 4),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    transformer.register_to_config(guidance_embeds=False)  # the inpainting pipeline asks for it
+    return kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=kl_autoencoder(shift_factor=0.1),
+        text_encoder=None,
+        tokenizer=None,
+        transformer=randomized(transformer),
+    )
+
+
+def _prompts(samples: int) -> dict[str, Any]:
+    keep = torch.ones(samples, 7, dtype=torch.float64)
+    keep[-1, 5:] = 0
+    return {
+        "prompt_embeds": noise(samples, 7, 12, seed=1),
+        "prompt_attention_mask": keep,
+        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
+        "negative_prompt_attention_mask": keep.roll(1, 0),
+        "guidance_scale": 3.0,
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "height": 48,
+        "width": 80,
+    }
+
+
+def _from_image(samples: int) -> dict[str, Any]:
+    return _prompts(samples) | {"image": picture(samples), "strength": 0.7, "num_inference_steps": 3}
+
+
+def _painted(samples: int) -> dict[str, Any]:
+    return _from_image(samples) | {"mask_image": half_mask(samples), "true_cfg_scale": 3.0}
+
+
+HERE = (
+    Case(name="ChromaPipeline", build=lambda: _pipe(ChromaPipeline), call=_prompts),
+    Case(name="ChromaImg2ImgPipeline", build=lambda: _pipe(ChromaImg2ImgPipeline), call=_from_image),
+    Case(name="ChromaInpaintPipeline", build=lambda: _pipe(ChromaInpaintPipeline), call=_painted),
+)

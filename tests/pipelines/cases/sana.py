@@ -1,0 +1,126 @@
+"""Sana and its relatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderDC,
+    DPMSolverMultistepScheduler,
+    SanaControlNetModel,
+    SanaControlNetPipeline,
+    SanaPAGPipeline,
+    SanaPipeline,
+    SanaSprintImg2ImgPipeline,
+    SanaSprintPipeline,
+    SanaTransformer2DModel,
+    SCMScheduler,
+)
+
+from tests.parallel.image_families import KeepPrecision
+from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.parts import picture
+
+_SETTINGS = {
+    "patch_size": 1,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 3,
+    "attention_head_dim": 8,
+    "num_cross_attention_heads": 3,
+    "cross_attention_head_dim": 8,
+    "cross_attention_dim": 24,
+    "caption_channels": 12,
+    "mlp_ratio": 2.0,
+    "sample_size": 6,
+    "qk_norm": "rms_norm_across_heads",
+}
+
+
+def _exact(model: Any) -> Any:
+    for block in model.transformer_blocks:
+        block.attn1.set_processor(KeepPrecision())
+    return randomized(model)
+
+
+def _autoencoder() -> AutoencoderDC:
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {
+            "block_types": ("ResBlock", "ResBlock", "ResBlock", "ResBlock"),
+            "block_out_channels": (4, 4, 4, 4),
+            "qkv_multiscales": ((), (), (), ()),
+            "layers_per_block": (1, 1, 1, 1),
+        }.items()
+    }
+    return randomized(
+        AutoencoderDC(
+            in_channels=3,
+            latent_channels=4,
+            attention_head_dim=2,
+            downsample_block_type="conv",
+            upsample_block_type="interpolate",
+            decoder_norm_types="rms_norm",
+            decoder_act_fns="silu",
+            scaling_factor=0.4,
+            **sizes,
+        )
+    )
+
+
+def _control() -> SanaControlNetModel:
+    settings = {name: value for name, value in _SETTINGS.items() if name != "qk_norm"}
+    return _exact(SanaControlNetModel(**settings, num_layers=1))
+
+
+def _pipe(kind: Any, *, sprint: bool = False, **more: Any) -> Any:
+    settings = _SETTINGS | ({"guidance_embeds": True} if sprint else {})
+    return kind(
+        tokenizer=None,
+        text_encoder=None,
+        vae=_autoencoder(),
+        transformer=_exact(SanaTransformer2DModel(**settings, num_layers=2)),
+        scheduler=SCMScheduler() if sprint else DPMSolverMultistepScheduler(),
+        **more,
+    )
+
+
+def _prompts(samples: int) -> dict[str, Any]:
+    keep = torch.ones(samples, 7, dtype=torch.int64)
+    keep[-1, 5:] = 0
+    return {
+        "prompt_embeds": noise(samples, 7, 12, seed=1),
+        "prompt_attention_mask": keep,
+        "guidance_scale": 3.0,
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "use_resolution_binning": False,
+        "height": 64,
+        "width": 32,
+    }
+
+
+def _guided(samples: int) -> dict[str, Any]:
+    keep = _prompts(samples)["prompt_attention_mask"]
+    unwanted = {"negative_prompt": None, "negative_prompt_embeds": noise(samples, 7, 12, seed=2)}
+    return _prompts(samples) | unwanted | {"negative_prompt_attention_mask": keep}
+
+
+HERE = (
+    Case(name="SanaPipeline", build=lambda: _pipe(SanaPipeline), call=_guided),
+    # Perturbed linear attention is computed in float32.
+    Case(name="SanaPAGPipeline", build=lambda: _pipe(SanaPAGPipeline), call=_guided, tolerance=1e-4),
+    Case(
+        name="SanaControlNetPipeline",
+        build=lambda: _pipe(SanaControlNetPipeline, controlnet=_control()),
+        call=lambda samples: _guided(samples) | {"control_image": picture(samples, 64, 32)},
+    ),
+    Case(name="SanaSprintPipeline", build=lambda: _pipe(SanaSprintPipeline, sprint=True), call=_prompts),
+    Case(
+        name="SanaSprintImg2ImgPipeline",
+        build=lambda: _pipe(SanaSprintImg2ImgPipeline, sprint=True),
+        call=lambda samples: _prompts(samples) | {"image": picture(samples, 64, 32), "strength": 0.7},
+    ),
+)

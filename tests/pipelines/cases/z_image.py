@@ -1,0 +1,110 @@
+"""Z-Image: from text, from images, with ControlNets, and with pictures in the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    ZImageControlNetInpaintPipeline,
+    ZImageControlNetModel,
+    ZImageControlNetPipeline,
+    ZImageImg2ImgPipeline,
+    ZImageInpaintPipeline,
+    ZImageOmniPipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+
+from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+
+
+def _transformer(**changed: Any) -> ZImageTransformer2DModel:
+    settings = {
+        "in_channels": 4,
+        "dim": 24,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 3,
+        "n_kv_heads": 3,
+        "cap_feat_dim": 12,
+        "axes_dims": [2, 2, 4],
+        "axes_lens": [256, 64, 64],
+    }
+    return randomized(ZImageTransformer2DModel(**settings | changed))
+
+
+def _control(channels: int = 4) -> ZImageControlNetModel:
+    return randomized(
+        ZImageControlNetModel(
+            control_layers_places=[0],
+            control_refiner_layers_places=[0],
+            control_in_dim=channels,
+            dim=24,
+            n_refiner_layers=1,
+            n_heads=3,
+            n_kv_heads=3,
+        )
+    )
+
+
+def _pipe(kind: Any, transformer: Any = None, **more: Any) -> Any:
+    return kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=kl_autoencoder(shift_factor=0.1),
+        text_encoder=None,
+        tokenizer=None,
+        transformer=transformer or _transformer(),
+        **more,
+    )
+
+
+def _prompts(samples: int) -> dict[str, Any]:
+    return {
+        "prompt_embeds": [noise(5 + 35 * index, 12, seed=1 + index) for index in range(samples)],
+        "negative_prompt_embeds": [noise(5, 12, seed=4 + index) for index in range(samples)],
+        "guidance_scale": 3.0,
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "height": 48,
+        "width": 80,
+    }
+
+
+def _from_image(samples: int) -> dict[str, Any]:
+    return _prompts(samples) | {"image": picture(samples), "strength": 0.7, "num_inference_steps": 3}
+
+
+def _painted(samples: int) -> dict[str, Any]:
+    return _from_image(samples) | {"mask_image": half_mask(samples)}
+
+
+def _controlled(samples: int) -> dict[str, Any]:
+    return _prompts(samples) | {"control_image": picture(1, seed=6)}
+
+
+def _control_painted(samples: int) -> dict[str, Any]:
+    return _controlled(samples) | {"image": picture(samples), "mask_image": half_mask(samples)}
+
+
+HERE = (
+    Case(name="ZImagePipeline", build=lambda: _pipe(ZImagePipeline), call=_prompts),
+    Case(name="ZImageImg2ImgPipeline", build=lambda: _pipe(ZImageImg2ImgPipeline), call=_from_image),
+    Case(name="ZImageInpaintPipeline", build=lambda: _pipe(ZImageInpaintPipeline), call=_painted),
+    Case(
+        name="ZImageControlNetPipeline",
+        build=lambda: _pipe(ZImageControlNetPipeline, controlnet=_control()),
+        call=_controlled,
+    ),
+    Case(
+        name="ZImageControlNetInpaintPipeline",
+        build=lambda: _pipe(ZImageControlNetInpaintPipeline, controlnet=_control(9)),
+        call=_control_painted,
+    ),
+    Case(
+        name="ZImageOmniPipeline",
+        build=lambda: _pipe(ZImageOmniPipeline, _transformer(siglip_feat_dim=10), siglip=None, siglip_processor=None),
+        call=_prompts,
+    ),
+)
