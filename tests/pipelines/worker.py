@@ -84,6 +84,8 @@ def _outcome(case: Case, pipe: Any, alone: Any, strategy: Strategy, nproc: int) 
             return Outcome("refused late", text=str(problem))
         except Exception:  # noqa: BLE001 - the test tells of it
             return Outcome("foreign", text=traceback.format_exc())
-    hooked = [type(module).__name__ for part in denoisers(pipe) for module in part.modules() if "forward" in vars(module)]
+    hooked = [
+        type(module).__name__ for part in denoisers(pipe) for module in part.modules() if "forward" in vars(module)
+    ]
     assert not hooked, f"hooks are left on {hooked}"
     return Outcome("ran", distance(got, alone), int(ledger.summary()["bytes_sent"]), predicted)

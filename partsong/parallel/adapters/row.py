@@ -33,6 +33,7 @@ class Split:
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid.
+        gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
     """
@@ -44,6 +45,7 @@ class Split:
     optional: bool = False
     folded: bool = False
     leading: bool = False
+    gathered: bool = False
     present: bool = False
 
 
@@ -115,7 +117,7 @@ class Adapter:
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
             `gather` where it leaves, and input splits what is added on the way.
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
-        gather: path of modules whose output is put together again -> how. None as above.
+        gather: path of modules whose output, of several the first, is put together again -> how. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
             Needed only where blocks return more than ``hidden_states``.
         long_skips: some blocks read what much earlier blocks returned.
@@ -129,6 +131,7 @@ class Adapter:
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
+        skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
         inferred: the row was inferred, so the first call checks it against one rank.
@@ -154,6 +157,7 @@ class Adapter:
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
+    skips_attention: bool = False
     repeats_keys: bool = False
     factored: Factored | None = None
     inferred: bool = False
@@ -162,6 +166,11 @@ class Adapter:
     def attends_per_sample(self) -> bool:
         """Says whether attention is computed sample by sample, each over the tokens that this sample has."""
         return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
+
+    @property
+    def gathers_inside(self) -> bool:
+        """Says whether a module between the first and the last needs all tokens, put together."""
+        return any(cut.gathered for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
     def compared(self) -> tuple[str, ...]:

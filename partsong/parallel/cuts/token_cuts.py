@@ -52,7 +52,8 @@ class TokenCuts(Cut):
             outputs = {key: cut for key, cut in entry.items() if cut.output}
             if inputs:
                 signature = inspect.signature(modules[name].forward)
-                hooks.add(modules[name], InputHook(partial(self._cut_inputs, cuts=inputs), signature), "split")
+                change = partial(self._change_inputs, cuts=inputs, module=name)
+                hooks.add(modules[name], InputHook(change, signature), "split")
             if outputs:
                 hooks.add(modules[name], OutputHook(partial(self._cut_outputs, cuts=outputs)), "split-output")
 
@@ -66,11 +67,19 @@ class TokenCuts(Cut):
                 cuts.setdefault(name, {}).update(entry)
         return cuts
 
-    def _cut_inputs(self, named: dict[str, Any], cuts: dict[str, Split]) -> None:
+    def _change_inputs(self, named: dict[str, Any], cuts: dict[str, Split], module: str) -> None:
         for name, cut in cuts.items():
             value = named.get(name)
-            if value is not None or not cut.optional:
+            if cut.gathered and value is not None:
+                named[name] = self._gather(value, f"{module}.{name}", cut)
+            elif value is not None or not cut.optional:
                 named[name] = self._cut_any(value, cut, name)
+
+    def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
+        """Puts a tensor together from what every part holds."""
+        raise UnsupportedError(
+            f"{self.adapter.model}: {name} needs all tokens at once, which are not at one place here"
+        )
 
     def _cut_outputs(self, output: Any, cuts: dict[str | int, Split]) -> Any:
         if isinstance(output, Tensor):

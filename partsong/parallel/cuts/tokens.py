@@ -7,6 +7,7 @@ local tokens only; self-attention goes through the chain of stages in `attention
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ class SequenceParallel(TokenCuts):
             layer = len(self.layers)
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
-            hooks.add(child, AttentionHook(attend, name, once=not self.adapter.attends_per_sample), "attention")
+            once, may_skip = not self.adapter.attends_per_sample, self.adapter.skips_attention
+            hooks.add(child, AttentionHook(attend, name, once=once, may_skip=may_skip), "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
 
@@ -72,7 +74,7 @@ class SequenceParallel(TokenCuts):
         assert self.adapter.gather is not None
         for path, cut in self.adapter.gather.items():
             for name in places(path, modules):
-                hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
+                hooks.add(modules[name], OutputHook(partial(self._gather_first, name=name, cut=cut)), "gather")
 
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
@@ -84,11 +86,17 @@ class SequenceParallel(TokenCuts):
         for stage in self.stages:
             stage.abandon()
 
-    def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
+    def _gather_first(self, output: Any, name: str, cut: Split) -> Any:
+        """Puts the tokens of an output together; of several, those of the first."""
+        if isinstance(output, Tensor):
+            return self._gather(output, name, cut)
+        return (self._gather(output[0], name, cut), *output[1:])
+
+    def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         # Frames may be folded into the first dimension, so its length is no number of samples.
-        per_token = output.shape[0] // self.batch * output.shape[-1] * output.element_size()
+        per_token = local.shape[0] // self.batch * local.shape[-1] * local.element_size()
         self._gathered[name] = (cut.stream, per_token)
-        return gather_tokens(self.axis, output, self.sizes[cut.stream], cut.dim, name="gather of the output tokens")
+        return gather_tokens(self.axis, local, self.sizes[cut.stream], cut.dim, name=f"gather at {name}")
 
     def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -102,10 +110,12 @@ class SequenceParallel(TokenCuts):
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
-            masks = None if mask is None else self._masks(mask, sizes, layer)
+            rows, attending = _key_mask(mask)
+            masks = None if rows is None else self._masks(rows, sizes, layer)
             runs = _runs(by_stream, streams)
             call = AttentionCall(number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs)
-            return self.attend(call)
+            out = self.attend(call)
+            return out if attending is None else out * attending
 
         return attend
 
@@ -186,6 +196,21 @@ class SequenceParallel(TokenCuts):
         """Returns the bytes the rank at `index` sends where tokens are put together again."""
         per_token = (cut[stream][index] * token_bytes for stream, token_bytes in self._gathered.values())
         return batch * sum(per_token) * (self.axis.size - 1)
+
+
+def _key_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Reads a mask of padding, in which a query that is padding itself attends to nothing.
+
+    Args:
+        mask: `[..., L, L]`, boolean, the product of a mask of queries and one of keys; any other is left as it is.
+
+    Returns:
+        The mask of keys `[..., 1, L]`, and 1 for the queries that attend and 0 for the others, `[..., L, 1]`.
+    """
+    if mask is None or mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
+        return mask, None
+    keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
+    return (keys, queries) if bool((mask == (keys & queries)).all()) else (mask, None)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:

@@ -1,0 +1,163 @@
+"""Lists more video transformers: those made from Wan and HunyuanVideo, and those that make sound as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Frames, Split, row
+
+__all__ = ["ROWS"]
+
+_TOKENS = Split(dim=1)
+_TEXT = Split(dim=1, stream=TEXT)
+_WHOLE = Split(dim=1, gathered=True)
+_BOTH = ("hidden_states", "encoder_hidden_states")
+
+
+def _outputs(dim: int) -> Mapping[int, Split]:
+    """Cuts the cosines and sines of a rotary embedding that a module returns."""
+    return row({index: Split(dim=dim, output=True) for index in (0, 1)})
+
+
+_WAN = row({"rope": _outputs(1), "blocks.0": row(hidden_states=_TOKENS)})
+_WAN_INPUTS = ("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image")
+
+ROWS = (
+    Adapter(
+        family="Wan VACE",
+        model="WanVACETransformer3DModel",
+        attention=row({"blocks.*.attn1": (IMAGE,), "vace_blocks.*.attn1": (IMAGE,)}),
+        # Every block of the control branch is given the video anew, and the control by the one before.
+        splits=row(
+            {
+                **_WAN,
+                "vace_blocks.*": row(hidden_states=_TOKENS),
+                "vace_blocks.0": row(control_hidden_states=_TOKENS),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        long_skips=True,
+        batched=(*_WAN_INPUTS, "control_hidden_states"),
+        shared=("control_hidden_states_scale",),
+        frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="Wan Animate",
+        model="WanAnimateTransformer3DModel",
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
+        # The face is read frame by frame, and a rank's tokens are no whole number of frames.
+        splits=row({**_WAN, "face_adapter.*": row({"hidden_states": _WHOLE, 0: Split(dim=1, output=True)})}),
+        gather=row(proj_out=_TOKENS),
+        batched=(*_WAN_INPUTS, "pose_hidden_states", "face_pixel_values"),
+        frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="ChronoEdit",
+        model="ChronoEditTransformer3DModel",
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
+        batched=_WAN_INPUTS,
+        frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="HunyuanVideo 1.5",
+        model="HunyuanVideo15Transformer3DModel",
+        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT)}),
+        splits=row(
+            {
+                "rope": _outputs(0),
+                "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
+                "transformer_blocks.*": row(attention_mask=_TEXT),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_BOTH),
+        batched=(
+            "hidden_states",
+            "timestep",
+            "encoder_hidden_states",
+            "encoder_attention_mask",
+            "timestep_r",
+            "encoder_hidden_states_2",
+            "encoder_attention_mask_2",
+            "image_embeds",
+        ),
+        frames=Frames(patch="patch_size_t"),
+    ),
+    Adapter(
+        family="FramePack",
+        model="HunyuanVideoFramepackTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
+        # Earlier frames stand in front of those to be made, which are taken out at the end.
+        splits=row(
+            {
+                "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
+                "transformer_blocks.*": row(freqs_cis=Split(dim=0)),
+                "single_transformer_blocks.*": row(image_rotary_emb=Split(dim=0)),
+            }
+        ),
+        gather=row({"single_transformer_blocks.-1": _TOKENS}),
+        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
+        batched=(
+            "hidden_states",
+            "timestep",
+            "encoder_hidden_states",
+            "encoder_attention_mask",
+            "pooled_projections",
+            "image_embeds",
+            "guidance",
+            "latents_clean",
+            "latents_history_2x",
+            "latents_history_4x",
+        ),
+        shared=(
+            "indices_latents",
+            "indices_latents_clean",
+            "indices_latents_history_2x",
+            "indices_latents_history_4x",
+        ),
+        frames=Frames(patch="patch_size_t"),
+    ),
+    # The sound is short and stays whole on every rank; the video is cut. What the sound hears of the video, a few
+    # tokens' cross-attention to all of it, is put together for every rank.
+    Adapter(
+        family="LTX-2",
+        model="LTX2VideoTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
+        splits=row(
+            {
+                "": row(
+                    hidden_states=_TOKENS,
+                    timestep=Split(dim=1, ndim=2, optional=True),
+                    video_keyframes_mask=Split(dim=1, optional=True),
+                ),
+                "rope": _outputs(-2),
+                "transformer_blocks.*.audio_to_video_attn": row(query_rotary_emb=Split(dim=-2)),
+                "transformer_blocks.*.video_to_audio_attn": row(encoder_hidden_states=_WHOLE),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=("hidden_states", "audio_hidden_states")),
+        batched=(
+            "hidden_states",
+            "audio_hidden_states",
+            "encoder_hidden_states",
+            "audio_encoder_hidden_states",
+            "timestep",
+            "audio_timestep",
+            "sigma",
+            "audio_sigma",
+            "encoder_attention_mask",
+            "audio_encoder_attention_mask",
+            "video_coords",
+            "audio_coords",
+            "perturbation_mask",
+            "video_self_attention_mask",
+            "video_keyframes_mask",
+        ),
+        refused=row(
+            video_self_attention_mask="a mask of single queries cannot be cut; use CfgParallel or DataParallel"
+        ),
+        skips_attention=True,
+        frames=Frames(argument="num_frames"),
+    ),
+)
