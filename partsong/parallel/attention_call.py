@@ -29,6 +29,7 @@ __all__ = [
     "attend_through",
     "masked_attention",
     "merged_runs",
+    "own_rows",
     "predict_through",
     "shard_runs",
 ]
@@ -54,7 +55,8 @@ class AttentionCall:
         v: their values.
         sizes: tokens of every shard that is still apart, in order.
         index: which of them this rank holds.
-        masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing.
+        masks: for each shard the mask of its keys `[B, 1, 1, L]`, or one with a row for every query of all shards
+            (bool keeps True; float is added); None masks nothing.
         scale: logit scale; None is ``D ** -0.5``.
         wave: which part of the layer's heads this is, where a stage deals them out.
         runs: what the tokens of every shard are; empty where all are one run of image tokens.
@@ -144,8 +146,23 @@ def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
 
 def attend_locally(call: AttentionCall) -> Tensor:
     """Computes attention to the keys at hand, at the end of the chain."""
-    mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
+    masks = own_rows(call)
+    mask = None if masks is None else torch.cat(masks, dim=-1)
     return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
+
+
+def own_rows(call: AttentionCall, shard: int | None = None) -> tuple[Tensor, ...] | None:
+    """Returns the masks of a call with rows for the queries of one shard only.
+
+    Args:
+        call: the attention; its masks may have had their rows picked already.
+        shard: whose queries; None means the call's own.
+    """
+    if call.masks is None:
+        return None
+    index = call.index if shard is None else shard
+    first, length, total = sum(call.sizes[:index]), call.sizes[index], sum(call.sizes)
+    return tuple(mask.narrow(-2, first, length) if mask.shape[-2] == total else mask for mask in call.masks)
 
 
 def masked_attention(

@@ -34,6 +34,7 @@ class Split:
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid.
         gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
+        tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
     """
@@ -46,6 +47,7 @@ class Split:
     folded: bool = False
     leading: bool = False
     gathered: bool = False
+    tail: bool = False
     present: bool = False
 
 
@@ -131,6 +133,7 @@ class Adapter:
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
+        attentions: how often each of its attention modules attends, as differential attention does twice.
         skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
@@ -157,6 +160,7 @@ class Adapter:
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
+    attentions: int = 1
     skips_attention: bool = False
     repeats_keys: bool = False
     factored: Factored | None = None

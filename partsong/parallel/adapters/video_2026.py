@@ -22,6 +22,11 @@ def _outputs(dim: int) -> Mapping[int, Split]:
 _WAN = row({"rope": _outputs(1), "blocks.0": row(hidden_states=_TOKENS)})
 _WAN_INPUTS = ("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image")
 
+_PER_TOKEN = row(
+    embedded_timestep=Split(dim=1, ndim=3, optional=True),
+    temb=Split(dim=1, ndim=3, optional=True),
+)
+
 ROWS = (
     Adapter(
         family="Wan VACE",
@@ -159,5 +164,46 @@ ROWS = (
         ),
         skips_attention=True,
         frames=Frames(argument="num_frames"),
+    ),
+    Adapter(
+        family="Kandinsky 5",
+        model="Kandinsky5Transformer3DModel",
+        # The few layers that refine the text alone stay whole.
+        attention=row({"visual_transformer_blocks.*.self_attention": (IMAGE,)}),
+        splits=row(
+            {
+                "visual_transformer_blocks.0": row(visual_embed=_TOKENS),
+                "visual_transformer_blocks.*": row(rope=_TOKENS),
+            }
+        ),
+        gather=row({"visual_transformer_blocks.-1": _TOKENS}),
+        blocks=row(visual_transformer_blocks=("visual_embed",)),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
+        shared=("visual_rope_pos", "text_rope_pos", "scale_factor"),
+        refused=row(sparse_params="its blocks of keys are chosen over all tokens; use CfgParallel or DataParallel"),
+        frames=Frames(dim=1, patch="patch_size"),
+    ),
+    Adapter(
+        family="Cosmos",
+        model="CosmosTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
+        # Given frames have times of their own, and every token its frame's.
+        splits=row(
+            {
+                "transformer_blocks.0": row(hidden_states=_TOKENS),
+                "transformer_blocks.*": row(
+                    image_rotary_emb=Split(dim=0, optional=True),
+                    extra_pos_emb=Split(dim=1, optional=True),
+                    controlnet_residual=Split(dim=1, optional=True),
+                    **_PER_TOKEN,
+                ),
+                "norm_out": _PER_TOKEN,
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        batched=("hidden_states", "timestep", "encoder_hidden_states", "attention_mask", "condition_mask"),
+        shared=("padding_mask", "fps"),
+        residuals=("block_controlnet_hidden_states",),
+        frames=Frames(patch="patch_size"),
     ),
 )

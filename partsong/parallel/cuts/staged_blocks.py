@@ -105,6 +105,8 @@ class StagedBlocks(SequenceParallel):
 
     parts_name = "patches"
 
+    knows_all_queries = False
+
     def __init__(
         self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None, num_patches: int = 1
     ) -> None:

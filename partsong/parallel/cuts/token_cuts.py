@@ -108,6 +108,8 @@ class TokenCuts(Cut):
         if cut.folded:
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
+        if cut.tail:
+            return self._cut_tail(tensor, cut)
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts:
             size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
@@ -125,6 +127,13 @@ class TokenCuts(Cut):
             self.present.note(tensor, cut.stream, sizes)
         start = offsets(sizes)[self.axis.index]
         return tensor.narrow(cut.dim, start, sizes[self.axis.index])
+
+    def _cut_tail(self, tensor: Tensor, cut: Split) -> Tensor:
+        """Returns this rank's share of a tensor that holds the last tokens of a stream only."""
+        sizes, index = self.shard_sizes((cut.stream,)), self.axis.index
+        bounds = [start - (sum(sizes) - tensor.shape[cut.dim]) for start in (*offsets(sizes), sum(sizes))]
+        first, end = max(bounds[index], 0), max(bounds[index + 1], 0)
+        return tensor.narrow(cut.dim, first, end - first)
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
         """Returns the tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""

@@ -6,6 +6,7 @@ local tokens only; self-attention goes through the chain of stages in `attention
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -43,12 +44,17 @@ class SequenceParallel(TokenCuts):
         stages: attention stages, outermost first.
     """
 
+    #: Whether a mask with a row for every query can be cut.
+    knows_all_queries = True
+
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, stages: Sequence[Stage]) -> None:
         super().__init__(module, adapter, mesh.axis(*TOKEN_AXES))
         self.stages = tuple(stages)
         self.sums = TokenSums(self.axis, adapter)
         self.layers: list[tuple[str, tuple[str, ...], nn.Module]] = []
         self._folds: dict[int, int] = {}
+        self._heads: dict[int, tuple[int, int, int]] = {}
+        self._attended: Counter[int] = Counter()
         self._mask_bytes: dict[int, int] = {}
         self._gathered: dict[str, tuple[str, int]] = {}
 
@@ -64,7 +70,8 @@ class SequenceParallel(TokenCuts):
             layer = len(self.layers)
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
-            once, may_skip = not self.adapter.attends_per_sample, self.adapter.skips_attention
+            once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
+            may_skip = self.adapter.skips_attention
             hooks.add(child, AttentionHook(attend, name, once=once, may_skip=may_skip), "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
@@ -79,7 +86,8 @@ class SequenceParallel(TokenCuts):
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
-        self._mask_bytes.clear()
+        for last in (self._mask_bytes, self._gathered, self._attended):
+            last.clear()
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
@@ -110,6 +118,7 @@ class SequenceParallel(TokenCuts):
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
+            self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3])
             rows, attending = _key_mask(mask)
             masks = None if rows is None else self._masks(rows, sizes, layer)
             runs = _runs(by_stream, streams)
@@ -122,8 +131,9 @@ class SequenceParallel(TokenCuts):
     def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
         """Returns a number for the next attention of a layer, its samples, and each rank's tokens by stream."""
         self.shard_sizes(streams)
+        turn, self._attended[layer] = self._attended[layer], self._attended[layer] + 1
         if not self.present.counts:
-            return layer, self.batch, self.sizes
+            return layer + turn * len(self.layers), self.batch, self.sizes
         sample = self.present.next_sample(layer)
         return layer + sample * len(self.layers), 1, self.present.of_sample(self.sizes, sample)
 
@@ -144,6 +154,8 @@ class SequenceParallel(TokenCuts):
             mask = mask.unsqueeze(0 if mask.ndim < 2 else 1)
         local, total = sizes[self.axis.index], sum(sizes)
         is_alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
+        if self.knows_all_queries and is_alike and mask.shape[-2:] == (total, total):
+            return self._query_masks(mask[:, 0], self.layers[layer][1])
         if mask.shape[-2] != 1 or mask.shape[-1] not in (local, total) or not is_alike:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: only key-padding masks (the same for all queries and heads) can be cut; "
@@ -154,6 +166,15 @@ class SequenceParallel(TokenCuts):
             return self._known_masks(self._shares(rows, self.layers[layer][1]))
         self._mask_bytes[layer] = rows.element_size()
         return self._whole_masks(rows, sizes)
+
+    def _query_masks(self, mask: Tensor, streams: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """Cuts a mask `[B, L, L]` of all queries and keys by keys, with the queries in the order of the ranks."""
+        by_keys = self._shares(mask.flatten(0, 1), streams)  # tokens of a rank, stream after stream
+        rows = torch.cat([part[:, 0, 0].unflatten(0, (len(mask), -1)) for part in by_keys], dim=-1)
+        by_queries = self._shares(rows.transpose(1, 2).flatten(0, 1), streams)
+        ordered = torch.cat([part[:, 0, 0].unflatten(0, (len(mask), -1)) for part in by_queries], dim=-1)
+        sizes = [part.shape[-1] for part in by_keys]
+        return tuple(part[:, None] for part in ordered.transpose(1, 2).split(sizes, dim=-1))
 
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Gathers the key masks of all parts from this one's."""
@@ -176,7 +197,8 @@ class SequenceParallel(TokenCuts):
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
         """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
-            return [(layer, batch * self._folds.get(layer, 1), cut)]
+            turns = range(self._attended[layer] if self._attended else self.adapter.attentions)
+            return [(layer + turn * len(self.layers), batch * self._folds.get(layer, 1), cut) for turn in turns]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
         return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
 
@@ -187,7 +209,8 @@ class SequenceParallel(TokenCuts):
         for layer, (_, streams, module) in enumerate(self.layers):
             for number, samples, by_stream in self._calls(layer, batch, cut):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
-                shape = AttentionShape(samples, *head_counts(module), itemsize, sizes, index, *step, number, runs)
+                heads = self._heads.get(layer) or head_counts(module)
+                shape = AttentionShape(samples, *heads, itemsize, sizes, index, *step, number, runs)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
                 moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)
@@ -221,10 +244,15 @@ def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tup
 
 
 def head_counts(module: Any) -> tuple[int, int, int]:
-    """Returns query heads, key/value heads and head dimension of a diffusers attention module."""
-    heads = module.heads
-    if getattr(module, "fused_projections", False) or not hasattr(module, "to_q"):
-        head_dim = getattr(module, "head_dim", None) or module.inner_dim // heads
+    """Returns query heads, key/value heads and head dimension of an attention module that has not been called yet."""
+    heads = module.heads if hasattr(module, "heads") else module.num_heads
+    queries = _first(module, "to_q", "to_query")
+    if getattr(module, "fused_projections", False) or queries is None:
+        head_dim = _first(module, "head_dim", "dim_heads") or module.inner_dim // heads
         return heads, getattr(module, "inner_kv_dim", heads * head_dim) // head_dim, head_dim
-    head_dim = module.to_q.out_features // heads
-    return heads, module.to_k.out_features // head_dim, head_dim
+    head_dim = queries.out_features // heads
+    return heads, _first(module, "to_k", "to_key").out_features // head_dim, head_dim
+
+
+def _first(module: Any, *names: str) -> Any:
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, own_rows, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
 from partsong.parallel.exchange.slots import Slots, View, num_rows, view_of, visible
@@ -133,5 +133,6 @@ def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Inner) -> Te
     k, v = unpack_keys_values(rows)
     pieces = [(index, stream, part) for index, shard in enumerate(view) for stream, part in shard]
     runs = tuple((stream, part.stop - part.start) for _, stream, part in pieces)
-    masks = call.masks and tuple(call.masks[index][..., part] for index, _, part in pieces)
+    masks = own_rows(call)
+    masks = masks and tuple(masks[index][..., part] for index, _, part in pieces)
     return inner(replace(call, k=k, v=v, sizes=(rows.shape[0],), runs=(runs,), index=0, masks=masks))

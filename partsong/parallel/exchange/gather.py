@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, own_rows
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.ranks.collectives import all_gather
 from partsong.parallel.ranks.mesh import Axis
@@ -26,7 +26,7 @@ class GatherStage(Stage):
         write_keys_values(whole.split(list(call.sizes))[call.index], call.k, call.v)
         all_gather(self.axis, whole, call.sizes, name="gather of keys and values").wait()
         k, v = unpack_keys_values(whole)
-        return inner(replace(call, k=k, v=v, sizes=(sum(call.sizes),), index=0))
+        return inner(replace(call, k=k, v=v, sizes=(sum(call.sizes),), index=0, masks=own_rows(call)))
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
         """Returns the bytes this rank sends: its keys and values to every other rank."""

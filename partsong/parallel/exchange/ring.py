@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partsong.kernels import attention
 from partsong.knobs import Count
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, own_rows
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
@@ -78,7 +78,8 @@ def _attend(
     call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """Adds the block of rank `owner` to the result so far."""
-    mask = None if call.masks is None else call.masks[owner]
+    masks = own_rows(call)
+    mask = None if masks is None else masks[owner]
     keep, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
     out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
     # In half precision every turn would round the total once more.

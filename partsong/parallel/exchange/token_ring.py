@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong.kernels import merge
 from partsong.knobs import Count
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, masked_attention
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, masked_attention, own_rows
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -56,12 +56,13 @@ class TokenRingStage(Stage):
         """Attends with the local queries to the keys of all ranks; `inner` is not needed."""
         # Queries lie in memory with tokens before heads, so sending them in that order copies nothing.
         block = call.q.transpose(1, 2).contiguous()
-        mask = None if call.masks is None else call.masks[call.index]
         parts: list[Partial] = []
         letter: Tensor | None = None
         for turn in range(self.axis.size + 1):
             pending, incoming, returned = self._exchange(call, turn, block, letter)
             if turn < self.axis.size:
+                masks = own_rows(call, (call.index - turn) % self.axis.size)
+                mask = None if masks is None else masks[call.index]
                 part = masked_attention(block.transpose(1, 2), call.k, call.v, mask, call.scale)
                 letter = _pack(part) if turn else None
                 # A rank keeps its own part. It is the first, so the result has its memory layout.
