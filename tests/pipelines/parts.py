@@ -17,14 +17,22 @@ from diffusers import (
     AutoencoderKLWan,
 )
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
     CLIPVisionModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
     SiglipImageProcessor,
     SiglipVisionConfig,
     SiglipVisionModel,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 from tests.pipelines.case import randomized
@@ -114,6 +122,7 @@ def ltx_autoencoder() -> AutoencoderKLLTXVideo:
 def ltx2_autoencoder() -> AutoencoderKLLTX2Video:
     """Videos of four channels, 32 times smaller, a frame for the first and one for every eight after it."""
     decoder = {"decoder_block_out_channels": (8, 8, 8), "decoder_layers_per_block": (1, 1, 1, 1)}
+    decoder |= {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
     return randomized(AutoencoderKLLTX2Video(**_LTX | decoder))
 
 
@@ -157,3 +166,40 @@ def cogvideox_autoencoder() -> AutoencoderKLCogVideoX:
             block_out_channels=(8, 8, 8, 8), latent_channels=4, layers_per_block=1, norm_num_groups=2
         )
     )
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer that reads letter by letter."""
+    characters = ["<pad>", "</s>", "<unk>", *map(chr, range(32, 127))]
+    tokenizer = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate(characters)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
+    )
+
+
+_T5 = {"vocab_size": 98, "d_model": 12, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 3}
+
+
+def t5_encoder() -> T5EncoderModel:
+    """A text encoder of width twelve, for `letters`."""
+    return randomized(T5EncoderModel(T5Config(**_T5)))
+
+
+def umt5_encoder() -> UMT5EncoderModel:
+    """A text encoder of width twelve, for `letters`."""
+    return randomized(UMT5EncoderModel(UMT5Config(**_T5)))
+
+
+def qwen3_encoder() -> Qwen3Model:
+    """A causal text encoder of width twelve, for `letters`."""
+    config = Qwen3Config(
+        vocab_size=98,
+        hidden_size=12,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=4,
+    )
+    return randomized(Qwen3Model(config))

@@ -34,7 +34,10 @@ class Split:
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid.
         gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
-        tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there.
+        tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there; a
+            whole number counts them.
+        item: cut only this item of a tuple.
+        ones: a single entry stands for all tokens and is left as it is.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
     """
@@ -48,6 +51,8 @@ class Split:
     leading: bool = False
     gathered: bool = False
     tail: bool = False
+    item: int | None = None
+    ones: bool = False
     present: bool = False
 
 
@@ -114,6 +119,8 @@ class Adapter:
             cross-attention to a replicated text, stays local.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
+        whole_frames: tokens are cut between frames: `sample` is `[B, C, F, H, W]` in patches of the configured
+            ``patch_size``, which has a number for each of the last three.
         whole_rows: tokens are cut between rows of their grid: `sample` is `[B, C, H, W]` in patches of the
             configured ``patch_size``.
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
@@ -146,6 +153,7 @@ class Adapter:
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     whole_rows: bool = False
+    whole_frames: bool = False
     rows: bool = False
     splits: Splits | None = None
     gather: Gather | None = None
@@ -198,8 +206,13 @@ class Adapter:
         return next((streams for path, streams in self.attention.items() if _fits(name, path)), None)
 
 
-def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
+def places(path: str, modules: Mapping[str, nn.Module], *, optional: bool = False) -> list[str]:
     """Lists the modules at a path by name; it is empty where the module list at that path is.
+
+    Args:
+        path: names modules from the root.
+        modules: those of the model by name.
+        optional: whether some models of the class have no such module.
 
     Raises:
         UnsupportedError: there is no such module.
@@ -210,7 +223,7 @@ def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
     else:
         names = [name for name in modules if _fits(name, path)]
     holder = modules.get(parent)
-    if not names and not (isinstance(holder, nn.ModuleList) and len(holder) == 0):
+    if not names and not optional and not (isinstance(holder, nn.ModuleList) and len(holder) == 0):
         raise UnsupportedError(f"there is no module {path!r} here; the model's layout has changed")
     return names
 

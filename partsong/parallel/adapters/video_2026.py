@@ -22,6 +22,7 @@ def _outputs(dim: int) -> Mapping[int, Split]:
 _WAN = row({"rope": _outputs(1), "blocks.0": row(hidden_states=_TOKENS)})
 _WAN_INPUTS = ("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image")
 
+_CROSS = row(encoder_hidden_states=Split(dim=1, stream=TEXT, gathered=True, optional=True))
 _PER_TOKEN = row(
     embedded_timestep=Split(dim=1, ndim=3, optional=True),
     temb=Split(dim=1, ndim=3, optional=True),
@@ -205,5 +206,172 @@ ROWS = (
         shared=("padding_mask", "fps"),
         residuals=("block_controlnet_hidden_states",),
         frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="Allegro",
+        model="AllegroTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
+        # The rotary embedding is tables of angles, and for every token where to look in them.
+        splits=row(
+            {
+                "transformer_blocks.0": row(hidden_states=_TOKENS),
+                "transformer_blocks.*": row(
+                    attention_mask=Split(dim=-1, optional=True),
+                    image_rotary_emb=Split(dim=-1, item=1, optional=True),
+                ),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        batched=("hidden_states", "encoder_hidden_states", "timestep", "attention_mask", "encoder_attention_mask"),
+        shared=("image_rotary_emb",),
+        frames=Frames(patch="patch_size_t"),
+    ),
+    Adapter(
+        family="EasyAnimate",
+        model="EasyAnimateTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn1": (TEXT, IMAGE)}),
+        splits=row(
+            {
+                "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
+                "transformer_blocks.*": row(image_rotary_emb=Split(dim=0, optional=True)),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_BOTH),
+        batched=(
+            "hidden_states",
+            "timestep",
+            "timestep_cond",
+            "encoder_hidden_states",
+            "encoder_hidden_states_t5",
+            "inpaint_latents",
+            "control_latents",
+        ),
+        frames=Frames(),
+    ),
+    Adapter(
+        family="Motif-Video",
+        model="MotifVideoTransformer3DModel",
+        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
+        # The few cross-attentions read all of the text, whose mask stays whole as well.
+        splits=row(
+            {
+                "rope": _outputs(0),
+                "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
+                "transformer_blocks.*.cross_attn": _CROSS,
+                "single_transformer_blocks.*.cross_attn": _CROSS,
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
+        batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask", "image_embeds"),
+        frames=Frames(patch="patch_size_t"),
+    ),
+    # Convolutions over a frame and along time: whole frames are cut, and a rank needs its neighbours' last ones.
+    Adapter(
+        family="Sana-Video",
+        model="SanaVideoTransformer3DModel",
+        linear_attention=row({"transformer_blocks.*.attn1": "SanaLinearAttnProcessor3_0"}),
+        convolutions=("transformer_blocks.*.ff.conv_temp",),
+        whole_frames=True,
+        splits=row(
+            {
+                "rope": _outputs(1),
+                "transformer_blocks.0": row(hidden_states=_TOKENS),
+                "transformer_blocks.*": row(frames=Split(dim=0), timestep=Split(dim=1, ones=True)),
+                "norm_out": row(temb=Split(dim=1, ones=True)),
+                "": row(controlnet_block_samples=Split(dim=1, optional=True)),
+            }
+        ),
+        gather=row(proj_out=_TOKENS),
+        batched=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "timestep",
+            "guidance",
+            "encoder_attention_mask",
+            "attention_mask",
+        ),
+        residuals=("controlnet_block_samples",),
+        frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="Helios",
+        model="HeliosTransformer3DModel",
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
+        # Earlier frames, coarser the longer ago, stand in front of those to be made; a number counts the latter.
+        splits=row(
+            {
+                "blocks.0": row(hidden_states=_TOKENS),
+                "blocks.*": row(
+                    rotary_emb=_TOKENS,
+                    temb=Split(dim=1, ndim=4, optional=True),
+                    original_context_length=Split(dim=0, tail=True, optional=True),
+                ),
+            }
+        ),
+        gather=row({"blocks.-1": _TOKENS}),
+        batched=(
+            "hidden_states",
+            "timestep",
+            "encoder_hidden_states",
+            "latents_history_short",
+            "latents_history_mid",
+            "latents_history_long",
+        ),
+        shared=(
+            "indices_hidden_states",
+            "indices_latents_history_short",
+            "indices_latents_history_mid",
+            "indices_latents_history_long",
+        ),
+        frames=Frames(patch="patch_size"),
+    ),
+    Adapter(
+        family="AnyFlow",
+        model="AnyFlowTransformer3DModel",
+        attention=row({"blocks.*.attn1": (IMAGE,)}),
+        splits=row(
+            {
+                "blocks.0": row(hidden_states=_TOKENS),
+                "blocks.*": row(temb=Split(dim=1, ones=True), rotary_emb=Split(dim=2)),
+            }
+        ),
+        gather=row({"blocks.-1": _TOKENS}),
+        batched=(
+            "hidden_states",
+            "timestep",
+            "r_timestep",
+            "encoder_hidden_states",
+            "encoder_hidden_states_image",
+        ),
+        frames=Frames(dim=1, patch="patch_size"),
+    ),
+    Adapter(
+        family="Kandinsky 6",
+        model="Kandinsky6Transformer3DModel",
+        # As in LTX-2, the sound stays whole on every rank, and so do the layers that refine the text.
+        attention=row({"visual_transformer_blocks.*.video_dec_block.self_attention": (IMAGE,)}),
+        splits=row(
+            {
+                "visual_transformer_blocks.0": row(vis=_TOKENS),
+                "visual_transformer_blocks.*.video_dec_block.self_attention": row(rotary_emb=Split(dim=0)),
+                "visual_transformer_blocks.*.va_cross_attention": row(rope_q=Split(dim=0, optional=True)),
+                "visual_transformer_blocks.*.av_cross_attention": row(encoder_hidden_states=_WHOLE),
+            }
+        ),
+        gather=row({"visual_transformer_blocks.-1": _TOKENS}),
+        blocks=row(visual_transformer_blocks=("vis", "aud")),
+        batched=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "pooled_projections",
+            "timestep",
+            "audio_hidden_states",
+            "encoder_attention_mask",
+            "visual_token_type_ids",
+        ),
+        shared=("visual_rope_pos",),
+        frames=Frames(dim=1, patch="patch_size"),
     ),
 )

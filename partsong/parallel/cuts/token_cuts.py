@@ -63,7 +63,8 @@ class TokenCuts(Cut):
         """Returns the cuts of every module that some paths name: one hook each, for all its paths."""
         cuts: dict[str, dict[str | int, Split]] = {}
         for path, entry in splits.items():
-            for name in places(path, modules):
+            is_optional = all(cut.optional for cut in entry.values())
+            for name in places(path, modules, optional=is_optional):
                 cuts.setdefault(name, {}).update(entry)
         return cuts
 
@@ -89,10 +90,16 @@ class TokenCuts(Cut):
     def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
         if isinstance(value, Tensor):
             return self._cut(value, cut, name)
+        if isinstance(value, (list, tuple)) and cut.item is not None:
+            whole = replace(cut, item=None)
+            return type(value)(self._cut_any(x, whole, name) if i == cut.item else x for i, x in enumerate(value))
         if isinstance(value, (list, tuple)):
             return type(value)(self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):
             return {key: self._cut_any(item, cut, name) for key, item in value.items()}
+        if isinstance(value, int) and cut.tail:
+            first, end = self._tail(value, cut.stream)
+            return end - first
         if isinstance(value, int) and not cut.leading:
             return split_sizes(value, self.axis.size)[self.axis.index]
         if isinstance(value, int):
@@ -109,10 +116,14 @@ class TokenCuts(Cut):
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
         if cut.tail:
-            return self._cut_tail(tensor, cut)
+            first, end = self._tail(tensor.shape[cut.dim], cut.stream)
+            return tensor.narrow(cut.dim, first, end - first)
+        if cut.ones and tensor.shape[cut.dim] == 1:
+            return tensor
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts:
-            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
+            rows = "frames" if self.adapter.whole_frames else "rows"
+            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} {rows} of tokens"
             raise UnsupportedError(
                 f"{self.adapter.model}: {size} cannot be cut over {parts} {self.parts_name}; "
                 f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
@@ -128,12 +139,11 @@ class TokenCuts(Cut):
         start = offsets(sizes)[self.axis.index]
         return tensor.narrow(cut.dim, start, sizes[self.axis.index])
 
-    def _cut_tail(self, tensor: Tensor, cut: Split) -> Tensor:
-        """Returns this rank's share of a tensor that holds the last tokens of a stream only."""
-        sizes, index = self.shard_sizes((cut.stream,)), self.axis.index
-        bounds = [start - (sum(sizes) - tensor.shape[cut.dim]) for start in (*offsets(sizes), sum(sizes))]
-        first, end = max(bounds[index], 0), max(bounds[index + 1], 0)
-        return tensor.narrow(cut.dim, first, end - first)
+    def _tail(self, length: int, stream: str) -> tuple[int, int]:
+        """Returns where this rank's share of the last tokens of a stream begins and ends."""
+        sizes, index = self.shard_sizes((stream,)), self.axis.index
+        bounds = [start - (sum(sizes) - length) for start in (*offsets(sizes), sum(sizes))]
+        return max(bounds[index], 0), max(bounds[index + 1], 0)
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
         """Returns the tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
@@ -151,6 +161,9 @@ class TokenCuts(Cut):
         if self.adapter.whole_rows:
             patch: Any = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-1] // patch
+        if self.adapter.whole_frames:
+            _, rows, columns = self.module.config["patch_size"]  # type: ignore[index]
+            self._unit = sample.shape[-2] // rows * (sample.shape[-1] // columns)
 
     def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the tokens each rank contributes to an attention over `streams`."""

@@ -15,7 +15,7 @@ from diffusers import (
 )
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kept, ltx_autoencoder, pictures
+from tests.pipelines.parts import kept, letters, ltx_autoencoder, pictures, t5_encoder
 
 LEFT = {"LTXLatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call"}
 
@@ -33,8 +33,8 @@ def _pipe(kind: Any, scheduler: Any = None) -> Any:
     return kind(
         scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
         vae=ltx_autoencoder(),
-        text_encoder=None,
-        tokenizer=None,
+        text_encoder=t5_encoder(),
+        tokenizer=letters(),
         transformer=randomized(transformer),
     )
 
@@ -59,7 +59,9 @@ def _from_picture(samples: int) -> dict[str, Any]:
 
 def _long(samples: int) -> dict[str, Any]:
     windows = {"temporal_tile_size": 24, "temporal_overlap": 8, "num_frames": 33, "guidance_scale": 3.0}
-    return _prompts(samples) | windows
+    texts = {"prompt": "a cat | a dog", "negative_prompt": "a cow", "max_sequence_length": 16}
+    named = {name: value for name, value in _prompts(samples).items() if "prompt" not in name}
+    return named | windows | texts
 
 
 HERE = (

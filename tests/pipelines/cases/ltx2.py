@@ -79,9 +79,9 @@ def _prompts(samples: int) -> dict[str, Any]:
         "negative_prompt_attention_mask": kept(samples).flip(1),
         "num_inference_steps": 2,
         "output_type": "latent",
-        "height": 192,
-        "width": 320,
-        "num_frames": 33,
+        "height": 96,
+        "width": 160,
+        "num_frames": 17,
         "stg_scale": 0.0,
         "audio_stg_scale": 0.0,
     }
@@ -93,7 +93,7 @@ def _perturbed(samples: int) -> dict[str, Any]:
 
 
 def _from_picture(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {"image": pictures(1, 192, 320)[0], "image_crf": 0}
+    return _prompts(samples) | {"image": pictures(1, 96, 160)[0], "image_crf": 0}
 
 
 HERE = (
