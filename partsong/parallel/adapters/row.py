@@ -28,7 +28,8 @@ class Split:
     Attributes:
         dim: the token dimension.
         stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
-        ndim: cut only tensors with this number of dimensions (others hold nothing per token); None cuts all.
+        ndim: cut only tensors with this number of dimensions, or one of these (those with fewer hold nothing per token);
+            None cuts all.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
@@ -44,7 +45,7 @@ class Split:
 
     dim: int
     stream: str = IMAGE
-    ndim: int | None = None
+    ndim: int | tuple[int, ...] | None = None
     output: bool = False
     optional: bool = False
     folded: bool = False

@@ -108,10 +108,11 @@ class TokenCuts(Cut):
         raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
 
     def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
-        if cut.ndim is not None and tensor.ndim != cut.ndim:
-            if cut.optional and tensor.ndim < cut.ndim:
+        numbers = () if cut.ndim is None else cut.ndim if isinstance(cut.ndim, tuple) else (cut.ndim,)
+        if numbers and tensor.ndim not in numbers:
+            if cut.optional and tensor.ndim < min(numbers):
                 return tensor  # nothing per token in it, such as one timestep for the whole sample
-            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
+            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {numbers}")
         if cut.folded:
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, Kandinsky6TI2VAPipeline, Kandinsky6Transformer3DModel
+from diffusers.models.autoencoders.autoencoder_mmaudio import MMAudioVAE
+from diffusers.models.autoencoders.mmaudio_vocoder import MMAudioVocoder
 
 from tests.pipelines.case import Case, noise, randomized
 from tests.pipelines.parts import hunyuan_video_autoencoder
@@ -31,6 +33,8 @@ def _pipe(**changed: Any) -> Kandinsky6TI2VAPipeline:
         transformer=randomized(Kandinsky6Transformer3DModel(**settings | changed), torch.float32),
         vae=hunyuan_video_autoencoder().float(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
+        audio_vae=MMAudioVAE(mel_bins=8, latent_channels=20, hidden_channels=8, layers_per_block=1).float(),
+        vocoder=MMAudioVocoder(num_mels=8, upsample_initial_channel=64),
         **dict.fromkeys(names),
     )
 
