@@ -28,8 +28,8 @@ class Split:
     Attributes:
         dim: the token dimension.
         stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
-        ndim: cut only tensors with this number of dimensions, or one of these (those with fewer hold nothing per token);
-            None cuts all.
+        ndim: cut only tensors with this number of dimensions, or with one of these; those with fewer hold nothing per
+            token. None cuts all.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
@@ -55,6 +55,10 @@ class Split:
     item: int | None = None
     ones: bool = False
     present: bool = False
+
+    def allows(self, ndim: int) -> bool:
+        """Says whether tensors of `ndim` dimensions are cut."""
+        return self.ndim is None or ndim == self.ndim or (isinstance(self.ndim, tuple) and ndim in self.ndim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -108,11 +108,10 @@ class TokenCuts(Cut):
         raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
 
     def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
-        numbers = () if cut.ndim is None else cut.ndim if isinstance(cut.ndim, tuple) else (cut.ndim,)
-        if numbers and tensor.ndim not in numbers:
-            if cut.optional and tensor.ndim < min(numbers):
+        if not cut.allows(tensor.ndim):
+            if cut.optional and not any(cut.allows(ndim) for ndim in range(tensor.ndim)):
                 return tensor  # nothing per token in it, such as one timestep for the whole sample
-            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {numbers}")
+            raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
         if cut.folded:
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)

@@ -32,7 +32,7 @@ from diffusers import (
 )
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kept, pictures, siglip_vision, siglip_vision_processor, wan_autoencoder
+from tests.pipelines.parts import kept, pictures, wan_autoencoder
 
 LEFT = {"EasyAnimateControlPipeline": "its own call passes an argument that its encode_prompt does not take"}
 
