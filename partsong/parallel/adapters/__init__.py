@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import cross, joint, pairs, sequences, temporal, unet, video
+from partsong.parallel.adapters import audio, cross, joint, pairs, sequences, temporal, unet, video, video_2026
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Split, places
 from partsong.plugins import Registry
@@ -32,7 +32,10 @@ def _read(thing: Any) -> Adapter:
 #: The supported architectures by the class name of their transformer; those of plug-ins last.
 ADAPTERS: Mapping[str, Adapter] = Registry(
     "partsong.adapters",
-    (*cross.ROWS, *joint.ROWS, *pairs.ROWS, *sequences.ROWS, *video.ROWS, *unet.ROWS, *temporal.ROWS),
+    (
+        *(*cross.ROWS, *joint.ROWS, *pairs.ROWS, *sequences.ROWS, *video.ROWS, *video_2026.ROWS, *audio.ROWS),
+        *(*unet.ROWS, *temporal.ROWS),
+    ),
     name=lambda row: row.model,
     read=_read,
 )

@@ -28,24 +28,38 @@ class Split:
     Attributes:
         dim: the token dimension.
         stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
-        ndim: cut only tensors with this number of dimensions (others hold nothing per token); None cuts all.
+        ndim: cut only tensors with this number of dimensions, or with one of these; those with fewer hold nothing per
+            token. None cuts all.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid; of a tensor only
             those at the front belong to the stream, as many as were cut before, and what follows stays.
+        gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
+        tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there; a
+            whole number counts them.
+        item: cut only this item of a tuple.
+        ones: a single entry stands for all tokens and is left as it is.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
     """
 
     dim: int
     stream: str = IMAGE
-    ndim: int | None = None
+    ndim: int | tuple[int, ...] | None = None
     output: bool = False
     optional: bool = False
     folded: bool = False
     leading: bool = False
+    gathered: bool = False
+    tail: bool = False
+    item: int | None = None
+    ones: bool = False
     present: bool = False
+
+    def allows(self, ndim: int) -> bool:
+        """Says whether tensors of `ndim` dimensions are cut."""
+        return self.ndim is None or ndim == self.ndim or (isinstance(self.ndim, tuple) and ndim in self.ndim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +131,14 @@ class Adapter:
         uncut: why the tokens of this model cannot be cut, and what to use; None where they can.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
+        whole_frames: tokens are cut between frames: `sample` is `[B, C, F, H, W]` in patches of the configured
+            ``patch_size``, which has a number for each of the last three.
         whole_rows: tokens are cut between rows of their grid: `sample` is `[B, C, H, W]` in patches of the
             configured ``patch_size``.
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
             `gather` where it leaves, and input splits what is added on the way.
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
-        gather: path of modules whose output is put together again -> how. None as above.
+        gather: path of modules whose output, of several the first, is put together again -> how. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
             Needed only where blocks return more than ``hidden_states``.
         long_skips: some blocks read what much earlier blocks returned.
@@ -136,6 +152,8 @@ class Adapter:
         refused: arguments of the root module that no parallel form here handles, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
+        attentions: how often each of its attention modules attends, as differential attention does twice.
+        skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
         inferred: the row was inferred, so the first call checks it against one rank.
@@ -151,6 +169,7 @@ class Adapter:
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     whole_rows: bool = False
+    whole_frames: bool = False
     rows: bool = False
     splits: Splits | None = None
     gather: Gather | None = None
@@ -165,6 +184,8 @@ class Adapter:
     refused: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
+    attentions: int = 1
+    skips_attention: bool = False
     repeats_keys: bool = False
     factored: Factored | None = None
     inferred: bool = False
@@ -173,6 +194,11 @@ class Adapter:
     def attends_per_sample(self) -> bool:
         """Says whether attention is computed sample by sample, each over the tokens that this sample has."""
         return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
+
+    @property
+    def gathers_inside(self) -> bool:
+        """Says whether a module between the first and the last needs all tokens, put together."""
+        return any(cut.gathered for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -196,8 +222,13 @@ class Adapter:
         return next((streams for path, streams in self.attention.items() if _fits(name, path)), None)
 
 
-def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
+def places(path: str, modules: Mapping[str, nn.Module], *, optional: bool = False) -> list[str]:
     """Lists the modules at a path by name; it is empty where the module list at that path is.
+
+    Args:
+        path: names modules from the root.
+        modules: those of the model by name.
+        optional: whether some models of the class have no such module.
 
     Raises:
         UnsupportedError: there is no such module.
@@ -208,7 +239,7 @@ def places(path: str, modules: Mapping[str, nn.Module]) -> list[str]:
     else:
         names = [name for name in modules if _fits(name, path)]
     holder = modules.get(parent)
-    if not names and not (isinstance(holder, nn.ModuleList) and len(holder) == 0):
+    if not names and not optional and not (isinstance(holder, nn.ModuleList) and len(holder) == 0):
         raise UnsupportedError(f"there is no module {path!r} here; the model's layout has changed")
     return names
 

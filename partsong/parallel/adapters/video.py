@@ -48,7 +48,9 @@ ROWS = (
         model="LTXVideoTransformer3DModel",
         attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
         # The class' own plan cuts the text too; here it stays whole, and so does its mask.
-        splits=row({"": row(hidden_states=_TOKENS, timestep=Split(dim=1, ndim=2, optional=True)), "rope": _outputs(1)}),
+        splits=row(
+            {"": row(hidden_states=_TOKENS, timestep=Split(dim=1, ndim=(2, 3), optional=True)), "rope": _outputs(1)}
+        ),
         gather=row(proj_out=_TOKENS),
         shared=("rope_interpolation_scale",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask", "video_coords"),

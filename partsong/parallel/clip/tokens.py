@@ -57,7 +57,7 @@ class ClipTokens(SequenceParallel):
         self.attention.note_time(named[self.adapter.timestep])
 
     def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
-        is_cut = cut.ndim is None or tensor.ndim == cut.ndim
+        is_cut = cut.allows(tensor.ndim)
         if cut.stream == TEXT:
             if is_cut:
                 self._note_text(tensor, cut, name)

@@ -39,6 +39,7 @@ def chain_reason(adapter: Adapter) -> str | None:
         "no row says how its blocks follow each other": adapter.inferred,
         "long skip connections lead from its first blocks to its last": adapter.long_skips,
         "blocks that attend within a frame take turns with blocks that attend along time": bool(adapter.factored),
+        "a module between its first and its last block needs all tokens at once": adapter.gathers_inside,
         "its row does not say what its blocks return": mixed and not adapter.blocks,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

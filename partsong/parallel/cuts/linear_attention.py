@@ -35,7 +35,7 @@ class TokenSums:
 
     def __init__(self, axis: Axis, adapter: Adapter) -> None:
         self.axis, self.adapter = axis, adapter
-        self._sums: dict[str, int] = {}
+        self._sums: dict[tuple[str, torch.Size], int] = {}
         self._borders: dict[str, int] = {}
 
     def attach(self, hooks: HookSet, modules: Mapping[str, nn.Module]) -> int:
@@ -44,7 +44,7 @@ class TokenSums:
         for path, processor in self.adapter.linear_attention.items():
             for name in places(path, modules):
                 _check_processor(name, modules[name], processor)
-                hooks.add(modules[name], TokenSumHook(self._summed(name), name), "attention")
+                hooks.add(modules[name], TokenSumHook(self._summed(name), name, _SUMS[processor]), "attention")
                 count += 1
         for path in self.adapter.convolutions:
             for name in places(path, modules):
@@ -54,7 +54,7 @@ class TokenSums:
 
     def _summed(self, name: str) -> Callable[[Tensor], Tensor]:
         def change(part: Tensor) -> Tensor:
-            self._sums[name] = part[0].nbytes
+            self._sums[name, part.shape] = part[0].nbytes
             return sum_over_ranks(self.axis, part)
 
         return change
@@ -88,14 +88,14 @@ def sum_over_ranks(axis: Axis, part: Tensor) -> Tensor:
 class TokenSumHook(ModelHook):
     """Adds up over ranks the one product inside a module's forward that sums over tokens."""
 
-    def __init__(self, summed: Callable[[Tensor], Tensor], name: str) -> None:
+    def __init__(self, summed: Callable[[Tensor], Tensor], name: str, sums: int = 1) -> None:
         super().__init__()
-        self.summed, self.name = summed, name
+        self.summed, self.name, self.sums = summed, name, sums
 
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its sum over tokens completed."""
-        with _Products(self.summed) as products:
+        with _Products(self.summed, of_keys=self.sums > 1) as products:
             output = original_forward(self)(*args, **kwargs)
         if products.count != 2:
             raise UnsupportedError(
@@ -106,18 +106,27 @@ class TokenSumHook(ModelHook):
 
 
 class _Products(TorchFunctionMode):
-    """Completes the first of linear attention's two matrix products, values by keys, which sums over tokens."""
+    """Completes the first of linear attention's two matrix products, values by keys, which sums over tokens.
 
-    def __init__(self, summed: Callable[[Tensor], Tensor]) -> None:
+    Args:
+        summed: completes a sum.
+        of_keys: whether a sum of the keys alone has to be completed as well.
+    """
+
+    def __init__(self, summed: Callable[[Tensor], Tensor], *, of_keys: bool) -> None:
         super().__init__()
-        self.summed, self.count = summed, 0
+        self.summed, self.of_keys, self.count = summed, of_keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.matmul:
             self.count += 1
             return self.summed(result) if self.count == 1 else result
-        return result
+        return self.summed(result) if func is Tensor.sum and self.of_keys else result
+
+
+#: How many sums over tokens each processor makes: values by keys, and where only those are turned by their place, keys.
+_SUMS = {"SanaLinearAttnProcessor2_0": 1, "SanaLinearAttnProcessor3_0": 2}
 
 
 def _check_processor(name: str, module: Any, processor: str) -> None:

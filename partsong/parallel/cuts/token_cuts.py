@@ -51,8 +51,8 @@ class TokenCuts(Cut):
             inputs = {str(key): cut for key, cut in entry.items() if not cut.output}
             outputs = {key: cut for key, cut in entry.items() if cut.output}
             if inputs:
-                signature = signature_of(modules[name])
-                hooks.add(modules[name], InputHook(partial(self._cut_inputs, cuts=inputs), signature), "split")
+                change = partial(self._change_inputs, cuts=inputs, module=name)
+                hooks.add(modules[name], InputHook(change, signature_of(modules[name])), "split")
             if outputs:
                 hooks.add(modules[name], OutputHook(partial(self._cut_outputs, cuts=outputs)), "split-output")
 
@@ -62,15 +62,24 @@ class TokenCuts(Cut):
         """Returns the cuts of every module that some paths name: one hook each, for all its paths."""
         cuts: dict[str, dict[str | int, Split]] = {}
         for path, entry in splits.items():
-            for name in places(path, modules):
+            is_optional = all(cut.optional for cut in entry.values())
+            for name in places(path, modules, optional=is_optional):
                 cuts.setdefault(name, {}).update(entry)
         return cuts
 
-    def _cut_inputs(self, named: dict[str, Any], cuts: dict[str, Split]) -> None:
+    def _change_inputs(self, named: dict[str, Any], cuts: dict[str, Split], module: str) -> None:
         for name, cut in cuts.items():
             value = named.get(name)
-            if value is not None or not cut.optional:
+            if cut.gathered and value is not None:
+                named[name] = self._gather(value, f"{module}.{name}", cut)
+            elif value is not None or not cut.optional:
                 named[name] = self._cut_any(value, cut, name)
+
+    def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
+        """Puts a tensor together from what every part holds."""
+        raise UnsupportedError(
+            f"{self.adapter.model}: {name} needs all tokens at once, which are not at one place here"
+        )
 
     def _cut_outputs(self, output: Any, cuts: dict[str | int, Split]) -> Any:
         if isinstance(output, Tensor):
@@ -80,10 +89,16 @@ class TokenCuts(Cut):
     def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
         if isinstance(value, Tensor):
             return self._cut(value, cut, name)
+        if isinstance(value, (list, tuple)) and cut.item is not None:
+            whole = replace(cut, item=None)
+            return type(value)(self._cut_any(x, whole, name) if i == cut.item else x for i, x in enumerate(value))
         if isinstance(value, (list, tuple)):
             return type(value)(None if item is None else self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):
             return {key: self._cut_any(item, cut, name) for key, item in value.items()}
+        if isinstance(value, int) and cut.tail:
+            first, end = self._tail(value, cut.stream)
+            return end - first
         if isinstance(value, int) and not cut.leading:
             return split_sizes(value, self.axis.size)[self.axis.index]
         if isinstance(value, int):
@@ -92,8 +107,8 @@ class TokenCuts(Cut):
         raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
 
     def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
-        if cut.ndim is not None and tensor.ndim != cut.ndim:
-            if cut.optional and tensor.ndim < cut.ndim:
+        if not cut.allows(tensor.ndim):
+            if cut.optional and not any(cut.allows(ndim) for ndim in range(tensor.ndim)):
                 return tensor  # nothing per token in it, such as one timestep for the whole sample
             raise UnsupportedError(f"{self.adapter.model}: {name} has {tensor.ndim} dimensions, not {cut.ndim}")
         if cut.folded:
@@ -103,9 +118,15 @@ class TokenCuts(Cut):
             total = sum(self.shard_sizes((cut.stream,)))
             front, rest = tensor.split([total, tensor.shape[cut.dim] - total], dim=cut.dim)
             return torch.cat([self._cut(front, replace(cut, leading=False), name), rest], dim=cut.dim)
+        if cut.tail:
+            first, end = self._tail(tensor.shape[cut.dim], cut.stream)
+            return tensor.narrow(cut.dim, first, end - first)
+        if cut.ones and tensor.shape[cut.dim] == 1:
+            return tensor
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts:
-            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} rows of tokens"
+            rows = "frames" if self.adapter.whole_frames else "rows"
+            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} {rows} of tokens"
             raise UnsupportedError(
                 f"{self.adapter.model}: {size} cannot be cut over {parts} {self.parts_name}; "
                 f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
@@ -120,6 +141,12 @@ class TokenCuts(Cut):
             self.present.note(tensor, cut.stream, sizes)
         start = offsets(sizes)[self.axis.index]
         return tensor.narrow(cut.dim, start, sizes[self.axis.index])
+
+    def _tail(self, length: int, stream: str) -> tuple[int, int]:
+        """Returns where this rank's share of the last tokens of a stream begins and ends."""
+        sizes, index = self.shard_sizes((stream,)), self.axis.index
+        bounds = [start - (sum(sizes) - length) for start in (*offsets(sizes), sum(sizes))]
+        return max(bounds[index], 0), max(bounds[index + 1], 0)
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
         """Returns the tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
@@ -137,6 +164,9 @@ class TokenCuts(Cut):
         if self.adapter.whole_rows:
             patch: Any = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-1] // patch
+        if self.adapter.whole_frames:
+            _, rows, columns = self.module.config["patch_size"]  # type: ignore[index]
+            self._unit = sample.shape[-2] // rows * (sample.shape[-1] // columns)
 
     def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the tokens each rank contributes to an attention over `streams`."""

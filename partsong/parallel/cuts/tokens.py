@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -56,6 +57,8 @@ class SequenceParallel(TokenCuts):
         self.sums = TokenSums(self.axis, adapter)
         self.layers: list[tuple[str, tuple[str, ...], nn.Module]] = []
         self._folds: dict[int, Fraction] = {}
+        self._heads: dict[int, tuple[int, int, int]] = {}
+        self._attended: Counter[int] = Counter()
         self._mask_bytes: dict[int, int] = {}
         self._gathered: dict[str, tuple[str, int]] = {}
 
@@ -77,7 +80,9 @@ class SequenceParallel(TokenCuts):
             layer = len(self.layers)
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
-            hooks.add(child, AttentionHook(attend, name, once=not self.adapter.attends_per_sample), "attention")
+            once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
+            may_skip = self.adapter.skips_attention
+            hooks.add(child, AttentionHook(attend, name, once=once, may_skip=may_skip), "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
 
@@ -86,7 +91,7 @@ class SequenceParallel(TokenCuts):
         assert self.adapter.gather is not None
         for path, cut in self.adapter.gather.items():
             for name in places(path, modules):
-                hooks.add(modules[name], OutputHook(lambda out, n=name, c=cut: self._gather(out, n, c)), "gather")
+                hooks.add(modules[name], OutputHook(partial(self._gather_first, name=name, cut=cut)), "gather")
 
     def _run_on_all(
         self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
@@ -99,18 +104,25 @@ class SequenceParallel(TokenCuts):
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
-        self._mask_bytes.clear()
+        for last in (self._mask_bytes, self._gathered, self._attended):
+            last.clear()
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         for stage in self.stages:
             stage.abandon()
 
-    def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
+    def _gather_first(self, output: Any, name: str, cut: Split) -> Any:
+        """Puts the tokens of an output together; of several, those of the first."""
+        if isinstance(output, Tensor):
+            return self._gather(output, name, cut)
+        return (self._gather(output[0], name, cut), *output[1:])
+
+    def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         # Tokens may come before the batch, and frames may be folded into it.
-        per_token = output.nbytes // (self.batch * output.shape[cut.dim])
+        per_token = local.nbytes // (self.batch * local.shape[cut.dim])
         self._gathered[name] = (cut.stream, per_token)
-        return gather_tokens(self.axis, output, self.sizes[cut.stream], cut.dim, name="gather of the output tokens")
+        return gather_tokens(self.axis, local, self.sizes[cut.stream], cut.dim, name=f"gather at {name}")
 
     def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -128,8 +140,10 @@ class SequenceParallel(TokenCuts):
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
+            self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3])
             scale = self._scale(scale, sizes, layer)
             runs = _runs(by_stream, streams)
+            mask, attending = _key_mask(mask)
             every = None if mask is None else self._mask_of_all_queries(mask, by_stream, streams)
             if every is not None:
                 masks: tuple[Tensor, ...] | None = mask_rows(every, sizes, self.axis.index)
@@ -138,7 +152,8 @@ class SequenceParallel(TokenCuts):
             call = AttentionCall(
                 number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs, whole_mask=every
             )
-            return self.attend(call)
+            out = self.attend(call)
+            return out if attending is None else out * attending
 
         return attend
 
@@ -181,8 +196,9 @@ class SequenceParallel(TokenCuts):
     def _next_call(self, layer: int, streams: tuple[str, ...]) -> tuple[int, int, Mapping[str, tuple[int, ...]]]:
         """Returns a number for the next attention of a layer, its samples, and each rank's tokens by stream."""
         self.shard_sizes(streams)
+        turn, self._attended[layer] = self._attended[layer], self._attended[layer] + 1
         if not self.present.counts:
-            return layer, self.batch, self.sizes
+            return layer + turn * len(self.layers), self.batch, self.sizes
         sample = self.present.next_sample(layer)
         return layer + sample * len(self.layers), 1, self.present.of_sample(self.sizes, sample)
 
@@ -235,7 +251,9 @@ class SequenceParallel(TokenCuts):
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
         """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
-            return [(layer, int(batch * self._folds.get(layer, 1)), cut)]
+            turns = range(self._attended[layer] if self._attended else self.adapter.attentions)
+            samples = int(batch * self._folds.get(layer, 1))
+            return [(layer + turn * len(self.layers), samples, cut) for turn in turns]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))
         return [(number, 1, self.present.of_sample(cut, sample)) for number, sample in numbers]
 
@@ -246,7 +264,8 @@ class SequenceParallel(TokenCuts):
         for layer, (_, streams, module) in enumerate(self.layers):
             for number, samples, by_stream in self._calls(layer, batch, cut):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
-                shape = AttentionShape(samples, *head_counts(module), itemsize, sizes, index, *step, number, runs)
+                heads = self._heads.get(layer) or head_counts(module)
+                shape = AttentionShape(samples, *heads, itemsize, sizes, index, *step, number, runs)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
                 moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)
@@ -262,6 +281,21 @@ def _is_alike(mask: Tensor, dim: int) -> bool:
     return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
+def _key_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Reads a mask of padding, in which a query that is padding itself attends to nothing.
+
+    Args:
+        mask: `[..., L, L]`, boolean, the product of a mask of queries and one of keys; any other is left as it is.
+
+    Returns:
+        The mask of keys `[..., 1, L]`, and 1 for the queries that attend and 0 for the others, `[..., L, 1]`.
+    """
+    if mask is None or mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
+        return mask, None
+    keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
+    return (keys, queries) if bool((mask == (keys & queries)).all()) else (mask, None)
+
+
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
     """Says what each rank contributes to an attention over `streams`."""
     return tuple(
@@ -270,10 +304,15 @@ def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tup
 
 
 def head_counts(module: Any) -> tuple[int, int, int]:
-    """Returns query heads, key/value heads and head dimension of a diffusers attention module."""
-    heads = getattr(module, "heads", None) or module.num_heads
-    if getattr(module, "fused_projections", False) or not hasattr(module, "to_q"):
-        head_dim = getattr(module, "head_dim", None) or module.inner_dim // heads
+    """Returns query heads, key/value heads and head dimension of an attention module that has not been called yet."""
+    heads = module.heads if hasattr(module, "heads") else module.num_heads
+    queries = _first(module, "to_q", "to_query")
+    if getattr(module, "fused_projections", False) or queries is None:
+        head_dim = _first(module, "head_dim", "dim_heads") or module.inner_dim // heads
         return heads, getattr(module, "inner_kv_dim", heads * head_dim) // head_dim, head_dim
-    head_dim = module.to_q.out_features // heads
-    return heads, module.to_k.out_features // head_dim, head_dim
+    head_dim = queries.out_features // heads
+    return heads, _first(module, "to_k", "to_key").out_features // head_dim, head_dim
+
+
+def _first(module: Any, *names: str) -> Any:
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)

@@ -156,18 +156,19 @@ class AttentionHook(ModelHook):
         attend: is called with queries, keys, values, mask and scale in place of the operator.
         name: the module's name, for messages.
         once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
+        may_skip: allows a forward without a call of the operator.
     """
 
-    def __init__(self, attend: Attend, name: str, *, once: bool = True) -> None:
+    def __init__(self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False) -> None:
         super().__init__()
-        self.attend, self.name, self.once = attend, name, once
+        self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
 
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
         with _Redirect(self._attend) as redirect:
             output = original_forward(self)(*args, **kwargs)
-        if redirect.calls != 1 and (self.once or redirect.calls == 0):
+        if (redirect.calls > 1 and self.once) or (redirect.calls == 0 and not self.may_skip):
             processor = type(getattr(module, "processor", module)).__name__
             raise UnsupportedError(
                 f"{self.name} ({processor}) made {redirect.calls} scaled_dot_product_attention calls where one is "

@@ -1,0 +1,153 @@
+"""Cosmos 1, 2 and 2.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import (
+    AutoencoderKLCosmos,
+    Cosmos2_5_PredictBasePipeline,
+    Cosmos2TextToImagePipeline,
+    Cosmos2VideoToWorldPipeline,
+    CosmosTextToWorldPipeline,
+    CosmosTransformer3DModel,
+    CosmosVideoToWorldPipeline,
+    EDMEulerScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+
+from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.video_parts import pictures, wan_autoencoder
+
+LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
+
+
+class _Harmless:
+    """Stands for the checker of prompts and videos, which downloads its weights."""
+
+    def to(self, device: Any) -> None:
+        """Has nothing to move."""
+
+    def check_text_safety(self, text: str) -> bool:
+        """Finds no fault."""
+        return True
+
+    def check_video_safety(self, video: Any) -> Any:
+        """Changes nothing."""
+        return video
+
+
+_SIZES = {
+    "in_channels": 4,
+    "num_attention_heads": 3,
+    "attention_head_dim": 16,
+    "mlp_ratio": 2,
+    "text_embed_dim": 12,
+    "adaln_lora_dim": 4,
+    "max_size": (4, 32, 32),
+    "rope_scale": (2.0, 1.0, 1.0),
+    # It would be resized with torchvision.
+    "concat_padding_mask": False,
+}
+
+
+def _transformer(**changed: Any) -> CosmosTransformer3DModel:
+    return randomized(CosmosTransformer3DModel(**_SIZES | {"out_channels": 4, "num_layers": 2} | changed))
+
+
+def _pipe(kind: Any, transformer: Any, scheduler: Any, vae: Any = None, **more: Any) -> Any:
+    parts = {"text_encoder": None, "tokenizer": None, "safety_checker": _Harmless(), "scheduler": scheduler}
+    return kind(transformer=transformer, vae=vae or wan_autoencoder(), **parts, **more)
+
+
+def _first_autoencoder() -> AutoencoderKLCosmos:
+    vae = AutoencoderKLCosmos(
+        latent_channels=4,
+        encoder_block_out_channels=(8, 8, 8, 8),
+        decode_block_out_channels=(8, 8, 8, 8),
+        attention_resolutions=(8,),
+        resolution=64,
+        num_layers=1,
+        patch_size=4,
+        patch_type="haar",
+        scaling_factor=1.0,
+        spatial_compression_ratio=8,
+        temporal_compression_ratio=8,
+        latents_mean=None,
+        latents_std=None,
+    )
+    return randomized(vae)
+
+
+def _edm() -> EDMEulerScheduler:
+    return EDMEulerScheduler(prediction_type="epsilon", final_sigmas_type="sigma_min")
+
+
+def _prompts(samples: int) -> dict[str, Any]:
+    return {
+        "prompt_embeds": noise(samples, 7, 12, seed=1),
+        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "height": 48,
+        "width": 80,
+    }
+
+
+def _coarse(samples: int) -> dict[str, Any]:
+    prompts = {name: value.float() for name, value in _prompts(samples).items() if name.endswith("embeds")}
+    return _prompts(samples) | prompts | {"num_frames": 17}
+
+
+def _video(samples: int) -> dict[str, Any]:
+    return _prompts(samples) | {"num_frames": 9}
+
+
+def _from_picture(samples: int) -> dict[str, Any]:
+    return _video(samples) | {"image": pictures(1)[0]}
+
+
+def _flow() -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(use_karras_sigmas=True)
+
+
+HERE = (
+    Case(
+        name="CosmosTextToWorldPipeline",
+        build=lambda: _pipe(CosmosTextToWorldPipeline, _transformer().float(), _edm(), _first_autoencoder().float()),
+        call=_coarse,
+        tolerance=1e-4,  # the learned positions take no float64
+    ),
+    Case(
+        name="CosmosVideoToWorldPipeline",
+        build=lambda: _pipe(
+            CosmosVideoToWorldPipeline, _transformer(in_channels=5).float(), _edm(), _first_autoencoder().float()
+        ),
+        call=lambda samples: _coarse(samples) | {"image": pictures(1)[0]},
+        samples=1,
+        tolerance=1e-4,
+    ),
+    Case(
+        name="Cosmos2TextToImagePipeline",
+        build=lambda: _pipe(Cosmos2TextToImagePipeline, _transformer(extra_pos_embed_type=None), _flow()),
+        call=_prompts,
+    ),
+    Case(
+        name="Cosmos2VideoToWorldPipeline",
+        build=lambda: _pipe(
+            Cosmos2VideoToWorldPipeline, _transformer(in_channels=5, extra_pos_embed_type=None), _flow()
+        ),
+        call=_from_picture,
+        samples=1,
+    ),
+    Case(
+        name="Cosmos2_5_PredictBasePipeline",
+        build=lambda: _pipe(
+            Cosmos2_5_PredictBasePipeline,
+            _transformer(in_channels=5, extra_pos_embed_type=None),
+            UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        ),
+        call=_video,
+    ),
+)

@@ -1,0 +1,84 @@
+"""SkyReels-V2, which can give later frames later noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import (
+    SkyReelsV2DiffusionForcingImageToVideoPipeline,
+    SkyReelsV2DiffusionForcingPipeline,
+    SkyReelsV2DiffusionForcingVideoToVideoPipeline,
+    SkyReelsV2ImageToVideoPipeline,
+    SkyReelsV2Pipeline,
+    SkyReelsV2Transformer3DModel,
+)
+
+from tests.pipelines.case import Case, randomized
+from tests.pipelines.cases.wan import SEEING, prompts, unipc
+from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures, wan_autoencoder
+
+
+def _pipe(kind: Any, more: Any = None, **changed: Any) -> Any:
+    settings = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 3,
+        "attention_head_dim": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "text_dim": 12,
+        "freq_dim": 8,
+        "ffn_dim": 32,
+        "num_layers": 2,
+        "rope_max_seq_len": 32,
+    }
+    transformer = randomized(SkyReelsV2Transformer3DModel(**settings | changed))
+    parts = {"tokenizer": None, "text_encoder": None, "vae": wan_autoencoder(), "scheduler": unipc()}
+    return kind(transformer=transformer, **parts, **more or {})
+
+
+def _video(samples: int) -> dict[str, Any]:
+    return prompts(samples) | {"num_frames": 9}
+
+
+def _forcing(samples: int) -> dict[str, Any]:
+    return _video(samples) | {"fps": 24, "ar_step": 1, "prompt": None}
+
+
+def _from_picture(samples: int) -> dict[str, Any]:
+    return _video(samples) | {"image": pictures(1)[0]}
+
+
+HERE = (
+    Case(name="SkyReelsV2Pipeline", build=lambda: _pipe(SkyReelsV2Pipeline), call=_video),
+    Case(
+        name="SkyReelsV2ImageToVideoPipeline",
+        build=lambda: _pipe(
+            SkyReelsV2ImageToVideoPipeline,
+            {"image_encoder": clip_vision(), "image_processor": clip_vision_processor()},
+            **SEEING,
+        ),
+        call=_from_picture,
+        samples=1,
+    ),
+    Case(
+        name="SkyReelsV2DiffusionForcingPipeline",
+        build=lambda: _pipe(SkyReelsV2DiffusionForcingPipeline, inject_sample_info=True),
+        call=_forcing,
+        samples=1,
+    ),
+    Case(
+        name="SkyReelsV2DiffusionForcingImageToVideoPipeline",
+        build=lambda: _pipe(SkyReelsV2DiffusionForcingImageToVideoPipeline, inject_sample_info=True),
+        call=lambda samples: _from_picture(samples) | {"fps": 24, "ar_step": 0},
+        samples=1,
+    ),
+    Case(
+        name="SkyReelsV2DiffusionForcingVideoToVideoPipeline",
+        build=lambda: _pipe(SkyReelsV2DiffusionForcingVideoToVideoPipeline, inject_sample_info=True),
+        call=lambda samples: (
+            _video(samples)
+            | {"video": pictures(9), "num_frames": 17, "base_num_frames": 17, "overlap_history": 9, "output_type": "pt"}
+        ),
+        samples=1,
+    ),
+)
