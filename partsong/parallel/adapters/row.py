@@ -131,6 +131,7 @@ class Adapter:
         frames: where the frames of a video are; None for pictures.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
+        whole: why no token or row of its input can be cut; None where they can.
         inferred: the row was inferred, so the first call checks it against one rank.
     """
 
@@ -156,6 +157,7 @@ class Adapter:
     frames: Frames | None = None
     repeats_keys: bool = False
     factored: Factored | None = None
+    whole: str | None = None
     inferred: bool = False
 
     @property
