@@ -216,7 +216,11 @@ class Strategy:
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Says why this strategy has no correct form on an architecture, and what to use; None where it has one."""
-        if adapter.frames is not None and adapter.frames.mixers and set(self.axes) & set(TOKEN_AXES):
+        if not set(self.axes) & set(TOKEN_AXES):
+            return None
+        if adapter.whole is not None:
+            return f"{adapter.whole}; use CfgParallel or DataParallel"
+        if adapter.frames is not None and adapter.frames.mixers:
             return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
         if adapter.uncut is not None and set(self.axes) & set(TOKEN_AXES):
             return adapter.uncut

@@ -99,7 +99,6 @@ ROWS = (
             "guidance",
             "additional_t_cond",
         ),
-        per_sample=("img_shapes",),
         residuals=("controlnet_block_samples",),
     ),
     Adapter(

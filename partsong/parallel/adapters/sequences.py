@@ -86,8 +86,8 @@ ROWS = (
         model="QwenImage21Transformer2DModel",
         splits=row(),
         gather=row(),
-        uncut="every picture in its sequence attends to what comes before it, in one pass each, and the keys of the first "
-        "ones are kept by place; use CfgParallel or DataParallel",
+        uncut="every picture in its sequence attends to what comes before it, in one pass each, and the keys of the "
+        "first ones are kept by place; use CfgParallel or DataParallel",
         batched=(
             "hidden_states",
             "encoder_hidden_states",

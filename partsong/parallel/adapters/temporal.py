@@ -48,4 +48,13 @@ ROWS = (
         residuals=(_DOWN,),
         refused=_MASK,
     ),
+    Adapter(
+        family="Stable Video Diffusion UNet",
+        model="UNetSpatioTemporalConditionModel",
+        whole="every block looks both across the rows of a frame and across frames, which are a batch to it",
+        splits=row(),
+        gather=row(),
+        sample="sample",
+        batched=("sample", "timestep", "encoder_hidden_states", "added_time_ids"),
+    ),
 )

@@ -43,7 +43,7 @@ _LAYERS = _names(
 UNET_BLOCKS = _LAYERS | _names(
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
-    "IPAdapterAttnProcessor2_0"
+    "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D"
 )
 UNET_ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
 _KL = "Encoder Decoder DownEncoderBlock2D UpDecoderBlock2D AttnDownEncoderBlock2D AttnUpDecoderBlock2D"

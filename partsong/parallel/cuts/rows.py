@@ -280,7 +280,8 @@ class RowSplit:
                 raise UnsupportedError(f"{name}: attention masks are not supported over rows")
             sizes = tuple(count * (query.shape[2] // mine) for count in rows)
             shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), sizes)
-            self.shapes.append(AttentionShape(len(query) // self.batch, *shape, self.axis.index, layer=layer))
+            # Not per sample: perturbed attention leaves some samples out, so theirs may be fewer than the batch's.
+            self.shapes.append(AttentionShape(len(query), *shape, self.axis.index, layer=layer))
             call = AttentionCall(layer, query, key, value, sizes, self.axis.index, None, scale)
             return attend_through(self.stages, call)
 
@@ -295,7 +296,7 @@ class RowSplit:
         if self.borders.sends_statistics(*step):
             moved += sum(move.everyone for move in self.moves) * (size - 1)
         shapes = (
-            replace(shape, batch=batch * shape.batch, index=index, step=step[0], is_last=step[1])
+            replace(shape, batch=batch * shape.batch // self.batch, index=index, step=step[0], is_last=step[1])
             for shape in self.shapes
         )
         return batch * moved + sum(predict_through(self.stages, shape) for shape in shapes)

@@ -1,4 +1,4 @@
-"""Pipelines whose text is read by cross-attention: PixArt, Sana, HunyuanDiT, Lumina and DiT; AuraFlow and Lumina 2 too."""
+"""Pipelines of PixArt, Sana, HunyuanDiT, Lumina, DiT, AuraFlow and Lumina 2."""
 
 from __future__ import annotations
 

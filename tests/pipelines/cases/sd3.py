@@ -67,8 +67,7 @@ def _prompts(samples: int) -> dict[str, Any]:
 
 
 def _from_image(samples: int) -> dict[str, Any]:
-    named = _prompts(samples) | {"image": picture(samples), "strength": 0.7, "num_inference_steps": 3}
-    return named
+    return _prompts(samples) | {"image": picture(samples), "strength": 0.7, "num_inference_steps": 3}
 
 
 def _painted(samples: int) -> dict[str, Any]:

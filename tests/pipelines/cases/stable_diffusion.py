@@ -63,7 +63,7 @@ def with_image_prompts(model: Any, adapters: int) -> Any:
 
 
 def control() -> ControlNetModel:
-    return randomized(ControlNetModel.from_unet(unet(), conditioning_embedding_out_channels=(4, 8)))
+    return randomized(ControlNetModel.from_unet(unet(), conditioning_embedding_out_channels=(4, 4, 4, 8)))
 
 
 def plain(kind: Any, model: Any = None, scheduler: Any = None, **more: Any) -> Any:
