@@ -17,6 +17,9 @@ from transformers import (
 from tests.pipelines.case import randomized
 
 
+_LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
 def clip_tokenizer(length: int = 6) -> CLIPTokenizer:
     """Reads letters; a prompt has `length` tokens with its start and end."""
     words = ["<|startoftext|>", "<|endoftext|>", *_LETTERS, *(f"{letter}</w>" for letter in _LETTERS)]
