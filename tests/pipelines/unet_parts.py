@@ -16,7 +16,6 @@ from transformers import (
 
 from tests.pipelines.case import randomized
 
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 

@@ -66,18 +66,17 @@ class _Apart:
         return torch.cat(of_branch)
 
     def _branch(self, branch: int, attention: Any, hidden_states: Tensor, args: Any, kwargs: Any) -> Any:
-        start, own = self.owners.index(branch), self.owners.count(branch)
+        # Frames or places of a picture may be folded into the batch, within each sample.
+        rows = len(hidden_states)
+        fold = rows // len(self.owners)
+        start, own = self.owners.index(branch) * fold, self.owners.count(branch) * fold
 
         def copies(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == len(self.owners):
+            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == rows:
                 return torch.cat([value[start : start + own]] * self.branches)
             return value
 
-        output = self.processor(
-            attention,
-            copies(hidden_states),
-            *map(copies, args),
-            **{name: copies(value) for name, value in kwargs.items()},
-        )
+        others = {name: copies(value) for name, value in kwargs.items()}
+        output = self.processor(attention, copies(hidden_states), *map(copies, args), **others)
         keep = slice(branch * own, (branch + 1) * own)
         return tuple(None if x is None else x[keep] for x in output) if isinstance(output, tuple) else output[keep]
