@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from partsong.knobs import kebab
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
 from partsong.samplers.registry import strategies
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
+from tests.pipelines import worker as pipeline_worker
+from tests.pipelines.cases import MODELS
 
 #: Pairs with a matrix of their own: UNets, whose images are cut into rows, a strategy that cuts blocks, one that cuts
 #: frames, and UNets with frames.
@@ -21,6 +24,7 @@ TESTED_ELSEWHERE = (
         for name in ("cfg-parallel", "data-parallel")
         for model in ("UNetMotionModel", "UNet3DConditionModel")
     }
+    | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in MODELS}
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("step-cache", model) for model in ADAPTERS}
     | {("structure-guidance", "SD3Transformer2DModel")}

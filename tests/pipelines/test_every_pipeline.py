@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import functools
 import itertools
+import zlib
 
 import diffusers
 import pytest
 
-from partsong.parallel.adapters import adapter_for
 from partsong.parallel.ranks.launch import launch
-from tests.covering import chosen
+from tests import covering
 from tests.pipelines import worker
-from tests.pipelines.case import denoisers
 from tests.pipelines.cases import CASES, LEFT_OUT
 from tests.pipelines.worker import Outcome
 
 PRODUCT = list(itertools.product((2, 3), CASES, worker.STRATEGIES))
-TRIED = chosen(PRODUCT)
+
+
+def _one_each() -> list[tuple[int, str, str]]:
+    """Every pipeline once; within a family the strategies take turns, and every fourth runs on three ranks."""
+    names = list(worker.STRATEGIES)
+    shift = zlib.crc32(b"pipelines")
+    return [(3 if i % 4 == 3 else 2, case, names[(shift + i) % len(names)]) for i, case in enumerate(CASES)]
+
+
+TRIED = PRODUCT if covering.FULL else _one_each()
+#: Cases that share a launch: more would come near the time limit of a test.
+TOGETHER = 15
 
 
 @functools.cache
-def outcomes(nproc: int) -> dict[worker.Pair, list[Outcome]]:
-    return launch(worker.outcomes, nproc, nproc, [(name, strategy) for n, name, strategy in TRIED if n == nproc])
+def _launched(nproc: int, chunk: int) -> dict[worker.Pair, list[Outcome]]:
+    names = list(dict.fromkeys(name for n, name, _ in TRIED if n == nproc))[chunk * TOGETHER :][:TOGETHER]
+    return launch(worker.outcomes, nproc, nproc, [(name, s) for n, name, s in TRIED if n == nproc and name in names])
+
+
+def outcomes(nproc: int, name: str) -> dict[worker.Pair, list[Outcome]]:
+    names = list(dict.fromkeys(case for n, case, _ in TRIED if n == nproc))
+    return _launched(nproc, names.index(name) // TOGETHER)
 
 
 def test_every_pipeline_has_a_case_or_a_reason() -> None:
@@ -34,17 +50,16 @@ def test_every_pipeline_has_a_case_or_a_reason() -> None:
 
 @pytest.mark.parametrize(("nproc", "name", "strategy"), TRIED)
 def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> None:
-    case, rows = CASES[name], outcomes(nproc)[name, strategy]
-    reasons = [worker.STRATEGIES[strategy].refuses(adapter_for(part)) for part in denoisers(case.make())]
-    expected = case.refused.get(strategy) or next(filter(None, reasons), None)
+    case, rows = CASES[name], outcomes(nproc, name)[name, strategy]
     assert len(rows) == nproc
     for row in rows:
-        assert row.kind == ("ran" if expected is None else "refused"), row.text
+        assert row.kind in ("ran", "refused"), row.text
+        assert (row.kind == "refused") == (row.expected is not None), row.text
+        assert row.expected is None or row.expected in row.text
         assert row.error <= case.tolerance
         assert row.sent == row.predicted
-        assert expected is None or expected in row.text
 
 
 @pytest.mark.parametrize(("nproc", "name"), dict.fromkeys((nproc, name) for nproc, name, _ in TRIED))
 def test_is_itself_again_afterwards(nproc: int, name: str) -> None:
-    assert all(row.error == 0 for row in outcomes(nproc)[name, "alone"])
+    assert all(row.error == 0 for row in outcomes(nproc, name)[name, "alone"])

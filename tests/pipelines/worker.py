@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diffusers.utils import logging
 
-from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, SyncPatch, Ulysses
+from partsong import (
+    CfgParallel,
+    DataParallel,
+    DisplacedPatch,
+    PartialPatch,
+    Ring,
+    SyncPatch,
+    TokenRing,
+    Ulysses,
+    Usp,
+)
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.adapters import adapter_for
 from tests.parallel.ranks import gathered
 from tests.pipelines.case import Case, denoisers, distance
 from tests.pipelines.cases import CASES
 
-#: What every pipeline is tried with. Displaced patches are exact as long as all steps are warm-up.
+#: What every pipeline is tried with. Displaced and partial patches are exact as long as all steps are warm-up.
 STRATEGIES: dict[str, Strategy] = {
     "CfgParallel": CfgParallel(),
     "DataParallel": DataParallel(),
@@ -24,6 +35,9 @@ STRATEGIES: dict[str, Strategy] = {
     "Ring": Ring(),
     "SyncPatch": SyncPatch(),
     "DisplacedPatch": DisplacedPatch(warmup_steps=99),
+    "PartialPatch": PartialPatch(warmup_steps=99),
+    "TokenRing": TokenRing(),
+    "Usp": Usp(),
 }
 #: A pipeline by name, and a strategy by name.
 Pair = tuple[str, str]
@@ -40,6 +54,7 @@ class Outcome:
         sent: bytes that the ledger counted.
         predicted: bytes that `Plan.explain` predicted.
         text: what was said where it did not run.
+        expected: why it has to be refused, as its row says; None where it has to run.
     """
 
     kind: str
@@ -47,6 +62,7 @@ class Outcome:
     sent: int = 0
     predicted: int = 0
     text: str = ""
+    expected: str | None = None
 
 
 def outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
@@ -63,9 +79,15 @@ def _outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
         pipe = case.make()
         alone = case.run(pipe)
         for strategy in (strategy for other, strategy in pairs if other == name):
-            results[name, strategy] = gathered(_outcome(case, pipe, alone, STRATEGIES[strategy], nproc))
+            outcome = _outcome(case, pipe, alone, STRATEGIES[strategy], nproc)
+            results[name, strategy] = gathered(replace(outcome, expected=_expected(case, pipe, strategy)))
         results[name, "alone"] = gathered(Outcome("ran", error=distance(case.run(pipe), alone)))
     return results
+
+
+def _expected(case: Case, pipe: Any, strategy: str) -> str | None:
+    reasons = (STRATEGIES[strategy].refuses(adapter_for(part)) for part in denoisers(pipe))
+    return case.refused.get(strategy) or next((reason for reason in reasons if reason is not None), None)
 
 
 def _outcome(case: Case, pipe: Any, alone: Any, strategy: Strategy, nproc: int) -> Outcome:

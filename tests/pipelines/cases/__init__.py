@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
+import re
 
 import diffusers
 
-from tests.pipelines.case import Case
+from tests.pipelines.case import DENOISERS, Case
 
 #: Every module here lists its cases in ``HERE``, and in ``LEFT`` the pipelines of its families that have none.
 _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
@@ -31,3 +33,14 @@ _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endsw
 LEFT_OUT: dict[str, str] = {name: reason for name, reason in _GENERAL.items() if reason is not None} | {
     name: reason for module in _MODULES for name, reason in getattr(module, "LEFT", {}).items()
 }
+
+
+def _models(name: str) -> set[str]:
+    """The classes of the denoisers that a pipeline is declared with."""
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+    kinds = (str(parameters[part].annotation) for part in DENOISERS if part in parameters)
+    return {word for kind in kinds for word in re.findall(r"\w+", kind) if hasattr(diffusers, word)}
+
+
+#: Classes of the denoisers of all pipelines that are tried.
+MODELS: frozenset[str] = frozenset(model for case in CASES.values() for model in _models(case.pipeline))
