@@ -1,9 +1,10 @@
 """Holds what partsong knows of each architecture as data: where tokens enter and leave, and which attention mixes them.
 
 To support a new transformer, add a row to `cross`, `joint`, `pairs` or `sequences`. Video transformers go to `video`,
-UNets to `unet`, and UNets with temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a
-diffusers class has a context-parallel plan of its own (``_cp_plan``), a row may leave out `splits` and `gather`; they
-are then read from that plan. A plain model without a row gets an inferred one, which its first call checks.
+UNets to `unet`, and UNets with temporal layers to `temporal`. Other packages add rows by entry points (see
+`partsong.plugins`). Where a diffusers class has a context-parallel plan of its own (``_cp_plan``), a row may leave out
+`splits` and `gather`; they are then read from that plan. A plain model without a row gets an inferred one, which its
+first call checks.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ ROWS = (
         model="QwenImage21Transformer2DModel",
         splits=row(),
         gather=row(),
-        uncut="every picture in its sequence attends to what comes before it, in one pass each, and the keys of the first "
-        "ones are kept by place; use CfgParallel or DataParallel",
+        uncut="its attention runs once for every run of words and every picture in the sequence, each over what comes "
+        "before it, and keeps keys by their place; use CfgParallel or DataParallel",
         batched=(
             "hidden_states",
             "encoder_hidden_states",
