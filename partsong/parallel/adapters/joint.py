@@ -57,6 +57,8 @@ ROWS = (
         splits=row({"": _FLUX_INPUTS}),
         gather=row(proj_out=Split(dim=1)),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
+        # With a batch in front, the model reads the first row only.
+        shared=("img_ids", "txt_ids"),
         refused=row(
             kv_cache_mode="the cache of reference tokens is filled by position; pass the reference picture anew each "
             "step, or use CfgParallel or DataParallel"
