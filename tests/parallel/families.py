@@ -16,6 +16,8 @@ from diffusers import (
 
 from tests.parallel import image_families as more
 from tests.parallel import video_families as video
+from tests.parallel.image_families_pairs import PAIRS
+from tests.parallel.image_families_sequences import SEQUENCES
 
 
 def _dit(side: int) -> Any:
@@ -213,5 +215,6 @@ FAMILIES = {
         ),
         Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
         Family("Latte", video.latte, video.wan_inputs, video=True),
+        *(Family(name, build, inputs, unit=unit) for name, (build, inputs, unit) in (PAIRS | SEQUENCES).items()),
     )
 }

@@ -66,6 +66,8 @@ ROWS = (
         gather=row(proj_out=Split(dim=1)),
         shared=("img_ids", "txt_ids"),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
+        # With a batch in front, the model reads the first row only.
+        shared=("img_ids", "txt_ids"),
         refused=row(
             kv_cache_mode="the cache of reference tokens is filled by position; pass the reference picture anew each "
             "step, or use CfgParallel or DataParallel"

@@ -127,7 +127,9 @@ class Adapter:
         gathered: path of modules that look across all tokens of the picture outside attention, such as experts that
             choose their tokens -> arguments `[B, L, C]` that they get whole; their output is cut again. Modules there
             without these arguments stay as they are.
-        scaled_by_length: attention may scale logits by the root of the logarithm of the number of tokens.
+        scaled_by_length: name of the keyword argument of attention that is the base of a logarithm of the number of
+            tokens, by which it scales; None where there is no such.
+        seems_cross: attention modules say they are cross-attention, although they attend to their own tokens.
         uncut: why the tokens of this model cannot be cut, and what to use; None where they can.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
@@ -165,7 +167,8 @@ class Adapter:
     attention: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     keys_only: tuple[str, ...] = ()
     gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    scaled_by_length: bool = False
+    scaled_by_length: str | None = None
+    seems_cross: bool = False
     uncut: str | None = None
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()

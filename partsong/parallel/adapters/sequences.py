@@ -66,7 +66,7 @@ ROWS = (
         family="Lumina",
         model="LuminaNextDiT2DModel",
         attention=row({"layers.*.attn1": (IMAGE,)}),
-        scaled_by_length=True,
+        scaled_by_length="base_sequence_length",
         repeats_keys=True,
         splits=row({"patch_embedder": row({index: Split(dim=1, output=True) for index in (0, 1, 3)})}),
         gather=row(norm_out=_TOKENS),
@@ -77,6 +77,7 @@ ROWS = (
         family="OmniGen",
         model="OmniGenTransformer2DModel",
         attention=row({"layers.*.self_attn": (JOINT,)}),
+        seems_cross=True,
         splits=row({"layers.0": row(hidden_states=_JOINT), "layers.*": row(image_rotary_emb=_FIRST)}),
         gather=row({"layers.-1": _JOINT}),
         batched=("hidden_states", "timestep", "input_ids", "attention_mask", "position_ids"),
@@ -86,8 +87,8 @@ ROWS = (
         model="QwenImage21Transformer2DModel",
         splits=row(),
         gather=row(),
-        uncut="every picture in its sequence attends to what comes before it, in one pass each, and the keys of the "
-        "first ones are kept by place; use CfgParallel or DataParallel",
+        uncut="its attention runs once for every run of words and every picture in the sequence, each over what comes "
+        "before it, and keeps keys by their place; use CfgParallel or DataParallel",
         batched=(
             "hidden_states",
             "encoder_hidden_states",

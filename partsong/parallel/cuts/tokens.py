@@ -33,7 +33,7 @@ from partsong.parallel.attention_call import (
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.cuts.whole_views import mask_by_shard, with_silent_queries
-from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, OutputHook
+from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets
@@ -75,8 +75,11 @@ class SequenceParallel(TokenCuts):
                     hooks.add(modules[name], AroundHook(run, signature), "gathered")
         for name, child in modules.items():
             streams = self.adapter.streams_of(name)
-            if streams is None or getattr(child, "is_cross_attention", False):
+            if streams is None or (getattr(child, "is_cross_attention", False) and not self.adapter.seems_cross):
                 continue
+            if self.adapter.scaled_by_length is not None:
+                scaled = InputHook(partial(self._scale_by_all, streams=streams), inspect.signature(child.forward))
+                hooks.add(child, scaled, "length")
             layer = len(self.layers)
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
@@ -92,6 +95,17 @@ class SequenceParallel(TokenCuts):
         for path, cut in self.adapter.gather.items():
             for name in places(path, modules):
                 hooks.add(modules[name], OutputHook(partial(self._gather_first, name=name, cut=cut)), "gather")
+
+    def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
+        """Changes the base of a logarithm of the local number of tokens so that it is that of all tokens."""
+        extra, name = named.get("cross_attention_kwargs", {}), self.adapter.scaled_by_length
+        if extra.get(name) is None:
+            return
+        sizes = self.shard_sizes(streams)
+        if sizes[self.axis.index] == 1:
+            raise UnsupportedError(f"{self.adapter.model}: one token alone cannot be scaled by {name}; use fewer ranks")
+        exponent = math.log(sizes[self.axis.index]) / math.log(sum(sizes))
+        named["cross_attention_kwargs"] = {**extra, name: extra[name] ** exponent}
 
     def _run_on_all(
         self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
@@ -141,7 +155,6 @@ class SequenceParallel(TokenCuts):
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
             self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3])
-            scale = self._scale(scale, sizes, layer)
             runs = _runs(by_stream, streams)
             mask, attending = _key_mask(mask)
             every = None if mask is None else self._mask_of_all_queries(mask, by_stream, streams)
@@ -170,18 +183,6 @@ class SequenceParallel(TokenCuts):
         query, key, value, mask = with_silent_queries(query, key, value, mask, sizes=sizes, index=index, first=first)
         output = attend(query, key, value, mask, scale)
         return output.narrow(2, sizes[index] if first else 0, local)
-
-    def _scale(self, scale: float | None, sizes: tuple[int, ...], layer: int) -> float | None:
-        """Returns the logit scale for all tokens, where the model took it from the number of local ones."""
-        module: Any = self.layers[layer][2]
-        local = sizes[self.axis.index]
-        if not self.adapter.scaled_by_length or scale is None or scale == module.scale:
-            return scale
-        if local == 1:
-            raise UnsupportedError(
-                f"{self.adapter.model}: one token on a rank has no length to scale by; use fewer ranks"
-            )
-        return scale * math.sqrt(math.log(sum(sizes)) / math.log(local))
 
     def _mask_of_all_queries(
         self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     ZImageControlNetInpaintPipeline,
@@ -17,7 +18,7 @@ from diffusers import (
 )
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+from tests.pipelines.parts import half_mask, kl_autoencoder, picture, pil_picture
 
 
 def _transformer(**changed: Any) -> ZImageTransformer2DModel:
@@ -58,6 +59,23 @@ def _pipe(kind: Any, transformer: Any = None, **more: Any) -> Any:
         transformer=transformer or _transformer(),
         **more,
     )
+
+
+def _omni() -> Any:
+    pipe = _pipe(ZImageOmniPipeline, _transformer(siglip_feat_dim=10), siglip=None, siglip_processor=None)
+    pipe.vae.to(torch.bfloat16)  # the pipeline encodes pictures in that type
+    # What the vision model would answer: one grid of features for each picture, in every sample.
+    pipe.prepare_siglip_embeds = lambda images, batch_size, device, dtype: [
+        [noise(3, 5, 10, seed=7) for _ in images] for _ in range(batch_size)
+    ]
+    return pipe
+
+
+def _with_picture(samples: int) -> dict[str, Any]:
+    named = _prompts(samples) | {"image": [pil_picture(80, 64)]}
+    for name in ("prompt_embeds", "negative_prompt_embeds"):
+        named[name] = [[text[:3], text[3:], text[:2]] for text in named[name]]
+    return named
 
 
 def _prompts(samples: int) -> dict[str, Any]:
@@ -104,7 +122,7 @@ HERE = (
     ),
     Case(
         name="ZImageOmniPipeline",
-        build=lambda: _pipe(ZImageOmniPipeline, _transformer(siglip_feat_dim=10), siglip=None, siglip_processor=None),
-        call=_prompts,
+        build=_omni,
+        call=_with_picture,
     ),
 )
