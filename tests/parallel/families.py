@@ -225,7 +225,6 @@ FAMILIES = {
         Family("Allegro", newer.allegro, newer.allegro_inputs, video=True),
         Family("Stable Audio", newer.stable_audio, newer.stable_audio_inputs, unit=1000),
         Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
-        Family("ACE-Step", newer.ace_step, newer.ace_step_inputs, unit=1000),
         Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
     )
 }

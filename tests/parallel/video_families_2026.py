@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from diffusers import (
-    AceStepTransformer1DModel,
     AllegroTransformer3DModel,
     AnyFlowTransformer3DModel,
     ChronoEditTransformer3DModel,
@@ -217,31 +216,6 @@ def stable_audio_3_inputs(side: int, batch: int) -> dict[str, Any]:
         "global_hidden_states": torch.randn(batch, 12),
         "encoder_attention_mask": kept(batch),
         "local_add_cond": torch.randn(batch, 5, 2 * side),
-    }
-
-
-def ace_step(side: int) -> Any:
-    return AceStepTransformer1DModel(
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=8,
-        in_channels=12,
-        audio_acoustic_hidden_dim=4,
-        sliding_window=3,
-        encoder_hidden_size=12,
-    )
-
-
-def ace_step_inputs(side: int, batch: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.randn(batch, 2 * side + 1, 4),
-        "timestep": torch.full((batch,), 0.5),
-        "timestep_r": torch.full((batch,), 0.5),
-        "encoder_hidden_states": torch.randn(batch, 7, 12),
-        "context_latents": torch.randn(batch, 2 * side + 1, 8),
     }
 
 
