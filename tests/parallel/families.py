@@ -16,6 +16,7 @@ from diffusers import (
 
 from tests.parallel import image_families as more
 from tests.parallel import video_families as video
+from tests.parallel import video_families_2026 as newer
 from tests.parallel.image_families_pairs import PAIRS
 from tests.parallel.image_families_sequences import SEQUENCES
 
@@ -215,6 +216,18 @@ FAMILIES = {
         ),
         Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
         Family("Latte", video.latte, video.wan_inputs, video=True),
+        Family("Wan VACE", newer.wan_vace, newer.wan_vace_inputs, video=True),
+        Family("ChronoEdit", newer.chrono_edit, video.wan_inputs, video=True),
+        Family("Cosmos", newer.cosmos, video.wan_inputs, video=True),
+        Family("Cosmos, times per frame", newer.cosmos, newer.cosmos_frames_inputs, video=True),
+        Family("HunyuanVideo 1.5", newer.hunyuan_video_15, newer.hunyuan_video_15_inputs, video=True),
+        Family("EasyAnimate", newer.easy_animate, video.wan_inputs, video=True),
+        Family("Helios", newer.helios, newer.helios_inputs, video=True),
+        Family("AnyFlow", newer.any_flow, newer.any_flow_inputs, video=True),
+        Family("Allegro", newer.allegro, newer.allegro_inputs, video=True),
+        Family("Stable Audio", newer.stable_audio, newer.stable_audio_inputs, unit=1000),
+        Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
+        Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
         *(Family(name, build, inputs, unit=unit) for name, (build, inputs, unit) in (PAIRS | SEQUENCES).items()),
     )
 }

@@ -32,7 +32,7 @@ def kept(batch: int) -> torch.Tensor:
     return mask
 
 
-def _wan_like(kind: Any, **more: Any) -> Any:
+def wan_like(kind: Any, **more: Any) -> Any:
     return kind(
         patch_size=(1, 2, 2),
         **HEADS,
@@ -49,7 +49,7 @@ def _wan_like(kind: Any, **more: Any) -> Any:
 
 
 def wan(side: int) -> Any:
-    return _wan_like(WanTransformer3DModel)
+    return wan_like(WanTransformer3DModel)
 
 
 def wan_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def wan_tokens_inputs(side: int, batch: int) -> dict[str, Any]:
 
 
 def skyreels(side: int) -> Any:
-    return _wan_like(SkyReelsV2Transformer3DModel)
+    return wan_like(SkyReelsV2Transformer3DModel)
 
 
 def skyreels_forcing_inputs(side: int, batch: int) -> dict[str, Any]:

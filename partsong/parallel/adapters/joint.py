@@ -64,7 +64,6 @@ ROWS = (
         # The class' own plan leaves position ids of two dimensions whole.
         splits=row({"": _FLUX_INPUTS}),
         gather=row(proj_out=Split(dim=1)),
-        shared=("img_ids", "txt_ids"),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
         # With a batch in front, the model reads the first row only.
         shared=("img_ids", "txt_ids"),
