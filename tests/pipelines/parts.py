@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diffusers import AutoencoderKL, PriorTransformer
+from PIL import Image
 from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
@@ -14,7 +15,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 
-from tests.pipelines.case import randomized
+from tests.pipelines.case import noise, randomized
 
 
 def kl_autoencoder(**changed: Any) -> AutoencoderKL:
@@ -87,3 +88,8 @@ def prior(width: int, tokens: int = 6, **changed: Any) -> PriorTransformer:
         "num_layers": 1,
     }
     return randomized(PriorTransformer(**settings | changed))
+
+
+def photo(size: int, seed: int = 5) -> Image.Image:
+    """A square picture of noise."""
+    return Image.fromarray(noise(size, size, 3, seed=seed).sigmoid().mul(255).byte().numpy())

@@ -66,10 +66,11 @@ class _Apart:
         return torch.cat(of_branch)
 
     def _branch(self, branch: int, attention: Any, hidden_states: Tensor, args: Any, kwargs: Any) -> Any:
-        start, own = self.owners.index(branch), self.owners.count(branch)
+        frames = len(hidden_states) // len(self.owners)  # each sample may have several, as in videos
+        start, own = frames * self.owners.index(branch), frames * self.owners.count(branch)
 
         def copies(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == len(self.owners):
+            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == frames * len(self.owners):
                 return torch.cat([value[start : start + own]] * self.branches)
             return value
 
