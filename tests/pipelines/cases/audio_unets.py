@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from diffusers import AudioLDM2Pipeline, AudioLDM2UNet2DConditionModel, DDIMScheduler
-from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig, T5Config, T5EncoderModel
+from transformers import GPT2Config, GPT2LMHeadModel, SpeechT5HifiGan, SpeechT5HifiGanConfig, T5Config, T5EncoderModel
 
 from tests.pipelines.case import Case, noise, randomized
 from tests.pipelines.parts import kl_autoencoder
@@ -33,6 +33,11 @@ def _second_encoder() -> T5EncoderModel:
     return randomized(T5EncoderModel(config))
 
 
+def _language_model() -> GPT2LMHeadModel:
+    """Is asked for its precision only."""
+    return randomized(GPT2LMHeadModel(GPT2Config(vocab_size=10, n_positions=8, n_embd=8, n_layer=1, n_head=2)))
+
+
 def _pipe() -> Any:
     unet = AudioLDM2UNet2DConditionModel(
         block_out_channels=(8, 16),
@@ -51,7 +56,7 @@ def _pipe() -> Any:
         vocoder=_vocoder(),
         text_encoder_2=_second_encoder(),
         projection_model=None,  # type: ignore[arg-type]
-        language_model=None,  # type: ignore[arg-type]
+        language_model=_language_model(),
         **dict.fromkeys(texts),  # type: ignore[arg-type]
     )
 

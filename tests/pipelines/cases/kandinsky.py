@@ -32,7 +32,7 @@ from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, Multilingual
 from transformers import CLIPTextModelWithProjection
 
 from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.cases.stable_diffusion import WIDTH, unet
+from tests.pipelines.cases.stable_diffusion import unet
 from tests.pipelines.parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo, prior
 
 SIDE = 32
@@ -140,6 +140,10 @@ def _from_picture(call: Any) -> Any:
     return lambda samples: call(samples) | {"image": photo(SIDE), "strength": 0.7, "num_inference_steps": 3}
 
 
+def _from_pictures(samples: int) -> dict[str, Any]:
+    return _from_picture(_said)(samples) | {"image": [photo(SIDE)] * samples}
+
+
 def _inpainted(call: Any) -> Any:
     mask = np.zeros((SIDE, SIDE), dtype=np.float32)
     mask[: SIDE // 2] = 1
@@ -166,7 +170,7 @@ _FIRSTS: dict[Any, Any] = {
 }
 _FIRSTS_COMBINED: dict[Any, Any] = {
     KandinskyCombinedPipeline: (4, _said),
-    KandinskyImg2ImgCombinedPipeline: (4, _from_picture(_said)),
+    KandinskyImg2ImgCombinedPipeline: (4, _from_pictures),
     KandinskyInpaintCombinedPipeline: (9, _inpainted(_said)),
 }
 _SECONDS: dict[Any, Any] = {

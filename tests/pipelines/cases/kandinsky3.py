@@ -19,7 +19,7 @@ def _pipe(kind: Any) -> Any:
         time_embedding_dim=16,
         groups=2,
         attention_head_dim=4,
-        layers_per_block=1,
+        layers_per_block=3,
         block_out_channels=(8, 16, 32, 64),
         cross_attention_dim=8,
         encoder_hid_dim=_TEXT,

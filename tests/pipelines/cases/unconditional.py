@@ -1,4 +1,4 @@
-"""Pipelines around a plain UNet: without conditions, from a class, from a small picture, from a text by an old model."""
+"""Pipelines around a plain UNet: without conditions, from a class, from a small picture, from a text."""
 
 from __future__ import annotations
 
