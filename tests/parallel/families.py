@@ -231,3 +231,6 @@ FAMILIES = {
         *(Family(name, build, inputs, unit=unit) for name, (build, inputs, unit) in (PAIRS | SEQUENCES).items()),
     )
 }
+
+#: Families that share their way of cutting with an older one; by default they run single strategies in float64.
+NEWER = frozenset(list(FAMILIES)[list(FAMILIES).index("Latte") + 1 :])

@@ -18,7 +18,7 @@ PRODUCT = [case for nproc in (1, 2, 3, 4) for case in (product if covering.FULL 
 #: float64 shows smaller faults, and the more ranks there are, the more a case costs. What meets on several ranks need
 #: not meet on one, where strategies have nothing to do.
 SEVERAL = chosen([case for case in PRODUCT if case[0] > 1], prefer=lambda case: (case[3] != "float64", case[0]))
-CASES = [*SEVERAL, *chosen(product(1), beside=SEVERAL)]
+CASES = [*SEVERAL, *chosen((product if covering.FULL else usual)(1), beside=SEVERAL)]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 #: The parts of a pipeline that denoise.
-DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder", "dit")
+DENOISERS = ("transformer", "transformer_2", "unet", "decoder", "dit")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Parts that many tiny pipelines share: autoencoders, text encoders and tokenizers."""
+"""Parts that many tiny pipelines with UNets share: text and picture encoders, tokenizers, priors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from diffusers import PriorTransformer
+from PIL import Image
 from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
@@ -14,7 +15,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 
-from tests.pipelines.case import randomized
+from tests.pipelines.case import noise, randomized
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
@@ -28,7 +29,7 @@ def clip_tokenizer(length: int = 6) -> CLIPTokenizer:
 
 def clip_text(width: int, kind: Any = CLIPTextModel, length: int = 6, **changed: Any) -> Any:
     """Encodes the tokens of `clip_tokenizer`; its hidden states have `width` channels."""
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": 2 + 2 * len(_LETTERS),
         "hidden_size": width,
         "intermediate_size": 16,
@@ -63,7 +64,7 @@ def clip_pictures(size: int = 32) -> CLIPImageProcessor:
 
 def prior(width: int, tokens: int = 6, **changed: Any) -> PriorTransformer:
     """Makes an image's embedding of `width` numbers from a text's."""
-    settings = {
+    settings: dict[str, Any] = {
         "num_attention_heads": 2,
         "attention_head_dim": 4,
         "embedding_dim": width,
@@ -72,3 +73,8 @@ def prior(width: int, tokens: int = 6, **changed: Any) -> PriorTransformer:
         "num_layers": 1,
     }
     return randomized(PriorTransformer(**settings | changed))
+
+
+def photo(size: int, seed: int = 5) -> Image.Image:
+    """A square picture of noise."""
+    return Image.fromarray(noise(size, size, 3, seed=seed).sigmoid().mul(255).byte().numpy())

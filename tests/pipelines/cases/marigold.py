@@ -44,20 +44,10 @@ def _call(samples: int) -> dict[str, Any]:
     }
 
 
-def _ensemble(samples: int) -> dict[str, Any]:
-    """Asks about one picture three times, two at a time."""
-    return _call(1) | {"ensemble_size": samples + 1, "batch_size": samples}
-
-
 HERE = (
     Case(name="MarigoldDepthPipeline", build=lambda: _pipe(MarigoldDepthPipeline), call=_call),
     Case(
         name="MarigoldNormalsPipeline", build=lambda: _pipe(MarigoldNormalsPipeline, use_full_z_range=True), call=_call
-    ),
-    Case(
-        name="MarigoldNormalsPipeline + ensemble",
-        build=lambda: _pipe(MarigoldNormalsPipeline, use_full_z_range=True),
-        call=_ensemble,
     ),
     Case(name="MarigoldIntrinsicsPipeline", build=_intrinsics, call=_call),
 )

@@ -146,6 +146,10 @@ def _with_prior() -> Any:
     )
 
 
+def _from_images() -> Any:
+    return _of_images(StableUnCLIPImg2ImgPipeline, feature_extractor=None, image_encoder=clip_vision(POOLED))
+
+
 def _from_words(samples: int) -> dict[str, Any]:
     words = {"prompt": ["a fox"] * samples, "prior_num_inference_steps": 2, "noise_level": 3}
     return {name: value for name, value in prompts(samples).items() if "embeds" not in name} | words
