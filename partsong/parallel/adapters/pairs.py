@@ -234,12 +234,12 @@ ROWS = (
             "hidden_states",
             "timesteps",
             "encoder_hidden_states_t5",
-            "encoder_hidden_states_llama3",
             "pooled_embeds",
             "img_ids",
             "img_sizes",
             "hidden_states_masks",
         ),
+        layered=("encoder_hidden_states_llama3",),
     ),
     # Here the text is attended to and does not attend: picture tokens alone pass through the blocks.
     Adapter(

@@ -149,6 +149,7 @@ class Adapter:
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
+        layered: arguments whose tensors have the batch second, after the layers of a text encoder.
         shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
@@ -183,6 +184,7 @@ class Adapter:
     timestep: str = "timestep"
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
     per_sample: tuple[str, ...] = ()
+    layered: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -26,6 +26,7 @@ class BatchRules:
         batched: arguments whose tensors have the batch first; lists and dictionaries are searched for tensors.
         per_sample: arguments that are lists with an item per sample.
         folded: arguments whose tensors have batch x frames first.
+        layered: arguments whose tensors have the batch second.
         shared: arguments that all samples share, whatever their first dimension is.
         trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
             rank's.
@@ -35,6 +36,7 @@ class BatchRules:
     batched: tuple[str, ...]
     per_sample: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    layered: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     trusting: bool = False
 
@@ -46,6 +48,7 @@ class BatchRules:
             batched=(*adapter.batched, *adapter.residuals),
             per_sample=adapter.per_sample,
             folded=adapter.frames.folded if adapter.frames is not None else (),
+            layered=adapter.layered,
             shared=adapter.shared,
             trusting=adapter.inferred,
         )
@@ -72,6 +75,8 @@ class BatchRules:
             return self._samples(name, value, rows, total)
         if name in self.folded:
             return self._frames(name, value, rows, total)
+        if name in self.layered:
+            return self._samples(name, value.transpose(0, 1), rows, total).transpose(0, 1)
         if name in self.batched:
             return self._samples(name, value, rows, total)
         self._refuse_lookalikes(name, value, total)

@@ -57,7 +57,7 @@ class StepClock:
             times: the timestep of every step, where that is known beforehand.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
-        self.num_steps, self.is_over = None if times is None else len(times), False
+        self.num_steps = None if times is None else len(times)
         self._times = list(times or ())
         for callback in self._on_begin:
             callback()

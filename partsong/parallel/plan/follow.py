@@ -44,9 +44,11 @@ def follow_pipeline(
     _follow_scheduler(plan, pipe, methods)
     if hasattr(pipe, "prepare_latents"):
         methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
-    if hasattr(pipe, "maybe_free_model_hooks"):
-        # All pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
-        methods.replace(pipe, "maybe_free_model_hooks", lambda method: _after(method, plan.clock.end))
+    last_act = "maybe_free_model_hooks"
+    plan.tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
+    if plan.tells_end:
+        # Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
+        methods.replace(pipe, last_act, lambda method: _after(method, plan.clock.end))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
@@ -76,7 +78,7 @@ class _SchedulerFollower:
 
     def begin(self, set_timesteps: Method) -> Method:
         def begin_generation() -> None:
-            self.plan.seen.decoded.clear()
+            self.plan.begin_call()
             self.steps_copies = False
             self.plan.clock.begin(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
 
@@ -152,7 +154,9 @@ def _sharing_argument(plan: PlanState, scale_model_input: Method) -> Method:
 
 
 def _shared(plan: PlanState, latents: Tensor) -> Tensor:
-    plan.seen.latents_bytes = latents.nbytes
+    if plan.tells_end:
+        plan.begin_call()
+    plan.seen.latents.append(latents.nbytes)
     return share_latents(plan.mesh.axis(*AXES), latents)
 
 

@@ -50,8 +50,8 @@ class Seen:
         calls: what the calls of each step were, where the pipeline makes them.
         changed: steps in which a branch's calls took another shape than before.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
-        latents_bytes: size of the first latents where they were shared.
-        state_bytes: size of the random state where it was shared.
+        latents: sizes of the latents that were shared in this call of the pipeline; some make two kinds.
+        state_bytes: bytes of random states that were shared in it.
         decoded: samples and bytes per sample of each decoder call that was split.
         check_bytes: what the check of an inferred row sent in this generation.
         flops: floating-point operations per input shape.
@@ -65,7 +65,7 @@ class Seen:
     calls: dict[int, list[DenoiserCall]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
-    latents_bytes: int = 0
+    latents: list[int] = field(default_factory=list)
     state_bytes: int = 0
     decoded: list[tuple[int, int]] = field(default_factory=list)
     check_bytes: int = 0

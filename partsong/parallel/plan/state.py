@@ -31,6 +31,7 @@ class PlanState:
         clock: the current step and branch.
         seen: shapes of what the pipeline as a whole was seen to move.
         scheduler: the scheduler that drives the clock; None where none does.
+        tells_end: whether the pipeline's call tells when it is over; otherwise each generation is taken as a call.
         follow_scheduler: looks whether the pipeline has another scheduler by now, and follows that one.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
     """
@@ -41,6 +42,7 @@ class PlanState:
         self.clock, self.seen = StepClock(), Seen()
         self.loop: Strategy | None = None
         self.scheduler: Any = None
+        self.tells_end = True
         self.follow_scheduler: Callable[[], None] = lambda: None
         self._in_loop = False
 
@@ -59,13 +61,22 @@ class PlanState:
         chosen = (borders for s in self.strategies if (borders := s.borders(axis, self.clock)) is not None)
         return next(chosen, None) or SyncBorders(axis)
 
+    def begin_call(self) -> None:
+        """Forgets what the last call of the pipeline shared; in the middle of a call nothing happens."""
+        if self.clock.is_over or not self.tells_end:
+            self.clock.is_over = False
+            self.seen.latents.clear()
+            self.seen.decoded.clear()
+            self.seen.state_bytes = 0
+
     def share_random_state(self) -> None:
         """Gives every rank the default random state of the first."""
-        self.seen.state_bytes = share_random_state(self.mesh.axis(*AXES), self.mesh.device)
+        self.seen.state_bytes += share_random_state(self.mesh.axis(*AXES), self.mesh.device)
 
     def begin_loop(self) -> None:
         """Begins a generation that a strategy's own loop makes."""
         self.clock.begin()
+        self.seen.state_bytes = 0
         self.share_random_state()
 
     @contextmanager
