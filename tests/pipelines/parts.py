@@ -21,7 +21,7 @@ from tests.pipelines.case import noise, randomized
 def kl_autoencoder(**changed: Any) -> AutoencoderKL:
     """Eight times smaller latents of four channels."""
     blocks = 4
-    settings = {
+    settings: dict[str, Any] = {
         "block_out_channels": (4,) * blocks,
         "latent_channels": 4,
         "norm_num_groups": 2,
@@ -44,7 +44,7 @@ def clip_tokenizer(length: int = 6) -> CLIPTokenizer:
 
 def clip_text(width: int, kind: Any = CLIPTextModel, length: int = 6, **changed: Any) -> Any:
     """Encodes the tokens of `clip_tokenizer`; its hidden states have `width` channels."""
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": 2 + 2 * len(_LETTERS),
         "hidden_size": width,
         "intermediate_size": 16,
@@ -79,7 +79,7 @@ def clip_pictures(size: int = 32) -> CLIPImageProcessor:
 
 def prior(width: int, tokens: int = 6, **changed: Any) -> PriorTransformer:
     """Makes an image's embedding of `width` numbers from a text's."""
-    settings = {
+    settings: dict[str, Any] = {
         "num_attention_heads": 2,
         "attention_head_dim": 4,
         "embedding_dim": width,
