@@ -56,7 +56,7 @@ ROWS = (
     Adapter(
         family="AudioLDM 2 UNet",
         model="AudioLDM2UNet2DConditionModel",
-        whole="its blocks take turns between several texts and attend to the sound itself twice, which no rule for rows covers",
+        whole="no rule for rows covers its blocks, which take turns between texts and attend to the sound twice",
         splits=row(),
         gather=row(),
         sample="sample",
