@@ -149,8 +149,8 @@ class _Account:
 
     def once_bytes(self, rank: int) -> int:
         seen, peers = self.plan.seen, self.world_size - 1
-        total = 8 * SHAPE_NUMBERS * peers if seen.latents_bytes else 0
-        total += (seen.latents_bytes + seen.state_bytes) * peers if rank == 0 else 0
+        total = 8 * SHAPE_NUMBERS * peers * len(seen.latents_bytes)
+        total += (sum(seen.latents_bytes) + seen.state_bytes) * peers if rank == 0 else 0
         total += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
         total += sum(coder.predict(rank) for coder in self.coders)
         total += sum(stage.bytes_once for denoiser in self.denoisers for stage in denoiser.stages)

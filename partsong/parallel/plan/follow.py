@@ -111,6 +111,7 @@ class _SchedulerFollower:
         return _after(step, end_together)
 
     def _end_step(self) -> None:
+        self.plan.seen.latents_used = True
         self.plan.clock.advance()
         self.plan.close_record()
 
@@ -152,7 +153,7 @@ def _sharing_argument(plan: PlanState, scale_model_input: Method) -> Method:
 
 
 def _shared(plan: PlanState, latents: Tensor) -> Tensor:
-    plan.seen.latents_bytes = latents.nbytes
+    plan.seen.note_latents(latents.nbytes)
     return share_latents(plan.mesh.axis(*AXES), latents)
 
 

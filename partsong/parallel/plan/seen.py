@@ -50,7 +50,8 @@ class Seen:
         calls: what the calls of each step were, where the pipeline makes them.
         changed: steps in which a branch's calls took another shape than before.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
-        latents_bytes: size of the first latents where they were shared.
+        latents_bytes: sizes of the first latents that were shared; a pipeline with a prior makes some for both.
+        latents_used: a step was made with them, so that the next ones belong to another generation.
         state_bytes: size of the random state where it was shared.
         decoded: samples and bytes per sample of each decoder call that was split.
         check_bytes: what the check of an inferred row sent in this generation.
@@ -65,7 +66,8 @@ class Seen:
     calls: dict[int, list[DenoiserCall]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
-    latents_bytes: int = 0
+    latents_bytes: list[int] = field(default_factory=list)
+    latents_used: bool = False
     state_bytes: int = 0
     decoded: list[tuple[int, int]] = field(default_factory=list)
     check_bytes: int = 0
@@ -83,6 +85,13 @@ class Seen:
     def known(self) -> bool:
         """Says whether a call has been seen."""
         return self.batch > 0
+
+    def note_latents(self, size: int) -> None:
+        """Remembers the bytes of first latents that were shared."""
+        if self.latents_used:
+            self.latents_bytes.clear()
+        self.latents_used = False
+        self.latents_bytes.append(size)
 
     def note_call(self, latents: Tensor | list[Tensor], output: Any, branch: int) -> None:
         """Remembers the shapes of one call."""
