@@ -159,7 +159,7 @@ class Adapter:
         skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
-        whole: why no token or row of its input can be cut; None where they can.
+        whole: why its input is cut neither into tokens nor into rows; None where it is cut.
         inferred: the row was inferred, so the first call checks it against one rank.
     """
 

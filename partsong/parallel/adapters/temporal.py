@@ -51,7 +51,7 @@ ROWS = (
     Adapter(
         family="Stable Video Diffusion UNet",
         model="UNetSpatioTemporalConditionModel",
-        whole="every block looks both across the rows of a frame and across frames, which are a batch to it",
+        whole="every block mixes positions within a frame and then frames, so neither rows nor frames are independent",
         splits=row(),
         gather=row(),
         sample="sample",

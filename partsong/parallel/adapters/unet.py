@@ -56,7 +56,7 @@ ROWS = (
     Adapter(
         family="AudioLDM 2 UNet",
         model="AudioLDM2UNet2DConditionModel",
-        whole="its blocks choose among several texts for each attention, some of which attend to the sound twice",
+        whole="no rule for rows covers its blocks, which take turns between texts and attend to the sound twice",
         splits=row(),
         gather=row(),
         sample="sample",
@@ -85,7 +85,7 @@ ROWS = (
     Adapter(
         family="DreamLite UNet",
         model="DreamLiteUNetModel",
-        whole="its separable convolutions and its attention with shared keys follow no rule for rows",
+        whole="no rule for rows covers its separable convolutions and its attention with keys that heads share",
         splits=row(),
         gather=row(),
         sample="sample",
@@ -104,7 +104,7 @@ ROWS = (
     Adapter(
         family="Prior of image embeddings",
         model="PriorTransformer",
-        whole="text, time and one embedding are a short sequence under a causal mask, whose last token is the answer",
+        whole="it joins text, time and embedding to one sequence inside itself, where no layer shows what is text",
         splits=row(),
         gather=row(),
         batched=("hidden_states", "timestep", "proj_embedding", "encoder_hidden_states", "attention_mask"),

@@ -61,6 +61,8 @@ class ClipParallel(Strategy):
         """Refuses models without frames, and those whose frames cannot be separated from the text."""
         if adapter.factored is not None:
             return "it adds the positions of all frames in the middle of its blocks; use DynamicSequence"
+        if adapter.whole is not None:
+            return f"{adapter.whole}; use CfgParallel or DataParallel"
         if adapter.frames is None:
             return "its row has no frames to cut into clips; use Ulysses or DisplacedPatch"
         if any(JOINT in streams for streams in adapter.attention.values()):

@@ -35,6 +35,7 @@ def chain_reason(adapter: Adapter) -> str | None:
     mixed = any(streams != (IMAGE,) for streams in adapter.attention.values())
     reasons = {
         "it works on rows of an image, not on tokens": adapter.rows,
+        adapter.whole or "": adapter.whole is not None,
         "frames are a batch to it, not tokens of one sequence": bool(adapter.frames and adapter.frames.mixers),
         "no row says how its blocks follow each other": adapter.inferred,
         "long skip connections lead from its first blocks to its last": adapter.long_skips,

@@ -57,7 +57,7 @@ class SequenceParallel(TokenCuts):
         self.sums = TokenSums(self.axis, adapter)
         self.layers: list[tuple[str, tuple[str, ...], nn.Module]] = []
         self._folds: dict[int, Fraction] = {}
-        self._heads: dict[int, tuple[int, int, int]] = {}
+        self._heads: dict[int, tuple[int, int, int, int]] = {}
         self._attended: Counter[int] = Counter()
         self._mask_bytes: dict[int, int] = {}
         self._gathered: dict[str, tuple[str, int]] = {}
@@ -121,6 +121,16 @@ class SequenceParallel(TokenCuts):
         for last in (self._mask_bytes, self._gathered, self._attended):
             last.clear()
 
+    def layout(self) -> Any:
+        """Returns how often and over what each layer attended in this call, and what was gathered."""
+        noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
+        return tuple(part.copy() for part in noted)
+
+    def recall(self, layout: Any) -> None:
+        """Prepares `predict` for a call by what `layout` returned after it."""
+        if layout is not None:
+            self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = layout
+
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         for stage in self.stages:
@@ -154,7 +164,7 @@ class SequenceParallel(TokenCuts):
                     f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {local} "
                     f"tokens of {' and '.join(streams)}; this call form cannot be cut"
                 )
-            self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3])
+            self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3], key.element_size())
             runs = _runs(by_stream, streams)
             mask, attending = _key_mask(mask)
             every = None if mask is None else self._mask_of_all_queries(mask, by_stream, streams)
@@ -265,8 +275,8 @@ class SequenceParallel(TokenCuts):
         for layer, (_, streams, module) in enumerate(self.layers):
             for number, samples, by_stream in self._calls(layer, batch, cut):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
-                heads = self._heads.get(layer) or head_counts(module)
-                shape = AttentionShape(samples, *heads, itemsize, sizes, index, *step, number, runs)
+                heads = self._heads.get(layer) or (*head_counts(module), itemsize)
+                shape = AttentionShape(samples, *heads, sizes, index, *step, number, runs)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
                 moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)

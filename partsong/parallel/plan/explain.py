@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -126,26 +126,27 @@ class _Account:
             index = self.place(rank, "data", "cfg")
             gathered = denoiser.batch.predict(call.sample_bytes, call.batch, index)
             local = max(1, split_sizes(call.batch, denoiser.batch.axis.size)[index])
-            return decided + gathered + self.cut_bytes(denoiser, call.tokens[0], step, rank, local)
+            return decided + gathered + self.cut_bytes(denoiser, call, 0, step, rank, local)
         total = 0
         if call.branches:
             index = self.place(rank, "cfg")
             own = denoiser.guidance.of_rank(call.branches, index)
             total += denoiser.guidance.predict(call.sample_bytes, call.branches, index) + decided * len(own)
-            total += sum(self.cut_bytes(denoiser, call.tokens[b], step, rank, call.batch) for b in own)
+            total += sum(self.cut_bytes(denoiser, call, b, step, rank, call.batch) for b in own)
         if not call.was_ready:
-            total += decided + self.cut_bytes(denoiser, call.tokens[-1], step, rank, call.batch)
+            total += decided + self.cut_bytes(denoiser, call, -1, step, rank, call.batch)
         return total
 
-    def cut_bytes(self, denoiser: Denoiser, tokens: Mapping[str, int], step: int, rank: int, batch: int) -> int:
+    def cut_bytes(self, denoiser: Denoiser, call: DenoiserCall, branch: int, step: int, rank: int, batch: int) -> int:
         if denoiser.cut is None:
             return 0
+        denoiser.cut.recall(call.layouts[branch])
         index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
         when = (0 if begins else step, self.plan.clock.num_steps == step + 1)
-        return denoiser.cut.predict(batch, dict(tokens), _itemsize(denoiser.module), index, when)
+        return denoiser.cut.predict(batch, dict(call.tokens[branch]), _itemsize(denoiser.module), index, when)
 
     def once_bytes(self, rank: int) -> int:
         seen, peers = self.plan.seen, self.world_size - 1

@@ -111,7 +111,13 @@ def _guided(samples: int) -> dict[str, Any]:
 HERE = (
     Case(name="SanaPipeline", build=lambda: _pipe(SanaPipeline), call=_guided),
     # Perturbed linear attention is computed in float32.
-    Case(name="SanaPAGPipeline", build=lambda: _pipe(SanaPAGPipeline), call=_guided, tolerance=1e-4),
+    Case(
+        name="SanaPAGPipeline",
+        build=lambda: _pipe(SanaPAGPipeline),
+        call=_guided,
+        tolerance=1e-4,
+        falls_short="sums are not made for the last branch",
+    ),
     Case(
         name="SanaControlNetPipeline",
         build=lambda: _pipe(SanaControlNetPipeline, controlnet=_control()),

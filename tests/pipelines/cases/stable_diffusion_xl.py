@@ -40,7 +40,7 @@ _NUMBERS, _FEATURES = 6, 4
 
 
 def unet(numbers: int = _NUMBERS, **changed: Any) -> UNet2DConditionModel:
-    settings = {
+    settings: dict[str, Any] = {
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": _FEATURES,
         "projection_class_embeddings_input_dim": numbers * _FEATURES + POOLED,

@@ -27,7 +27,7 @@ _STEPS = {"num_inference_steps": 2, "output_type": "np"}
 
 
 def unet(**changed: Any) -> UNet2DModel:
-    settings = {
+    settings: dict[str, Any] = {
         "sample_size": 16,
         "block_out_channels": (8, 16),
         "layers_per_block": 1,

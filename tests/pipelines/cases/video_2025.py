@@ -250,9 +250,15 @@ HERE = (
         samples=1,
         tolerance=1e-5,  # its linear attention is computed in float32
     ),
-    Case(name="HeliosPipeline", build=lambda: _helios(HeliosPipeline, 1), call=_helios_call),
+    Case(
+        name="HeliosPipeline",
+        falls_short="it starts its scheduler several times in one call, and the last part is predicted",
+        build=lambda: _helios(HeliosPipeline, 1),
+        call=_helios_call,
+    ),
     Case(
         name="HeliosPyramidPipeline",
+        falls_short="it starts its scheduler several times in one call, and the last part is predicted",
         build=lambda: _helios(HeliosPyramidPipeline, 3),
         call=_pyramid_call,
     ),
