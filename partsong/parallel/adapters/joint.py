@@ -153,6 +153,7 @@ ROWS = (
         timestep="t",
         batched=("x", "t", "cap_feats", "siglip_feats", "image_noise_mask"),
         per_sample=("x", "cap_feats", "siglip_feats", "image_noise_mask"),
+        padded=row(controlnet_block_samples="cap_feats"),
         residuals=("controlnet_block_samples",),
     ),
 )

@@ -150,6 +150,8 @@ class Adapter:
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
         layered: arguments whose tensors have the batch second, after the layers of a text encoder.
+        padded: arguments as long as the longest item of another one, whose name is given: samples with shorter items
+            cannot be taken apart from the rest.
         shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
@@ -185,6 +187,7 @@ class Adapter:
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
     per_sample: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
+    padded: Mapping[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,7 @@ class BatchRules:
         per_sample: arguments that are lists with an item per sample.
         folded: arguments whose tensors have batch x frames first.
         layered: arguments whose tensors have the batch second.
+        padded: arguments as long as the longest item of another one, whose name is given.
         shared: arguments that all samples share, whatever their first dimension is.
         trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
             rank's.
@@ -37,6 +38,7 @@ class BatchRules:
     per_sample: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
+    padded: Mapping[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     trusting: bool = False
 
@@ -49,6 +51,7 @@ class BatchRules:
             per_sample=adapter.per_sample,
             folded=adapter.frames.folded if adapter.frames is not None else (),
             layered=adapter.layered,
+            padded=adapter.padded,
             shared=adapter.shared,
             trusting=adapter.inferred,
         )
@@ -64,6 +67,11 @@ class BatchRules:
         Raises:
             UnsupportedError: names the argument of which it is not known how it depends on the batch.
         """
+        for name, other in self.padded.items():
+            if named.get(name) is not None and len({len(item) for item in named[other]}) > 1:
+                raise UnsupportedError(
+                    f"{self.model}: {name} is padded to the longest {other}, and those of this batch differ; {_ADVICE}"
+                )
         return {name: self._argument(name, value, rows, total) for name, value in named.items()}
 
     def _argument(self, name: str, value: Any, rows: slice, total: int) -> Any:

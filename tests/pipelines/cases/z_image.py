@@ -112,11 +112,13 @@ HERE = (
     Case(name="ZImageInpaintPipeline", build=lambda: _pipe(ZImageInpaintPipeline), call=_painted),
     Case(
         name="ZImageControlNetPipeline",
+        falls_short="its residuals are padded to the longest text, so texts of several lengths are refused in the call",
         build=lambda: _pipe(ZImageControlNetPipeline, controlnet=_control()),
         call=_controlled,
     ),
     Case(
         name="ZImageControlNetInpaintPipeline",
+        falls_short="its residuals are padded to the longest text, so texts of several lengths are refused in the call",
         build=lambda: _pipe(ZImageControlNetInpaintPipeline, controlnet=_control(9)),
         call=_control_painted,
     ),
