@@ -60,11 +60,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for each way a model folder can be wrong."""
     root = tmp_path_factory.mktemp("models")
     unet = {
-        "_class_name": "StableDiffusionPipeline",
-        "unet": ["diffusers", "UNet2DConditionModel"],
+        "_class_name": "AmusedPipeline",
+        "transformer": ["diffusers", "UVit2DModel"],
     }
     flux = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
-    folder(root / "unet", unet, "unet")
+    folder(root / "unet", unet, "transformer")
     folder(root / "broken", "{not json")
     folder(root / "list", [1, 2])
     folder(root / "nameless", {"transformer": ["diffusers", "FluxTransformer2DModel"]}, "transformer")
@@ -173,8 +173,8 @@ def test_bad_model_folder_is_one_line(name: str, nproc: int, folders: Path, caps
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_unsupported_architecture_is_one_line(nproc: int, folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["image", CAPTION, "--model", folders / "unet", "--nproc", nproc, "--strategy", "patch-pipeline"]
-    refuses(capsys, args, "UNet2DConditionModel")
+    args = ["image", CAPTION, "--model", folders / "unet", "--nproc", nproc, "--strategy", "ring"]
+    refuses(capsys, args, "UVit2DModel")
 
 
 def test_every_rank_refuses_and_one_says_it(

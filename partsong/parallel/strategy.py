@@ -93,12 +93,12 @@ class Cut(Protocol):
         """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
         ...
 
-    def layout(self) -> Any:
+    def call_notes(self) -> Any:
         """Returns what the bytes of the call at work depend on besides its tokens; `recall` takes it."""
         return None
 
     def recall(self, layout: Any) -> None:
-        """Prepares `predict` for a call by what `layout` returned after it."""
+        """Prepares `predict` for a call by what `call_notes` returned after it."""
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error; most cuts keep none."""

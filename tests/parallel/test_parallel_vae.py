@@ -102,7 +102,7 @@ SAID = {
     "two kinds of tiles": "AutoencoderKL makes tiles of its own; call disable_tiling()",
     "uneven tiles": "AutoencoderKL: 33 rows are no multiple of 4",
     "no autoencoder": "SD3Transformer2DModel has no autoencoder to cut; drop ParallelVae",
-    "already there": "is already parallelized",
+    "already there": "is under another plan already",
     "unknown blocks in tiles": "accepted",
 }
 

@@ -67,7 +67,7 @@ REFUSED = {
     "other size": ("ArgumentError", "rank 1 makes latents of shape"),
     "larger size": ("ArgumentError", "rank 1 makes latents of shape"),
     "other guidance": ("ArgumentError", "another hidden_states"),
-    "two plans": ("UnsupportedError", "already parallelized"),
+    "two plans": ("UnsupportedError", "is under another plan already"),
     "unknown model": ("UnsupportedError", "Linear is not a supported architecture"),
     "ControlNet": ("UnsupportedError", "another input has 11"),
     "refused argument": ("UnsupportedError", "kv_cache_mode was given; the cache of reference tokens"),

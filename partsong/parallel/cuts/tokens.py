@@ -121,13 +121,13 @@ class SequenceParallel(TokenCuts):
         for last in (self._mask_bytes, self._gathered, self._attended):
             last.clear()
 
-    def layout(self) -> Any:
+    def call_notes(self) -> Any:
         """Returns how often and over what each layer attended in this call, and what was gathered."""
         noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
         return tuple(part.copy() for part in noted)
 
     def recall(self, layout: Any) -> None:
-        """Prepares `predict` for a call by what `layout` returned after it."""
+        """Prepares `predict` for a call by what `call_notes` returned after it."""
         if layout is not None:
             self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = layout
 

@@ -168,7 +168,7 @@ class Denoiser:
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.cut is not None:
             tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
-            self.seen.note_tokens(tokens, self.cut.layout(), self.plan.clock.branch)
+            self.seen.note_tokens(tokens, self.cut.call_notes(), self.plan.clock.branch)
         return output
 
     def _note_shapes(self, named: dict[str, Any]) -> None:

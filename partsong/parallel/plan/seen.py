@@ -24,7 +24,7 @@ class DenoiserCall:
         batch: samples in it, before any split.
         sample_bytes: bytes of one output sample.
         tokens: tokens per stream; of several branches that ranks shared, those of each.
-        layouts: beside each of `tokens`, what else its bytes depend on (see `Cut.layout`).
+        layouts: beside each of `tokens`, what else its bytes depend on (see `Cut.call_notes`).
         is_split: the samples were shared out.
         branches: how many branches of guidance the ranks shared in it; 0 where each made the whole call.
         was_ready: the answer was there from an earlier call.

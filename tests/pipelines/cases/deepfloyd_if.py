@@ -31,7 +31,9 @@ _BLOCKS: dict[str, Any] = {
     "out_channels": 6,
 }
 _UNKNOWN = "is not known to this splitting into rows"
-_REFUSED = dict.fromkeys(("Ulysses", "Ring", "SyncPatch", "DisplacedPatch"), _UNKNOWN)
+_REFUSED = dict.fromkeys(
+    ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"), _UNKNOWN
+)
 
 
 def _pipe(kind: Any, **more: Any) -> Any:

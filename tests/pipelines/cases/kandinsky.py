@@ -46,7 +46,7 @@ BLOCKS: dict[str, Any] = {
     "resnet_time_scale_shift": "scale_shift",
     "out_channels": 8,
 }
-TOKENS = ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch")
+TOKENS = ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp")
 _UNKNOWN = dict.fromkeys(TOKENS, "is not known to this splitting into rows")
 _NOTHING = dict.fromkeys(("CfgParallel", "DataParallel", *TOKENS), "has no denoiser to parallelize")
 
