@@ -71,7 +71,8 @@ class PlanState:
 
     def share_random_state(self) -> None:
         """Gives every rank the default random state of the first."""
-        self.seen.state_bytes += share_random_state(self.mesh.axis(*AXES), self.mesh.device)
+        before = self.seen.state_bytes if self.scheduler is not None else 0  # without a pipeline each one is a call
+        self.seen.state_bytes = before + share_random_state(self.mesh.axis(*AXES), self.mesh.device)
 
     def begin_loop(self) -> None:
         """Begins a generation that a strategy's own loop makes."""
