@@ -97,7 +97,7 @@ class Cut(Protocol):
         """Returns what the bytes of the call at work depend on besides its tokens; `recall` takes it."""
         return None
 
-    def recall(self, layout: Any) -> None:
+    def recall(self, notes: Any) -> None:
         """Prepares `predict` for a call by what `call_notes` returned after it."""
 
     def abandon(self) -> None:

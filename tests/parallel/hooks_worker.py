@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -25,6 +26,22 @@ def changed_schedulers() -> list[Any]:
         after = case.run(pipe, num_inference_steps=4)[0]
     with parallelize(pipe, DisplacedPatch(warmup_steps=1)):
         return gathered((after, case.run(pipe, num_inference_steps=4)[0]))
+
+
+def notes_after_another_call() -> list[bool]:
+    """Whether what was noted of a call is still there when it was looked at and the model is called again."""
+    logging.set_verbosity_error()
+    case = CASES["FluxPipeline"]
+    pipe = case.make()
+    with parallelize(pipe, SyncPatch()) as plan:
+        case.run(pipe)
+        calls = plan.denoisers[0].seen.calls
+        before = copy.deepcopy(calls)
+        plan.explain()
+        cut = plan.denoisers[0].cut
+        assert cut is not None
+        cut.begin_forward(torch.zeros(2, 15, 16))
+        return gathered(calls == before and any(calls[0][0].notes[0]))
 
 
 def lora_loaded_late() -> list[str]:

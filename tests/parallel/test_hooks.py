@@ -93,6 +93,10 @@ def test_the_picture_after_a_change_of_schedulers_is_a_picture_of_its_own() -> N
         assert torch.equal(after, fresh)
 
 
+def test_what_was_noted_of_a_call_stays() -> None:
+    assert launch(hooks_worker.notes_after_another_call, 2) == [True, True]
+
+
 def test_layers_that_changed_since_are_refused(pipe: Any) -> None:
     for told in launch(hooks_worker.lora_loaded_late, 2):
         assert "the layers of UNet2DConditionModel have changed since parallelize()" in told

@@ -126,10 +126,12 @@ class SequenceParallel(TokenCuts):
         noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
         return tuple(part.copy() for part in noted)
 
-    def recall(self, layout: Any) -> None:
+    def recall(self, notes: Any) -> None:
         """Prepares `predict` for a call by what `call_notes` returned after it."""
-        if layout is not None:
-            self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = layout
+        if notes is not None:
+            # Copies, since the next call of the model clears its own.
+            copies = (part.copy() for part in notes)
+            self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = copies
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""

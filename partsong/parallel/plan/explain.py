@@ -140,7 +140,7 @@ class _Account:
     def cut_bytes(self, denoiser: Denoiser, call: DenoiserCall, branch: int, step: int, rank: int, batch: int) -> int:
         if denoiser.cut is None:
             return 0
-        denoiser.cut.recall(call.layouts[branch])
+        denoiser.cut.recall(call.notes[branch])
         index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
