@@ -229,8 +229,6 @@ class Strategy:
             return f"{adapter.whole}; use CfgParallel or DataParallel"
         if adapter.frames is not None and adapter.frames.mixers:
             return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
-        if adapter.uncut is not None and set(self.axes) & set(TOKEN_AXES):
-            return adapter.uncut
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:

@@ -132,7 +132,6 @@ class Adapter:
         scaled_by_length: name of the keyword argument of attention that is the base of a logarithm of the number of
             tokens, by which it scales; None where there is no such.
         seems_cross: attention modules say they are cross-attention, although they attend to their own tokens.
-        uncut: why the tokens of this model cannot be cut, and what to use; None where they can.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
         whole_frames: tokens are cut between frames: `sample` is `[B, C, F, H, W]` in patches of the configured
@@ -174,7 +173,6 @@ class Adapter:
     gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scaled_by_length: str | None = None
     seems_cross: bool = False
-    uncut: str | None = None
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     whole_rows: bool = False

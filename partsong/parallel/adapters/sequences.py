@@ -87,8 +87,8 @@ ROWS = (
         model="QwenImage21Transformer2DModel",
         splits=row(),
         gather=row(),
-        uncut="its attention runs once for every run of words and every picture in the sequence, each over what comes "
-        "before it, and keeps keys by their place; use CfgParallel or DataParallel",
+        whole="its attention runs once for every run of words and every picture in the sequence, each over what comes "
+        "before it, and keeps keys by their place",
         batched=(
             "hidden_states",
             "encoder_hidden_states",

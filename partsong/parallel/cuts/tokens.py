@@ -6,7 +6,6 @@ local tokens only; self-attention goes through the chain of stages in `attention
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
@@ -33,7 +33,15 @@ from partsong.parallel.attention_call import (
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.cuts.whole_views import mask_by_shard, with_silent_queries
-from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, InputHook, OutputHook
+from partsong.parallel.hooks.model_hooks import (
+    AroundHook,
+    Attend,
+    AttentionHook,
+    HookSet,
+    InputHook,
+    OutputHook,
+    signature_of,
+)
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets
@@ -60,6 +68,7 @@ class SequenceParallel(TokenCuts):
         self._heads: dict[int, tuple[int, int, int, int]] = {}
         self._attended: Counter[int] = Counter()
         self._mask_bytes: dict[int, int] = {}
+        self._seen_masks = WeakTensorKeyDictionary()
         self._gathered: dict[str, tuple[str, int]] = {}
 
     def attach(self, hooks: HookSet) -> None:
@@ -69,7 +78,7 @@ class SequenceParallel(TokenCuts):
         self.attach_gather(hooks, modules)
         for path, arguments in self.adapter.gathered.items():
             for name in places(path, modules):
-                signature = inspect.signature(modules[name].forward)
+                signature = signature_of(modules[name])
                 run = partial(self._run_on_all, name=name, arguments=arguments)
                 if set(arguments) <= set(signature.parameters):
                     hooks.add(modules[name], AroundHook(run, signature), "gathered")
@@ -78,7 +87,7 @@ class SequenceParallel(TokenCuts):
             if streams is None or (getattr(child, "is_cross_attention", False) and not self.adapter.seems_cross):
                 continue
             if self.adapter.scaled_by_length is not None:
-                scaled = InputHook(partial(self._scale_by_all, streams=streams), inspect.signature(child.forward))
+                scaled = InputHook(partial(self._scale_by_all, streams=streams), signature_of(child))
                 hooks.add(child, scaled, "length")
             layer = len(self.layers)
             self.layers.append((name, streams, child))
@@ -118,7 +127,7 @@ class SequenceParallel(TokenCuts):
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
-        for last in (self._mask_bytes, self._gathered, self._attended):
+        for last in (self._mask_bytes, self._gathered, self._attended, self._seen_masks):
             last.clear()
 
     def call_notes(self) -> Any:
@@ -168,8 +177,7 @@ class SequenceParallel(TokenCuts):
                 )
             self._heads[layer] = (query.shape[1], key.shape[1], query.shape[3], key.element_size())
             runs = _runs(by_stream, streams)
-            mask, attending = _key_mask(mask)
-            every = None if mask is None else self._mask_of_all_queries(mask, by_stream, streams)
+            mask, attending, every = self._looked_at(mask, by_stream, streams)
             if every is not None:
                 masks: tuple[Tensor, ...] | None = mask_rows(every, sizes, self.axis.index)
             else:
@@ -195,6 +203,25 @@ class SequenceParallel(TokenCuts):
         query, key, value, mask = with_silent_queries(query, key, value, mask, sizes=sizes, index=index, first=first)
         output = attend(query, key, value, mask, scale)
         return output.narrow(2, sizes[index] if first else 0, local)
+
+    def _looked_at(
+        self, mask: Tensor | None, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Returns a mask's keys, its queries that attend, and the mask of all queries where it has one.
+
+        Layers share a mask, and looking at it makes a GPU's host wait, so that happens once per mask and forward.
+        """
+        if mask is None:
+            return None, None, None
+        known: dict[tuple[str, ...], Any] = self._seen_masks.setdefault(mask, {})  # type: ignore[assignment]
+        if streams not in known:
+            keys, attending = _key_mask(mask)
+            assert keys is not None
+            every = self._mask_of_all_queries(keys, sizes, streams)
+            # Not the mask itself: what is known of it goes with it.
+            known[streams] = None if keys is mask else keys, attending, every
+        keys, attending, every = known[streams]
+        return mask if keys is None else keys, attending, every
 
     def _mask_of_all_queries(
         self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]

@@ -231,17 +231,17 @@ def samples_of(output: Any) -> list[Tensor]:
     """Lists all tensors `[B, ...]` that a diffusers model returned, such as those of a video and of its sound."""
     if isinstance(output, (Tensor, list)):
         return [sample_of(output)]
-    parts = output.values() if isinstance(output, Mapping) else output
-    return [tensor for part in parts if part is not None for tensor in samples_of(part)]
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else ()
+    return [tensor for part in parts for tensor in samples_of(part)]
 
 
 def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Replaces every tensor `[B, ...]` that a diffusers model returned, in the order of `samples_of`."""
-    if output is None or isinstance(output, (Tensor, list)):
-        return None if output is None else map_sample(output, change)
+    if isinstance(output, (Tensor, list)):
+        return map_sample(output, change)
     if isinstance(output, Mapping):
         return type(output)(**{name: map_samples(part, change) for name, part in output.items()})
-    return tuple(map_samples(part, change) for part in output)
+    return tuple(map_samples(part, change) for part in output) if isinstance(output, tuple) else output
 
 
 def sample_of(output: Any) -> Tensor:
