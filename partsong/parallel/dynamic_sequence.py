@@ -47,7 +47,7 @@ class DynamicSequence(Strategy):
         """Refuses models without separate spatial and temporal blocks."""
         reason = super(DynamicSequence, self).refuses(adapter)
         if reason is None and adapter.factored is None:
-            return "it has no blocks for space and others for time to switch between; use Ulysses"
+            return f"it has no blocks for space and others for time to switch between; {adapter.instead}"
         return reason
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> SwitchedBlocks | None:

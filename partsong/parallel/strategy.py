@@ -226,9 +226,9 @@ class Strategy:
         if not set(self.axes) & set(TOKEN_AXES):
             return None
         if adapter.whole is not None:
-            return f"{adapter.whole}; use CfgParallel or DataParallel"
+            return f"{adapter.whole}; {adapter.instead}"
         if adapter.frames is not None and adapter.frames.mixers:
-            return "frames are a batch to it, not tokens of one sequence; use ClipParallel, CfgParallel or DataParallel"
+            return f"frames are a batch to it, not tokens of one sequence; {adapter.instead}"
         return None
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import strategies
@@ -29,3 +31,13 @@ def test_refused_cells_raise_with_their_reason() -> None:
         reason = strategies()[strategy]().refuses(ADAPTERS[model])
         assert reason is not None
         assert told == [f"UnsupportedError: {strategies()[strategy].__name__} on {model}: {reason}"] * 2
+
+
+def test_no_advice_leads_to_another_refusal() -> None:
+    kinds = {kind.__name__: kind for kind in DENOISING.values()}
+    for adapter in ADAPTERS.values():
+        for kind in kinds.values():
+            reason = kind().refuses(adapter) or ""
+            for word in re.findall(r"\w+", reason.rpartition("; use ")[2]):
+                advised = kinds.get(word)
+                assert advised is None or advised().refuses(adapter) is None, (kind.__name__, adapter.model, reason)

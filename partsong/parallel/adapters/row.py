@@ -206,6 +206,15 @@ class Adapter:
         return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
+    def instead(self) -> str:
+        """Returns what to use where a strategy has no form on this model, as it ends a refusal."""
+        if self.whole is not None:
+            return "use CfgParallel or DataParallel"
+        if self.frames is not None and self.frames.mixers:
+            return "use ClipParallel, CfgParallel or DataParallel"
+        return "use Ulysses or another strategy that splits its tokens or rows"
+
+    @property
     def gathers_inside(self) -> bool:
         """Says whether a module between the first and the last needs all tokens, put together."""
         return any(cut.gathered for entry in (self.splits or {}).values() for cut in entry.values())

@@ -62,9 +62,9 @@ class ClipParallel(Strategy):
         if adapter.factored is not None:
             return "it adds the positions of all frames in the middle of its blocks; use DynamicSequence"
         if adapter.whole is not None:
-            return f"{adapter.whole}; use CfgParallel or DataParallel"
+            return f"{adapter.whole}; {adapter.instead}"
         if adapter.frames is None:
-            return "its row has no frames to cut into clips; use Ulysses or DisplacedPatch"
+            return f"its row has no frames to cut into clips; {adapter.instead}"
         if not adapter.frames.clips:
             return "clips of it have not been compared with one rank yet; use Ulysses"
         if any(JOINT in streams for streams in adapter.attention.values()):

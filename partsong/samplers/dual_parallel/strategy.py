@@ -87,7 +87,7 @@ class DualParallel(Strategy):
             "its positions along time are not known to be relative": adapter.model not in FRAME_TABLES,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
-        return None if reason is None else f"{reason}; use ClipParallel for video, DisplacedPatch for pictures"
+        return None if reason is None else f"{reason}; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
         """Returns the layers of this rank; all of them where there is one rank."""

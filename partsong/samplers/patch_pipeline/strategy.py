@@ -84,7 +84,7 @@ class PatchPipeline(Strategy):
             "it puts tokens together before its last layer": bool(early) or len(adapter.gather or ("",)) != 1,
         }
         reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
-        return None if reason is None else f"{reason}; use another strategy that splits tokens, such as Ulysses"
+        return None if reason is None else f"{reason}; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedPatches | None:
         """Returns the stage of this rank; None where one rank has all blocks."""

@@ -82,7 +82,7 @@ class StructureGuidance(Strategy):
         """Refuses models whose pictures are not known to keep their meaning when their latents are scaled."""
         if adapter.model in MODELS:
             return None
-        return "it is known for Stable Diffusion, XL and 3 only; use SyncPatch, DisplacedPatch or Ulysses"
+        return f"it is known for Stable Diffusion, XL and 3 only; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> GuidedPatches:
         """Returns which rank computes which patch."""

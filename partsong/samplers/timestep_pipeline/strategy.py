@@ -79,7 +79,7 @@ class TimestepPipeline(Strategy):
         """Refuses models that are not causal along time."""
         if adapter.model in FRAME_TABLES:
             return None
-        return "it is not known to be causal along time; use DualParallel or ClipParallel for its videos"
+        return f"it is not known to be causal along time; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
         """Returns the layers of this rank; all of them where each step has one rank.
