@@ -132,7 +132,6 @@ REFUSED = {
     "no such blocks": "DynamicSequence on WanTransformer3DModel: it has no blocks for space and others for time",
     "few tokens": "1 tokens of a frame cannot be cut over 2 ranks",
     "text with holes": "a mask leaves out text tokens in front of others",
-    "causal frames": "only key-padding masks",
 }
 
 
@@ -142,6 +141,11 @@ def test_refused_on_all_ranks_alike(scenarios: dict[str, list[Any]], name: str) 
     assert first == second
     assert first.startswith("UnsupportedError")
     assert REFUSED[name] in first
+
+
+@pytest.mark.parametrize("strategy", ["Ulysses", "Ring", "TokenRing", "DisplacedPatch"])
+def test_frames_that_see_the_past_alone(scenarios: dict[str, list[Any]], strategy: str) -> None:
+    assert max(scenarios[f"causal frames, {strategy}"]) <= 1e-10
 
 
 def test_a_sample_without_text(scenarios: dict[str, list[Any]]) -> None:

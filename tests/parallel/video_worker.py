@@ -9,7 +9,7 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
-from partsong import CfgParallel, DataParallel, DisplacedPatch, DynamicSequence, PartialPatch, Ulysses
+from partsong import CfgParallel, DataParallel, DisplacedPatch, DynamicSequence, PartialPatch, Ring, TokenRing, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
@@ -145,6 +145,13 @@ def called(mesh: Mesh, family: str, strategy: Strategy, config: Mapping[str, Any
             return error(sample_of(model(**named)), want)
 
 
+def four_frames() -> torch.Tensor:
+    """Two blocks of two frames: one sees both, the other itself."""
+    torch.manual_seed(6)
+    first = FAMILIES["SkyReels-V2"].call(6, 1, torch.float64)["hidden_states"]
+    return torch.randn(*first.shape[:2], 4, *first.shape[3:], dtype=torch.float64)
+
+
 def after_warm_up(mesh: Mesh, family: str, strategy: Strategy) -> tuple[float, float]:
     """What a stale strategy changes after its warm-up, with inputs that stay (none is stale) and that change."""
     model = FAMILIES[family].model(6, torch.float64)
@@ -171,7 +178,14 @@ def nothing() -> Tensor:
 
 #: Every attention is asked how far it must see, and the answer is everything.
 NEAR = PartialPatch(warmup_steps=1, order=0, portion="auto", error_budget=0.0)
-AXIS = {"Mochi, near keys": "patch", "Mochi, old keys": "patch", "Latte, old keys": "patch"}
+AXIS = {
+    "Mochi, near keys": "patch",
+    "Mochi, old keys": "patch",
+    "Latte, old keys": "patch",
+    "causal frames, Ring": "ring",
+    "causal frames, TokenRing": "ring",
+    "causal frames, DisplacedPatch": "patch",
+}
 SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     "no such blocks": lambda mesh: called(mesh, "Wan", DynamicSequence()),
     "few tokens": lambda mesh: called(
@@ -179,7 +193,12 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     ),
     "text with holes": lambda mesh: called(mesh, "Mochi", Ulysses(), encoder_attention_mask=holes()),
     "no text": lambda mesh: called(mesh, "Mochi", Ulysses(), encoder_attention_mask=nothing()),
-    "causal frames": lambda mesh: called(mesh, "SkyReels-V2", Ulysses(), {"num_frame_per_block": 3}),
+    **{
+        f"causal frames, {type(strategy).__name__}": lambda mesh, chosen=strategy: called(
+            mesh, "SkyReels-V2", chosen, {"num_frame_per_block": 2}, hidden_states=four_frames()
+        )
+        for strategy in (Ulysses(), Ring(), TokenRing(), DisplacedPatch(warmup_steps=1))
+    },
     "Mochi, old keys": lambda mesh: after_warm_up(mesh, "Mochi", DisplacedPatch(warmup_steps=1, order=0)),
     "Mochi, near keys": lambda mesh: after_warm_up(mesh, "Mochi", NEAR),
     "Latte, old keys": lambda mesh: after_warm_up(mesh, "Latte", DisplacedPatch(warmup_steps=1, order=0)),

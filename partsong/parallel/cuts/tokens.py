@@ -215,8 +215,9 @@ class SequenceParallel(TokenCuts):
             return None, None, None
         known: dict[tuple[str, ...], Any] = self._seen_masks.setdefault(mask, {})  # type: ignore[assignment]
         if streams not in known:
-            keys, attending = _key_mask(mask)
-            assert keys is not None
+            # A mask of all tokens of all ranks is cut by queries and keys; one of a rank's own tokens may be a product.
+            is_whole = mask.shape[-2:] == (sum(totals(sizes, streams)),) * 2
+            keys, attending = (mask, None) if is_whole else _key_mask(mask)
             every = self._mask_of_all_queries(keys, sizes, streams)
             # Not the mask itself: what is known of it goes with it.
             known[streams] = None if keys is mask else keys, attending, every
@@ -321,7 +322,7 @@ def _is_alike(mask: Tensor, dim: int) -> bool:
     return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
-def _key_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """Reads a mask of padding, in which a query that is padding itself attends to nothing.
 
     Args:
@@ -330,7 +331,7 @@ def _key_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     Returns:
         The mask of keys `[..., 1, L]`, and 1 for the queries that attend and 0 for the others, `[..., L, 1]`.
     """
-    if mask is None or mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
+    if mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
         return mask, None
     keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
     return (keys, queries) if bool((mask == (keys & queries)).all()) else (mask, None)
