@@ -200,7 +200,7 @@ def test_knobs_that_mean_nothing(knobs: dict[str, Any], told: str) -> None:
 
 def test_a_picture_has_no_clips() -> None:
     """On one rank too: there are no frames to leave out."""
-    with pytest.raises(UnsupportedError, match="no frames to cut into clips; use Ulysses or DisplacedPatch"):
+    with pytest.raises(UnsupportedError, match="no frames to cut into clips; use Ulysses"):
         parallelize(FAMILIES["DiT"].build(6), ClipParallel())
     with parallelize(FAMILIES["DiT"].build(6), ClipParallel(window=None)) as plan:
         assert plan.kind == "approximate"
