@@ -90,7 +90,8 @@ def distance(got: list[Tensor], want: list[Tensor]) -> float:
 def denoisers(pipe: Any) -> list[nn.Module]:
     """The denoisers of a pipeline."""
     parts = (getattr(pipe, name, None) for name in DENOISERS)
-    return [part for part in parts if isinstance(part, nn.Module)]
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    return modules or [pipe.prior]
 
 
 def randomized(model: Any, dtype: torch.dtype = torch.float64, scale: float = 0.2) -> Any:

@@ -147,9 +147,12 @@ def _denoisers(target: Any) -> list[nn.Module]:
         raise ArgumentTypeError(
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
-    parts = [getattr(target, name, None) for name in ("transformer", "transformer_2", "unet")]
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    if not modules:
+    # A prior is denoised too, but beside another denoiser it has a loop and a scheduler of its own.
+    for names in (("transformer", "transformer_2", "unet"), ("prior",)):
+        parts = [getattr(target, name, None) for name in names]
+        if modules := [part for part in parts if isinstance(part, nn.Module)]:
+            break
+    else:
         held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
         raise UnsupportedError(f"{type(target).__name__} has no denoiser to parallelize; it holds {held}")
     for module in modules:

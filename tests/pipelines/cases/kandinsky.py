@@ -48,7 +48,6 @@ BLOCKS: dict[str, Any] = {
 }
 TOKENS = ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp")
 _UNKNOWN = dict.fromkeys(TOKENS, "is not known to this splitting into rows")
-_NOTHING = dict.fromkeys(("CfgParallel", "DataParallel", *TOKENS), "has no denoiser to parallelize")
 
 
 def movq() -> VQModel:
@@ -211,8 +210,5 @@ HERE = (
         _decoder(k, lambda k=k, c=c: _second(k, c, **_prior_parts("prior_")), call)
         for k, (c, call) in _SECONDS_COMBINED.items()
     ),
-    *(
-        Case(name=k.__name__, build=lambda k=k: k(**_prior_parts()), call=call, refused=_NOTHING)
-        for k, call in _PRIORS.items()
-    ),
+    *(Case(name=k.__name__, build=lambda k=k: k(**_prior_parts()), call=call) for k, call in _PRIORS.items()),
 )

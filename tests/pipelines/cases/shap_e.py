@@ -8,11 +8,9 @@ from diffusers import HeunDiscreteScheduler, PriorTransformer, ShapEImg2ImgPipel
 from transformers import CLIPTextModelWithProjection, CLIPVisionModel
 
 from tests.pipelines.case import Case, randomized
-from tests.pipelines.cases.kandinsky import TOKENS
 from tests.pipelines.unet_parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo
 
 _WIDTH = 8
-_NOTHING = dict.fromkeys(("CfgParallel", "DataParallel", *TOKENS), "has no denoiser to parallelize")
 
 
 def _pipe(kind: Any, encoder_hid: dict[str, Any], **more: Any) -> Any:
@@ -60,13 +58,11 @@ HERE = (
         name="ShapEPipeline",
         build=_from_text,
         call=lambda samples: _call(samples) | {"prompt": "a fox"},
-        refused=_NOTHING,
     ),
     Case(
         name="ShapEImg2ImgPipeline",
         build=_from_picture,
         call=lambda samples: _call(samples) | {"image": photo(32)},
-        refused=_NOTHING,
     ),
 )
 
