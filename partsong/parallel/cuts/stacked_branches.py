@@ -7,6 +7,7 @@ branch alone, so a rank hands it copies of the samples it has, one for each bran
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,8 @@ def branches_apart(module: nn.Module, rows: slice, total: int) -> Iterator[None]
 class _Apart:
     def __init__(self, processor: Callable[..., Any], owners: Sequence[int], branches: int) -> None:
         self.processor, self.owners, self.branches = processor, owners, branches
+        # An attention module drops what its processor does not name, and it asks this attribute of the instance.
+        self.__call__ = functools.update_wrapper(functools.partial(type(self).__call__, self), processor.__call__)
 
     def __call__(self, attention: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         of_branch = [self._branch(branch, attention, hidden_states, args, kwargs) for branch in sorted({*self.owners})]
