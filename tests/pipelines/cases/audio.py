@@ -98,6 +98,6 @@ def _longcat_call(samples: int) -> dict[str, Any]:
 
 
 HERE = (
-    Case(name="AceStepPipeline", build=_ace_step, call=_ace_step_call, tolerance=1e-6),  # rotary float32
+    Case(name="AceStepPipeline", build=_ace_step, call=_ace_step_call, tolerance=1e-6),  # norms sum in float32
     Case(name="LongCatAudioDiTPipeline", build=_longcat, call=_longcat_call),
 )

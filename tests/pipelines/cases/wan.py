@@ -135,7 +135,13 @@ HERE = (
         call=lambda samples: _video(samples) | {"video": pictures(9)},
         samples=1,
     ),
-    Case(name="WanAnimatePipeline", build=lambda: _seeing(WanAnimatePipeline, _animate()), call=_animated, samples=1),
+    Case(
+        name="WanAnimatePipeline",
+        build=lambda: _seeing(WanAnimatePipeline, _animate()),
+        call=_animated,
+        samples=1,
+        falls_short="it makes several segments in one call, and the bytes of the last are predicted",
+    ),
     Case(
         name="LucyEditPipeline",
         build=lambda: _pipe(LucyEditPipeline, _transformer(in_channels=8), vae=wan_autoencoder().float()),
