@@ -36,6 +36,10 @@ ROWS = (
         shared=("skip_layers",),
         batched=("joint_attention_kwargs", "hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         residuals=("block_controlnet_hidden_states",),
+        refused_pipelines=row(
+            _set_pag_attn_processor="perturbed guidance masks every pair of picture tokens in a layer, and such a mask "
+            "cannot be cut with the tokens; use CfgParallel or DataParallel"
+        ),
     ),
     Adapter(
         family="Flux",
@@ -153,7 +157,7 @@ ROWS = (
         timestep="t",
         batched=("x", "t", "cap_feats", "siglip_feats", "image_noise_mask"),
         per_sample=("x", "cap_feats", "siglip_feats", "image_noise_mask"),
-        padded=row(controlnet_block_samples="cap_feats"),
+        padded=row(controlnet_block_samples=("cap_feats", 32)),
         residuals=("controlnet_block_samples",),
     ),
 )

@@ -151,11 +151,13 @@ class Adapter:
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
         layered: arguments whose tensors have the batch second, after the layers of a text encoder.
-        padded: arguments as long as the longest item of another one, whose name is given: samples with shorter items
-            cannot be taken apart from the rest.
+        padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
+            items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
+        refused_pipelines: methods by which a pipeline is known that does something to this model with which its input
+            cannot be cut, with the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
         attentions: how often each of its attention modules attends, as differential attention does twice.
@@ -187,10 +189,11 @@ class Adapter:
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
     per_sample: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
-    padded: Mapping[str, str] = field(default_factory=dict)
+    padded: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    refused_pipelines: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
     attentions: int = 1

@@ -27,7 +27,7 @@ class BatchRules:
         per_sample: arguments that are lists with an item per sample.
         folded: arguments whose tensors have batch x frames first.
         layered: arguments whose tensors have the batch second.
-        padded: arguments as long as the longest item of another one, whose name is given.
+        padded: arguments as long as the longest item of another one -> its name, and the multiple that items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
         trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
             rank's.
@@ -38,7 +38,7 @@ class BatchRules:
     per_sample: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
-    padded: Mapping[str, str] = field(default_factory=dict)
+    padded: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     trusting: bool = False
 
@@ -67,12 +67,13 @@ class BatchRules:
         Raises:
             UnsupportedError: names the argument of which it is not known how it depends on the batch.
         """
-        for name, other in self.padded.items():
-            if named.get(name) is not None and len({len(item) for item in named[other]}) > 1:
-                raise UnsupportedError(
-                    f"{self.model}: {name} is padded to the longest {other}, and those of this batch differ; {_ADVICE}"
-                )
-        return {name: self._argument(name, value, rows, total) for name, value in named.items()}
+        taken = {name: self._argument(name, value, rows, total) for name, value in named.items()}
+        for name, (other, multiple) in self.padded.items():
+            if named.get(name) is not None:
+                longest, kept = (max(map(len, items[other])) for items in (named, taken))
+                surplus = (-(-longest // multiple) - -(-kept // multiple)) * multiple
+                taken[name] = _shortened(taken[name], surplus)
+        return taken
 
     def _argument(self, name: str, value: Any, rows: slice, total: int) -> Any:
         if value is None or name in self.shared:
@@ -149,6 +150,15 @@ class BatchRules:
 
 
 _ADVICE = "leave it out, or use a strategy that leaves the batch whole, such as Ulysses"
+
+
+def _shortened(value: Any, surplus: int) -> Any:
+    """Drops the last entries `[B, L, ...]` of every tensor in an argument, which is padding to the longest sample."""
+    if isinstance(value, Mapping):
+        return {key: _shortened(item, surplus) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shortened(item, surplus) for item in value)
+    return value[:, : value.shape[1] - surplus]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ Both are exact and the same under every strategy that cuts tokens: there is noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -31,11 +32,15 @@ class TokenSums:
     Args:
         axis: the ranks over which tokens are cut.
         adapter: the model's row, resolved.
+
+    Attributes:
+        samples: samples in the call at work.
     """
 
     def __init__(self, axis: Axis, adapter: Adapter) -> None:
         self.axis, self.adapter = axis, adapter
-        self._sums: dict[tuple[str, torch.Size], int] = {}
+        self.samples = 1
+        self._sums: dict[tuple[str, torch.Size], Fraction] = {}
         self._borders: dict[str, int] = {}
 
     def attach(self, hooks: HookSet, modules: Mapping[str, nn.Module]) -> int:
@@ -54,7 +59,8 @@ class TokenSums:
 
     def _summed(self, name: str) -> Callable[[Tensor], Tensor]:
         def change(part: Tensor) -> Tensor:
-            self._sums[name, part.shape] = part[0].nbytes
+            # Guidance may perturb the attention of some samples, which then make no sum.
+            self._sums[name, part.shape[1:]] = Fraction(part.nbytes, self.samples)
             return sum_over_ranks(self.axis, part)
 
         return change
@@ -74,7 +80,8 @@ class TokenSums:
     def predict(self, batch: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in one forward of `batch` samples."""
         neighbours = (index > 0) + (index < self.axis.size - 1)
-        return batch * (sum(self._sums.values()) * (self.axis.size - 1) + sum(self._borders.values()) * neighbours)
+        summed = int(batch * sum(self._sums.values()))
+        return summed * (self.axis.size - 1) + batch * sum(self._borders.values()) * neighbours
 
 
 def sum_over_ranks(axis: Axis, part: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ class SequenceParallel(TokenCuts):
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
+        self.sums.samples = self.batch
         for last in (self._mask_bytes, self._gathered, self._attended, self._seen_masks):
             last.clear()
 

@@ -73,10 +73,6 @@ class StepClock:
         """Ends a step."""
         self.step, self._calls = self.step + 1, 0
 
-    def end(self) -> None:
-        """Notes that the pipeline's call is over."""
-        self.is_over = self.step > 0
-
     @property
     def steps_made(self) -> int | None:
         """Returns the steps of this generation, made or announced; None where nobody knows."""

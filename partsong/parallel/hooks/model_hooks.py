@@ -59,6 +59,17 @@ class HookSet:
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
 
+    def keep_from(self, module: nn.Module) -> None:
+        """Lets calls of another module run without these hooks, where it shares layers with a hooked one."""
+        if {hooked for hooked, _ in self._placed}.isdisjoint(module.modules()):
+            return
+
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            with self.lifted():
+                return forward(**named)
+
+        self.add(module, AroundHook(run, signature_of(module)), "without")
+
     def remove(self) -> None:
         """Takes every hook off, last first, and leaves what others have put on the modules before or since."""
         for module, name in reversed(self._placed):

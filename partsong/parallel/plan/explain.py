@@ -17,7 +17,7 @@ from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 from partsong.parallel.ranks.shards import split_sizes
 from partsong.parallel.strategy import Coder
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "bytes_by_step", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,19 @@ def explain(plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Cod
     return _Account(plan, denoisers, coders).explanation()
 
 
+def bytes_by_step(plan: PlanState, denoisers: Sequence[Denoiser], steps: int) -> list[tuple[int, ...]]:
+    """Predicts the bytes each rank sends in the first steps of the generation at work."""
+    return _Account(plan, denoisers, ()).by_step(steps)
+
+
 class _Account:
     def __init__(self, plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Coder]) -> None:
         self.plan, self.denoisers, self.coders = plan, denoisers, coders
         self.degrees, self.world_size = plan.mesh.degrees, plan.mesh.world_size
 
     def explanation(self) -> Explanation:
-        steps = self.plan.clock.steps_made or self.plan.clock.step + 1
+        clock = self.plan.clock
+        steps = clock.step + 1 if clock.steps_made is None else clock.steps_made
         ranks = range(self.world_size)
         kept = (denoiser.cut.kept() for denoiser in self.denoisers if denoiser.cut is not None)
         return Explanation(
@@ -84,9 +90,13 @@ class _Account:
             split=tuple(self.split_lines()),
             stale=tuple(self.stale_lines()),
             kept=tuple(line for line in kept if line is not None),
-            bytes_by_step=tuple(tuple(self.step_bytes(step, rank) for rank in ranks) for step in range(steps)),
+            bytes_by_step=(*self.plan.finished, *self.by_step(steps)),
             bytes_once=tuple(self.once_bytes(rank) for rank in ranks),
         )
+
+    def by_step(self, steps: int) -> list[tuple[int, ...]]:
+        ranks = range(self.world_size)
+        return [tuple(self.step_bytes(step, rank) for rank in ranks) for step in range(steps)]
 
     def place(self, rank: int, *axes: str) -> int:
         """Returns the index of a rank along flattened axes; ranks count through the mesh with the last axis fastest."""
@@ -152,7 +162,7 @@ class _Account:
         seen, peers = self.plan.seen, self.world_size - 1
         total = 8 * SHAPE_NUMBERS * peers * len(seen.latents)
         total += (sum(seen.latents) + seen.state_bytes) * peers if rank == 0 else 0
-        total += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
+        total += seen.check_bytes + sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
         total += sum(coder.predict(rank) for coder in self.coders)
         total += sum(stage.bytes_once for denoiser in self.denoisers for stage in denoiser.stages)
         size = self.degrees["data"]

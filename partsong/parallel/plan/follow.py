@@ -47,8 +47,10 @@ def follow_pipeline(
     last_act = "maybe_free_model_hooks"
     plan.tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
     if plan.tells_end:
+        if hasattr(pipe, "check_inputs"):  # the first act of a call; the one before may have ended in an error
+            methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.end_call))
         # Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
-        methods.replace(pipe, last_act, lambda method: _after(method, plan.clock.end))
+        methods.replace(pipe, last_act, lambda method: _after(method, plan.end_call))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
@@ -74,13 +76,11 @@ class _SchedulerFollower:
     """Drives a plan's clock by the methods of its pipeline's scheduler, or of the copies a pipeline makes of it."""
 
     def __init__(self, plan: PlanState) -> None:
-        self.plan, self.steps_copies = plan, False
+        self.plan = plan
 
     def begin(self, set_timesteps: Method) -> Method:
         def begin_generation() -> None:
-            self.plan.begin_call()
-            self.steps_copies = False
-            self.plan.clock.begin(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
+            self.plan.begin_generation(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
 
         return _after(set_timesteps, begin_generation)
 
@@ -97,7 +97,7 @@ class _SchedulerFollower:
             if clock.step == 0:
                 # Not every scheduler takes the timestep in the same place.
                 clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
-            if clock.is_called or not self.steps_copies:
+            if clock.is_called:  # some pipelines ask the scheduler twice for what the model was called once for
                 self._end_step()
             return result
 
@@ -106,7 +106,6 @@ class _SchedulerFollower:
     def advance_copy(self, step: Method) -> Method:
         def end_together() -> None:
             # A scheduler per frame: all of them together make one step, after the model's calls for it.
-            self.steps_copies = True
             if self.plan.clock.is_called:
                 self._end_step()
 

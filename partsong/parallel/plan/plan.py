@@ -14,7 +14,7 @@ from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.parallel.plan.explain import Explanation, explain
+from partsong.parallel.plan.explain import Explanation, bytes_by_step, explain
 from partsong.parallel.plan.follow import follow_pipeline
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import Mesh
@@ -89,6 +89,8 @@ class Plan(PlanState):
         try:
             for module in modules:
                 self.denoisers.append(Denoiser(self, module, self._hooks))
+                _refuse_pipeline(target, self.denoisers[-1])
+            self._keep_from_others(modules)
             self.loop = own_loop(strategies, mesh, target, modules)
             self.coders = [coder for s in strategies if (coder := s.codes(target, mesh)) is not None]
             for coder in self.coders:
@@ -98,6 +100,12 @@ class Plan(PlanState):
         except BaseException:
             self.undo()
             raise
+
+    def _keep_from_others(self, denoisers: list[nn.Module]) -> None:
+        """Keeps the hooks out of calls of other parts of the pipeline, such as a ControlNet that shares layers."""
+        for part in {} if isinstance(self.target, nn.Module) else self.target.components.values():
+            if isinstance(part, nn.Module) and part not in denoisers:
+                self._hooks.keep_from(part)
 
     def explain(self) -> Explanation:
         """Says what is split, stale and moved, in bytes per step and rank, for the shapes of the last generation.
@@ -111,6 +119,12 @@ class Plan(PlanState):
                 "computed nothing under this plan yet (a run taken up again may find all of its work done)"
             )
         return explain(self, self.denoisers, self.coders)
+
+    def end_part(self) -> None:
+        """Remembers what the steps so far have sent."""
+        if any(denoiser.seen.known for denoiser in self.denoisers):
+            self.finished += bytes_by_step(self, self.denoisers, self.clock.step)
+            self.seen.check_bytes += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
 
     def undo(self) -> None:
         """Waits for what is under way and takes every hook off; may be called again."""
@@ -159,6 +173,12 @@ def _denoisers(target: Any) -> list[nn.Module]:
         _refuse_compiled(module)
         adapter_for(module)
     return modules
+
+
+def _refuse_pipeline(target: Any, denoiser: Denoiser) -> None:
+    for method, reason in denoiser.adapter.refused_pipelines.items():
+        if denoiser.cut is not None and hasattr(target, method):
+            raise UnsupportedError(f"{type(target).__name__}: {reason}")
 
 
 def _refuse_compiled(module: nn.Module) -> None:

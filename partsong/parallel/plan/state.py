@@ -33,6 +33,8 @@ class PlanState:
         scheduler: the scheduler that drives the clock; None where none does.
         tells_end: whether the pipeline's call tells when it is over; otherwise each generation is taken as a call.
         follow_scheduler: looks whether the pipeline has another scheduler by now, and follows that one.
+        finished: bytes that each rank sent in every step of the parts of a call that are over; a pipeline may begin its
+            scheduler several times in one call.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
     """
 
@@ -44,7 +46,8 @@ class PlanState:
         self.scheduler: Any = None
         self.tells_end = True
         self.follow_scheduler: Callable[[], None] = lambda: None
-        self._in_loop = False
+        self.finished: list[tuple[int, ...]] = []
+        self._in_loop, self._is_new_call = False, True
 
     def stages(self) -> list[Stage]:
         """Returns the chain of attention stages, outermost call first; axes of one rank add none."""
@@ -64,10 +67,26 @@ class PlanState:
     def begin_call(self) -> None:
         """Forgets what the last call of the pipeline shared; in the middle of a call nothing happens."""
         if self.clock.is_over or not self.tells_end:
-            self.clock.is_over = False
+            self.clock.is_over, self._is_new_call = False, True
+            self.finished.clear()
             self.seen.latents.clear()
             self.seen.decoded.clear()
-            self.seen.state_bytes = 0
+            self.seen.state_bytes = self.seen.check_bytes = 0
+
+    def begin_generation(self, times: list[float]) -> None:
+        """Begins a generation, or the next part of one where the pipeline's call is not over."""
+        self.begin_call()
+        if not self._is_new_call:
+            self.end_part()
+        self._is_new_call = False
+        self.clock.begin(times)
+
+    def end_call(self) -> None:
+        """Notes that the pipeline's call is over."""
+        self.clock.is_over = self.clock.step > 0 or bool(self.finished)
+
+    def end_part(self) -> None:
+        """Remembers what the steps so far have sent."""
 
     def share_random_state(self) -> None:
         """Gives every rank the default random state of the first."""

@@ -70,7 +70,6 @@ HERE = (
     Case(name="LTXConditionPipeline", build=lambda: _pipe(LTXConditionPipeline), call=_from_picture, samples=1),
     Case(
         name="LTXI2VLongMultiPromptPipeline",
-        falls_short="it starts its scheduler several times in one call, and the last part is predicted",
         build=lambda: _pipe(LTXI2VLongMultiPromptPipeline, LTXEulerAncestralRFScheduler()),
         call=_long,
         samples=1,

@@ -174,7 +174,8 @@ def _helios(kind: Any, stages: int, **more: Any) -> Any:
     return kind(
         vae=wan_autoencoder(),
         transformer=randomized(transformer),
-        scheduler=HeliosScheduler(stages=stages),
+        # With the gamma of its default, 1/3, the covariance of the noise between stages is singular.
+        scheduler=HeliosScheduler(stages=stages, gamma=0.25),
         **_NO_TEXT,
         **more,
     )
@@ -252,13 +253,11 @@ HERE = (
     ),
     Case(
         name="HeliosPipeline",
-        falls_short="it starts its scheduler several times in one call, and the last part is predicted",
         build=lambda: _helios(HeliosPipeline, 1),
         call=_helios_call,
     ),
     Case(
         name="HeliosPyramidPipeline",
-        falls_short="it starts its scheduler several times in one call, and the last part is predicted",
         build=lambda: _helios(HeliosPyramidPipeline, 3),
         call=_pyramid_call,
     ),

@@ -140,7 +140,6 @@ HERE = (
         build=lambda: _seeing(WanAnimatePipeline, _animate()),
         call=_animated,
         samples=1,
-        falls_short="it makes several segments in one call, and the bytes of the last are predicted",
     ),
     Case(
         name="LucyEditPipeline",
