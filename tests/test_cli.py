@@ -106,6 +106,8 @@ REFUSED = {
     "file for a folder": (["image", CAPTION, "--model", __file__], "model_index.json"),
     "unknown bench": (["bench", "sound"], "sound"),
     "unknown list": (["list", "colours"], "colours"),
+    "support of an unknown model": (["list", "support", "wan vice"], "did you mean Wan VACE"),
+    "a name where there is none to give": (["list", "rules", "Flux"], "takes no name"),
     "demo on one rank": (["demo", "--nproc", 1], "--nproc 1: use an integer of 2 or more"),
 }
 
@@ -207,6 +209,12 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {row["class"] for row in rows} == {"exact", "approximate"}
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
+    for name in ("wan vace", "WanVACETransformer3DModel", "WanVACEPipeline"):
+        assert run("list", "support", name, "--json", tmp_path / "one.json") == 0
+        rows = json.loads((tmp_path / "one.json").read_text())["rows"]
+        assert {row["model"] for row in rows} == {"WanVACETransformer3DModel"}
+        assert next(row for row in rows if row["strategy"] == "Ulysses")["class"] == "exact"
+        assert next(row for row in rows if row["strategy"] == "DynamicSequence")["reason"]
     assert run("env", "--json", tmp_path / "e.json") == 0
     machine = read(tmp_path / "e.json")
     assert machine.keys() >= COMMON

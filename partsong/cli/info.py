@@ -9,6 +9,7 @@ from typing import Any
 
 from partsong.cli.options import Env, List
 from partsong.cli.table import table
+from partsong.errors import ArgumentError
 from partsong.jobs.machine import describe_machine
 
 __all__ = ["env_summary", "list_rows", "list_summary", "show_env", "show_list"]
@@ -49,12 +50,14 @@ def list_rows(options: List) -> list[dict[str, Any]]:
     listers = {
         "models": _models,
         "strategies": _strategies,
-        "support": _support,
+        "support": lambda: _support_of(options.name) if options.name is not None else _support(),
         "rules": _rules,
         "caches": _caches,
         "thinking": _thinking,
         "suites": _suites,
     }
+    if options.name is not None and options.what != "support":
+        raise ArgumentError(f"partsong list {options.what} takes no name; {options.name!r} was given")
     return listers[options.what]()
 
 
@@ -89,6 +92,12 @@ def _support() -> list[dict[str, Any]]:
         {"strategy": strategy, "class": kind, "architectures": ", ".join(architectures)}
         for (strategy, kind), architectures in groups.items()
     ]
+
+
+def _support_of(model: str) -> list[dict[str, Any]]:
+    from partsong.samplers.support import rows_for, support_of
+
+    return [row for adapter in rows_for(model) for row in support_of(adapter)]
 
 
 def _rules() -> list[dict[str, Any]]:

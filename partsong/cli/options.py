@@ -338,6 +338,8 @@ class List(_Common):
         Literal["models", "strategies", "support", "rules", "caches", "thinking", "suites"], tyro.conf.Positional
     ]
     """What to list."""
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
+    """Of support, only what holds for this model: a family, or a class of a model or pipeline, as diffusers has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

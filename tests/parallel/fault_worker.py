@@ -67,7 +67,6 @@ def _loop(mesh: Mesh, at_step: Callable[[int], None]) -> None:
 
 def fail_in_loop(victim: int, how: str, folder: str) -> None:
     """Every rank samples; at step 3 the victim dies, stops, leaves or raises."""
-    health.SILENCE = 3.0
     with Mesh(**{"ring" if os.environ["WORLD_SIZE"] == "2" else "ulysses": int(os.environ["WORLD_SIZE"])}) as mesh:
         with open(os.path.join(folder, str(mesh.rank)), "w") as file:
             file.write(str(os.getpid()))

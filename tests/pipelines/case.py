@@ -29,8 +29,6 @@ class Case:
             float64, to 1e-4, and say there where it does.
         refused: strategies that this pipeline, unlike others of its model, refuses when `parallelize` is called, with
             some words of the reason.
-        falls_short: why its bytes are not predicted exactly, or a strategy refuses it in the call only; None where
-            neither is so. The result is right all the same.
     """
 
     name: str
@@ -39,7 +37,6 @@ class Case:
     samples: int = 2
     tolerance: float = 1e-9
     refused: Mapping[str, str] = field(default_factory=dict)
-    falls_short: str | None = None
 
     @property
     def pipeline(self) -> str:

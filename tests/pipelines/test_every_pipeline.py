@@ -53,10 +53,6 @@ def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> No
     case, rows = CASES[name], outcomes(nproc, name)[name, strategy]
     assert len(rows) == nproc
     for row in rows:
-        if case.falls_short is not None:
-            assert row.kind in ("ran", "refused", "refused late"), row.text
-            assert row.error <= case.tolerance
-            continue
         assert row.kind in ("ran", "refused"), row.text
         assert (row.kind == "refused") == (row.expected is not None), row.text
         assert row.expected is None or row.expected in row.text

@@ -19,18 +19,19 @@ from typing import Any
 import torch.distributed as dist
 
 from partsong.errors import DistributedError
+from partsong.parallel.ranks.launch import ERROR_KEY
 
-__all__ = ["ERROR_KEY", "Heartbeat", "operation"]
+__all__ = ["Heartbeat", "operation"]
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 0.5
-SILENCE = 10.0
+#: A rank this long without a sign of life is taken for dead; with the ways to tell and to end it, under 10 seconds.
+SILENCE = 6.0
 #: Seconds within which every message that a rank sent before it left has arrived.
 DEPARTED = 4.0
 #: When all have waited in different operations for this many seconds, no slow link is the reason any more.
 DIVERGED = 20.0
-ERROR_KEY = "partsong/error"
 _LEFT = "left the run"
 _AFTER = " after a failure in "
 

@@ -21,9 +21,12 @@ from typing import Any
 from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
 from partsong.knobs import Count, check_value
 
-__all__ = ["launch"]
+__all__ = ["ERROR_KEY", "launch"]
 
-GRACE = 5.0
+#: Where in the store a rank notes which other one it waits for in vain.
+ERROR_KEY = "partsong/error"
+#: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
+GRACE, BLAMED_GRACE = 5.0, 0.5
 
 
 def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
@@ -118,7 +121,8 @@ class _Run:
                 self._collect(rank)
                 running -= set() if is_alive else {rank}
             if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
-                deadline = time.monotonic() + GRACE
+                # Where ranks have found out already who is to blame, the others have nothing more to tell.
+                deadline = time.monotonic() + (BLAMED_GRACE if self._blamed() else GRACE)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         failed = [rank for rank in range(self.nproc) if self._failed(rank)]
@@ -163,18 +167,22 @@ class _Run:
     def _killed(self, rank: int, witnesses: list[str]) -> RankError:
         code = self.children[rank].exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code} without a result"
-        if self.store.check(["partsong/error"]):
-            blamed, _, message = self.store.get("partsong/error").decode().partition("|")
+        if self._blamed():
+            blamed, _, message = self.store.get(ERROR_KEY).decode().partition("|")
             return RankError(message, int(blamed))
         witness = f"; {witnesses[0]}" if witnesses else ""
         return RankError(f"rank {rank} {how}; the other ranks were ended{witness}", rank)
 
+    def _blamed(self) -> bool:
+        """Says whether a rank has noted which one it waits for in vain."""
+        return self.store.check([ERROR_KEY])
+
     def end(self) -> None:
-        for stop in (BaseProcess.terminate, BaseProcess.kill):
+        for stop, patience in ((BaseProcess.terminate, 1.0), (BaseProcess.kill, 2.0)):
             for child in self.children:
                 if child.is_alive():
                     stop(child)
-            deadline = time.monotonic() + 2.0
+            deadline = time.monotonic() + patience
             for child in self.children:
                 child.join(max(0.0, deadline - time.monotonic()))
         for pipe in self.pipes:
