@@ -221,6 +221,16 @@ def changed_prompt(mesh: Mesh, name: str, strategy: Strategy) -> Any:
     return error(got, want), error(plain, want)
 
 
+def diverging(mesh: Mesh) -> Any:
+    """A callback that changes the latents after the third of five steps, and on one rank only."""
+
+    def change(_: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": tensors["latents"] * 1.1} if step == 2 and mesh.rank == 1 else tensors
+
+    with parallelize(pipe := PIPES["SD3"].make(), Ulysses(), mesh=mesh):
+        return PIPES["SD3"].call(pipe, num_inference_steps=5, callback_on_step_end=change)
+
+
 def second_order(mesh: Mesh, name: str, strategy: Strategy) -> Any:
     """Two model evaluations per step of the sampler; the error and how often the scheduler's step was called."""
     pipe_of, pipe = PIPES[name], PIPES[name].make()
@@ -238,6 +248,7 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     "other size": other_size,
     "larger size": larger_size,
     "other guidance": other_guidance,
+    "diverging callback": diverging,
     "two plans": two_plans,
     "two plans, first survives": two_plans_first_survives,
     "unknown model": unknown,

@@ -22,7 +22,7 @@ from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_o
 from partsong.parallel.plan.seen import Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
-from partsong.parallel.ranks.agreement import AGREED_STEPS, check_alike
+from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.strategy import Cut, refuse
 
@@ -62,6 +62,7 @@ class Denoiser:
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
+        self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
         self._shapes: dict[int, tuple[Any, ...]] = {}
@@ -134,8 +135,13 @@ class Denoiser:
         self._note_step(named, step)
 
     def _note_step(self, named: dict[str, Any], step: int) -> None:
-        if step not in self.seen.steps and len(self.seen.steps) < AGREED_STEPS and self.checked:
+        if step in self.seen.steps:
+            return
+        if len(self.seen.steps) < AGREED_STEPS and self.checked:
             check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
+        elif self.checked and self.plan.loop is None:
+            self.comparison.check()
+            self.comparison.post(named[self.adapter.sample], step)
         self.seen.steps.add(step)
 
     def _splits(self, named: dict[str, Any]) -> bool:
@@ -180,7 +186,14 @@ class Denoiser:
             self.seen.changed.add(clock.step)
         self._shapes[clock.branch] = shapes
 
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        self.comparison.abandon()
+        if self.cut is not None:
+            self.cut.abandon()
+
     def _begin(self) -> None:
+        self.comparison.check()
         self.seen.begin()
         self._shapes.clear()
 

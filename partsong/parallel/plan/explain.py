@@ -11,7 +11,7 @@ from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.seen import DenoiserCall, Seen
 from partsong.parallel.plan.state import PlanState
-from partsong.parallel.ranks.agreement import AGREED_STEPS
+from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 from partsong.parallel.ranks.shards import split_sizes
@@ -110,13 +110,16 @@ class _Account:
 
     def step_bytes(self, step: int, rank: int) -> int:
         total = 0
-        agreement = 8 * 4 * (self.world_size - 1)
+        agreement = 8 * NUMBERS_PER_VALUE * (self.world_size - 1)
         for denoiser in self.denoisers:
             called = self.called_in(denoiser) if denoiser.seen.known else []
             if step in called:
                 position = called.index(step)
                 total += self.denoiser_bytes(denoiser, step, rank)
-                total += agreement * len(denoiser.adapter.compared) if position < AGREED_STEPS else 0
+                if position < AGREED_STEPS:
+                    total += agreement * len(denoiser.adapter.compared)
+                elif self.plan.loop is None:
+                    total += agreement
         return total
 
     def called_in(self, denoiser: Denoiser) -> list[int]:

@@ -128,12 +128,14 @@ class Plan(PlanState):
 
     def undo(self) -> None:
         """Waits for what is under way and takes every hook off; may be called again."""
-        self.clock.begin()
-        self._hooks.remove()
-        self._methods.restore()
-        if self._owns_mesh:
-            self.mesh.close()
-            self._owns_mesh = False
+        try:
+            self.clock.begin()
+        finally:
+            self._hooks.remove()
+            self._methods.restore()
+            if self._owns_mesh:
+                self.mesh.close()
+                self._owns_mesh = False
 
     def __enter__(self) -> Plan:
         return self
@@ -148,8 +150,7 @@ class Plan(PlanState):
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
         for denoiser in self.denoisers:
-            if denoiser.cut is not None:
-                denoiser.cut.abandon()
+            denoiser.abandon()
 
 
 def _denoisers(target: Any) -> list[nn.Module]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.collectives import Pending, agree, all_gather
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "check_alike"]
+__all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
 
-#: The first steps of a generation, in which ranks compare what they were given.
+#: The first steps of a generation, in which ranks compare all that they were given. Later they compare latents only.
 AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
+
+_ADVICE = "make the same call on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
 
 
 def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
@@ -31,35 +34,103 @@ def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
     Raises:
         ArgumentError: a value differs; names the rank and the value.
     """
-    size = NUMBERS_PER_VALUE
-    values = [number for value in given.values() for number in _fingerprint(value)]
-    table = agree(axis, values, name="comparison of the ranks' inputs")
-    for rank, row in zip(axis.ranks, table, strict=True):
-        for position, name in enumerate(given):
-            mine, other = table[0][size * position :][:size], row[size * position :][:size]
-            if not _alike(mine, other):
-                raise ArgumentError(
-                    f"rank {rank} was given another {name} than rank {axis.ranks[0]}; make the same call on every "
-                    "rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
-                )
+    numbers = torch.stack([_fingerprint(value).cpu() for value in given.values()]).flatten()
+    table = agree(axis, numbers.tolist(), name="comparison of the ranks' inputs")
+    for position, name in enumerate(given):
+        rank = _odd_one(axis, [row[NUMBERS_PER_VALUE * position :][:NUMBERS_PER_VALUE] for row in table])
+        if rank is not None:
+            raise ArgumentError(f"rank {rank} was given another {name} than rank {axis.ranks[0]}; {_ADVICE}")
 
 
-def _fingerprint(value: Any) -> list[float]:
+class Comparison:
+    """Compares one value per step between ranks while they go on, and tells of a difference later.
+
+    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one. Those on a GPU
+    are copied to the host then, and looked at in the one after.
+
+    Args:
+        axis: the ranks that compare.
+        name: what is compared, for messages.
+    """
+
+    def __init__(self, axis: Axis, name: str) -> None:
+        self.axis, self.name = axis, name
+        self._posted: tuple[Pending, Tensor, int] | None = None
+        self._copied: tuple[Tensor, torch.cuda.Event, int] | None = None
+
+    def post(self, value: Any, step: int) -> None:
+        """Sends this rank's numbers for a tensor or a container of tensors of a step."""
+        numbers = _fingerprint(value)
+        if self.axis.group is None or dist.get_backend(self.axis.group) != "nccl":
+            numbers = numbers.cpu()
+        table = numbers.new_zeros(self.axis.size, NUMBERS_PER_VALUE)
+        table[self.axis.index] = numbers
+        pending = all_gather(self.axis, table, [1] * self.axis.size, name=f"comparison of the ranks' {self.name}")
+        self._posted = pending, table, step
+
+    def check(self) -> None:
+        """Looks at what has arrived.
+
+        Raises:
+            ArgumentError: a rank had another value; names the rank, the value and the step.
+        """
+        if self._copied is not None:
+            table, event, step = self._copied
+            event.synchronize()
+            self._copied = None
+            self._judge(table, step)
+        if self._posted is None:
+            return
+        pending, table, step = self._posted
+        self._posted = None
+        pending.wait()
+        if table.is_cuda:
+            copy, event = torch.empty_like(table, device="cpu", pin_memory=True), torch.cuda.Event()
+            copy.copy_(table, non_blocking=True)
+            event.record()
+            self._copied = copy, event, step
+        else:
+            self._judge(table, step)
+
+    def _judge(self, table: Tensor, step: int) -> None:
+        rank = _odd_one(self.axis, table.tolist())
+        if rank is not None:
+            raise ArgumentError(
+                f"in step {step} rank {rank} had another {self.name} than rank {self.axis.ranks[0]}; a callback that "
+                "changes what the next step is given must do the same on every rank"
+            )
+
+    def abandon(self) -> None:
+        """Forgets what was sent without waiting."""
+        self._posted = self._copied = None
+
+
+def _odd_one(axis: Axis, table: Sequence[Sequence[float]]) -> int | None:
+    """Returns the first rank whose numbers differ from those of the axis' first; None where all are alike."""
+    pairs = zip(axis.ranks, table, strict=True)
+    return next((rank for rank, row in pairs if not _alike(table[0], row)), None)
+
+
+def _fingerprint(value: Any) -> Tensor:
     """Sums a tensor, or all tensors in a container, up to four numbers that other values would not share."""
     if isinstance(value, (list, tuple, dict)):
         items = list(value.values() if isinstance(value, dict) else value)
         prints = [_fingerprint(item) for item in items]
-        # Each place has its own weight, so the same tensors in another order differ.
-        ramps = [number[3] * (1 + 1 / (2 + place)) for place, number in enumerate(prints)]
-        return [*(sum(number[i] for number in prints) for i in range(3)), sum(ramps)]
+        device = next((one.device for one in prints if one.device.type != "cpu"), torch.device("cpu"))
+        total = torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64, device=device)
+        for place, numbers in enumerate(prints):
+            # Each place has its own weight, so the same tensors in another order differ.
+            weights = torch.tensor([1, 1, 1, 1 + 1 / (2 + place)], dtype=torch.float64)
+            total += numbers.to(device) * weights.to(device)
+        return total
     if not isinstance(value, Tensor):
-        return [0.0] * NUMBERS_PER_VALUE
+        return torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64)
     flat = value.detach().flatten().double()
     ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
-    return [float(flat.numel()), flat.sum().item(), flat.abs().sum().item(), (flat * ramp).sum().item()]
+    return torch.stack([flat.new_tensor(flat.numel()), flat.sum(), flat.abs().sum(), (flat * ramp).sum()])
 
 
-def _alike(one: list[float], other: list[float]) -> bool:
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
     # This allows for the rounding of a GPU's sums, and lies far below what another prompt or seed changes.
     slack = 1e-4 * (one[2] + 1e-12)
     return one[0] == other[0] and all(
