@@ -6,12 +6,15 @@ import copy
 from typing import Any
 
 import torch
+from accelerate import cpu_offload
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.utils import logging
+from torch import Tensor, nn
 
 from partsong import DisplacedPatch, SyncPatch, parallelize
 from tests.parallel.ranks import gathered
 from tests.parallel.unets import UNETS
+from tests.pipelines.case import denoisers, distance
 from tests.pipelines.cases import CASES
 
 
@@ -42,6 +45,64 @@ def notes_after_another_call() -> list[bool]:
         assert cut is not None
         cut.begin_forward(torch.zeros(2, 15, 16))
         return gathered(calls == before and any(calls[0][0].notes[0]))
+
+
+def wrapped(hows: list[tuple[str, str]]) -> dict[tuple[str, str], list[float]]:
+    """How far a pipeline under a plan is from itself alone, where others have wrapped its layers before or since."""
+    logging.set_verbosity_error()
+    return {how: gathered(_wrapped(*how)) for how in hows}
+
+
+def _wrapped(name: str, how: str) -> float:
+    case, (change, when) = CASES[name], how.split(" ")
+    alone, pipe = case.make(), case.make()
+    CHANGES[change](alone)
+    want = case.run(alone)
+    if when == "before":
+        CHANGES[change](pipe)
+    with parallelize(pipe, SyncPatch()):
+        if when == "after":
+            CHANGES[change](pipe)
+        got = case.run(pipe)
+    return max(distance(got, want), distance(case.run(pipe), want))
+
+
+def _offload(pipe: Any) -> None:
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            cpu_offload(part, execution_device=torch.device("cpu"))
+
+
+def _cast(pipe: Any) -> None:
+    for part in denoisers(pipe):
+        part.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float64)
+
+
+def _group_offload(pipe: Any) -> None:
+    here = torch.device("cpu")
+    for part in denoisers(pipe):
+        part.enable_group_offload(onload_device=here, offload_device=here, offload_type="leaf_level")
+
+
+def _other_type(pipe: Any) -> None:
+    for part in denoisers(pipe):
+        part.to(torch.float32)
+
+
+CHANGES = {"offload": _offload, "casting": _cast, "groups": _group_offload, "float32": _other_type}
+
+
+def moved_away() -> list[str]:
+    """What is said of a model that was moved to a device that its ranks do not exchange on."""
+    unet = UNETS["SD"].model(torch.float64)
+    call = UNETS["SD"].calls((8, 12), torch.float64, (900.0,))[0]
+    with parallelize(unet, SyncPatch()):
+        unet.to("meta")
+        try:
+            unet(**{name: value.to("meta") if isinstance(value, Tensor) else value for name, value in call.items()})
+        except Exception as problem:  # noqa: BLE001 - the test reads which one it was
+            return gathered(f"{type(problem).__name__}: {problem}")
+    return gathered("accepted")
 
 
 def lora_loaded_late() -> list[str]:

@@ -37,6 +37,23 @@ class Plain(nn.Module):
         return self.proj_out(x)
 
 
+class OtherNames(nn.Module):
+    """Is as plain, with other names for its parts and arguments, and returns a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = nn.Linear(1, WIDTH)
+        self.cutter = _Patches()
+        self.trunk = nn.ModuleList(_Block() for _ in range(2))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16))
+
+    def forward(self, x: Tensor, t: Tensor, context: Tensor) -> dict[str, Tensor]:
+        tokens = self.cutter(x) + self.times(t[:, None] / 1000)[:, None]
+        for block in self.trunk:
+            tokens = block(tokens, context)
+        return {"sample": self.head(tokens)}
+
+
 class Centred(Plain):
     """Looks plain, but its blocks look at the mean of all tokens."""
 
@@ -103,6 +120,11 @@ def _patched(seed: int) -> dict[str, Any]:
     return {name: value.double() for name, value in named.items()} | {"timestep": torch.full((2,), 500.0).double()}
 
 
+def _renamed(seed: int) -> dict[str, Any]:
+    names = {"hidden_states": "x", "timestep": "t", "encoder_hidden_states": "context"}
+    return {names[name]: value for name, value in _patched(seed).items()}
+
+
 def _video(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     named = {"hidden_states": torch.randn(2, 15, 4), "encoder_hidden_states": torch.randn(2, 7, 12)}
@@ -111,7 +133,7 @@ def _video(seed: int) -> dict[str, Any]:
 
 
 STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "Ring": Ring(), "DataParallel": DataParallel()}
-MODELS = {"Plain": (Plain, _patched), "LTX": (_ltx, _video)}
+MODELS = {"Plain": (Plain, _patched), "OtherNames": (OtherNames, _renamed), "LTX": (_ltx, _video)}
 WRONG = {"Centred": Centred, "Rolled": Rolled, "NoProjection": NoProjection, "Linear": lambda: nn.Linear(2, 2)}
 
 
@@ -130,7 +152,8 @@ def _right(build: Any, call: Any, strategy: Strategy, mesh: Mesh) -> dict[str, A
     model, told = build().double().eval(), _Told()
     logging.getLogger("partsong").addHandler(told)
     first, second = call(1), call(2)
-    second["timestep"] = second["timestep"] / 2
+    time = "t" if "t" in second else "timestep"
+    second[time] = second[time] / 2
     with torch.no_grad():
         want = [_sample(model(**named)) for named in (first, second)]
         with parallelize(model, strategy, mesh=mesh) as plan, Ledger(flops=False) as ledger:
@@ -168,4 +191,6 @@ class _Told(logging.Handler):
 
 
 def _sample(output: Any) -> Tensor:
+    if isinstance(output, dict):
+        return output["sample"]
     return output if isinstance(output, Tensor) else output.sample

@@ -55,6 +55,6 @@ def adapter_for(module: nn.Module) -> Adapter:
         return inferred(module)
     except UnsupportedError as problem:
         raise UnsupportedError(
-            f"{name} is not a supported architecture, and none could be inferred: {problem}. Supported are "
-            + ", ".join(f"{known.model} ({known.family})" for known in ADAPTERS.values())
+            f"{name} is not a supported architecture, and none could be inferred: {problem}; "
+            f"partsong list support shows the {len(list(ADAPTERS.values()))} that are"
         ) from None

@@ -19,10 +19,10 @@ from partsong.parallel.hooks.model_hooks import signature_of
 
 __all__ = ["inferred"]
 
-_SAMPLE = "hidden_states"
-#: Names of the layers that turn pictures into tokens `[B, L, C]`, and of the last layer, in diffusers models.
+#: What the argument with the noisy latents is called, and the one with the timestep.
+_SAMPLES, _TIMES = ("hidden_states", "sample", "x", "latents"), ("timestep", "t", "timesteps")
+#: Names of the layers that turn pictures into tokens `[B, L, C]` in diffusers models.
 _EMBEDDERS = ("pos_embed", "patch_embed", "x_embedder", "img_in", "proj_in")
-_PROJECTION = "proj_out"
 #: Names that cross-attention usually has, where a module does not say that it is one.
 _CROSS = ("attn2", "cross_attn", "cross_attention")
 #: How the names of text arguments begin.
@@ -39,8 +39,9 @@ def inferred(module: nn.Module) -> Adapter:
         UnsupportedError: says what is missing or unclear.
     """
     arguments = tuple(signature_of(module).parameters)
-    if _SAMPLE not in arguments:
-        raise UnsupportedError(f"its forward takes {', '.join(arguments)}, and no {_SAMPLE}")
+    sample = next((name for name in _SAMPLES if name in arguments), None)
+    if sample is None:
+        raise UnsupportedError(f"its forward takes {', '.join(arguments)}, and none of {', '.join(_SAMPLES)}")
     attention = {name: (IMAGE,) for name, child in module.named_modules() if _is_self_attention(name, child)}
     if not attention:
         raise UnsupportedError("it has no self-attention of diffusers' kinds")
@@ -48,9 +49,17 @@ def inferred(module: nn.Module) -> Adapter:
     model = type(module).__name__
     # Text that is cut would need a gathered cross-attention; here every rank keeps all of it.
     keep_text = lambda key: None if str(key).startswith(_TEXT) else IMAGE  # noqa: E731
-    splits, gather = read_class_plan(plan, model, keep_text) if plan else _from_names(module)
+    splits, gather = read_class_plan(plan, model, keep_text) if plan else _from_structure(module)
     return Adapter(
-        family=model, model=model, attention=attention, splits=splits, gather=gather, batched=arguments, inferred=True
+        family=model,
+        model=model,
+        attention=attention,
+        splits=splits,
+        gather=gather,
+        sample=sample,
+        timestep=next((name for name in _TIMES if name in arguments), _TIMES[0]),
+        batched=arguments,
+        inferred=True,
     )
 
 
@@ -60,11 +69,25 @@ def _is_self_attention(name: str, module: nn.Module) -> bool:
     return not (getattr(module, "is_cross_attention", False) or name.rpartition(".")[2] in _CROSS)
 
 
-def _from_names(module: nn.Module) -> tuple[Splits, Gather]:
-    children = dict(module.named_children())
-    embedder = next((name for name in _EMBEDDERS if name in children), None)
+def _from_structure(module: nn.Module) -> tuple[Splits, Gather]:
+    """Finds the layer that makes tokens and the one that ends them, by what they are rather than by name."""
+    children = list(module.named_children())
+    attending = [place for place, (_, child) in enumerate(children) if _attends(child)]
+    before, after = children[: attending[0]], children[attending[-1] + 1 :]
+    embedder = next((name for name, child in before if _makes_patches(name, child)), None)
     if embedder is None:
-        raise UnsupportedError(f"none of its modules is called {', '.join(_EMBEDDERS)}")
-    if not isinstance(children.get(_PROJECTION), nn.Linear):
-        raise UnsupportedError(f"it has no linear layer {_PROJECTION} as its last one")
-    return {embedder: {0: Split(dim=1, ndim=3, output=True)}}, {_PROJECTION: Split(dim=1)}
+        raise UnsupportedError("no layer before its blocks makes tokens of patches")
+    last = next((name for name, child in reversed(after) if any(isinstance(m, nn.Linear) for m in child.modules())), "")
+    if not last:
+        raise UnsupportedError("no linear layer follows its blocks")
+    return {embedder: {0: Split(dim=1, ndim=3, output=True)}}, {last: Split(dim=1)}
+
+
+def _attends(module: nn.Module) -> bool:
+    return any(isinstance(child, (Attention, AttentionModuleMixin)) for child in module.modules())
+
+
+def _makes_patches(name: str, module: nn.Module) -> bool:
+    """Says whether a layer has a usual name for it, or a convolution whose steps are as wide as its window."""
+    convolutions = (child for child in module.modules() if isinstance(child, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
+    return name in _EMBEDDERS or any(conv.stride == conv.kernel_size for conv in convolutions)

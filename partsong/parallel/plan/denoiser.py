@@ -88,6 +88,7 @@ class Denoiser:
             self.plan.check_loop()
             return self._compute(forward, **named)
         self._refuse(named)
+        self._check_device(named[self.adapter.sample])
         self.plan.follow_scheduler()
         clock = self.plan.clock
         clock.enter(named.get(self.adapter.timestep))
@@ -120,6 +121,15 @@ class Denoiser:
             f"the layers of {self.adapter.model} have changed since parallelize(): {changed}; load adapters such as "
             "LoRA first, or call undo() and parallelize() again"
         )
+
+    def _check_device(self, latents: Tensor | list[Tensor]) -> None:
+        """Refuses a model that has been moved to where its ranks have no connection."""
+        device, ours = latents[0].device, self.plan.mesh.device
+        if self.checked and device.type != ours.type:
+            raise UnsupportedError(
+                f"the latents of {self.adapter.model} are on {device}, and the ranks of this plan exchange on {ours}; "
+                f"move the pipeline there, or make a mesh on {device}"
+            )
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:
         """Refuses, before any work, a call of a strategy's own loop that has no correct form or differs between ranks.

@@ -40,8 +40,6 @@ def verified(
     Raises:
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
     """
-    with hooks.lifted():
-        expected = samples_of(module(**named))
     name = type(module).__name__
     wrong = f"{name} has no row, and the one inferred from its structure is wrong"
     try:
@@ -49,7 +47,13 @@ def verified(
     except PartsongError:
         raise
     except Exception as problem:
-        raise UnsupportedError(f"{wrong}: {problem}; use CfgParallel or DataParallel") from problem
+        # What the layer says of its tensors is below this error; the user needs to know what to do.
+        raise UnsupportedError(
+            f"{wrong}: a layer cannot compute with a part of the tokens ({type(problem).__name__}); use CfgParallel or "
+            "DataParallel"
+        ) from problem
+    with hooks.lifted():
+        expected = samples_of(module(**named))
     pairs = zip(samples_of(output), expected, strict=True)
     apart = max(_difference(got, want) for got, want in pairs)
     worst = max(row[0] for row in agree(everyone, [apart], name="check of an inferred row"))
