@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import zlib
 
 import diffusers
 import pytest
@@ -12,20 +11,23 @@ import pytest
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.pipelines import worker
-from tests.pipelines.cases import CASES, LEFT_OUT
+from tests.pipelines.cases import CASES, FAMILY, LEFT_OUT
 from tests.pipelines.worker import Outcome
 
 PRODUCT = list(itertools.product((2, 3), CASES, worker.STRATEGIES))
 
 
-def _one_each() -> list[tuple[int, str, str]]:
-    """Every pipeline once; within a family the strategies take turns, and every fourth runs on three ranks."""
-    names = list(worker.STRATEGIES)
-    shift = zlib.crc32(b"pipelines")
-    return [(3 if i % 4 == 3 else 2, case, names[(shift + i) % len(names)]) for i, case in enumerate(CASES)]
+def _covering() -> list[tuple[int, str, str]]:
+    """Every pipeline, every strategy on every family, and every family and strategy on two ranks and on three."""
+    everywhere = [(nproc, FAMILY[case], strategy) for nproc, case, strategy in PRODUCT]
+    wanted = covering.covering(dict.fromkeys(everywhere), prefer=lambda key: key[0])
+    cases = {family: itertools.cycle([name for name in CASES if FAMILY[name] == family]) for family in FAMILY.values()}
+    taken = [(nproc, next(cases[family]), strategy) for nproc, family, strategy in wanted]
+    rest = [name for name in CASES if name not in {case for _, case, _ in taken}]
+    return taken + [(2, name, strategy) for name, strategy in zip(rest, itertools.cycle(worker.STRATEGIES))]
 
 
-TRIED = PRODUCT if covering.FULL else _one_each()
+TRIED = PRODUCT if covering.FULL else _covering()
 #: Cases that share a launch: more would come near the time limit of a test.
 TOGETHER = 15
 

@@ -16,6 +16,9 @@ _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in p
 
 CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.HERE}
 
+#: The family of every case: the module that lists it.
+FAMILY: dict[str, str] = {case.name: module.__name__ for module in _MODULES for case in module.HERE}
+
 
 def _general_reason(name: str) -> str | None:
     kind = getattr(diffusers, name)
