@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import LTXVideoTransformer3DModel
+from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 
@@ -52,6 +53,26 @@ class OtherNames(nn.Module):
         for block in self.trunk:
             tokens = block(tokens, context)
         return {"sample": self.head(tokens)}
+
+
+class Planned(OtherNames):
+    """Carries a plan that cuts within its blocks and gathers two outputs."""
+
+    _cp_plan: ClassVar[dict[str, Any]] = {
+        "trunk.0": {"x": ContextParallelInput(split_dim=1, expected_dims=3)},
+        "head": ContextParallelOutput(gather_dim=1, expected_dims=3),
+        "sound": ContextParallelOutput(gather_dim=1, expected_dims=3),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, t: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        tokens = self.cutter(x) + self.times(t[:, None] / 1000)[:, None]
+        for block in self.trunk:
+            tokens = block(tokens, context)
+        return self.head(tokens), self.sound(tokens)
 
 
 class Centred(Plain):
@@ -133,7 +154,12 @@ def _video(seed: int) -> dict[str, Any]:
 
 
 STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "Ring": Ring(), "DataParallel": DataParallel()}
-MODELS = {"Plain": (Plain, _patched), "OtherNames": (OtherNames, _renamed), "LTX": (_ltx, _video)}
+MODELS = {
+    "Plain": (Plain, _patched),
+    "OtherNames": (OtherNames, _renamed),
+    "Planned": (Planned, _renamed),
+    "LTX": (_ltx, _video),
+}
 WRONG = {"Centred": Centred, "Rolled": Rolled, "NoProjection": NoProjection, "Linear": lambda: nn.Linear(2, 2)}
 
 
@@ -193,4 +219,6 @@ class _Told(logging.Handler):
 def _sample(output: Any) -> Tensor:
     if isinstance(output, dict):
         return output["sample"]
+    if isinstance(output, tuple):
+        return torch.cat(output, dim=-1)
     return output if isinstance(output, Tensor) else output.sample

@@ -281,21 +281,27 @@ def read_class_plan(
         stream_of: gives the token stream of an argument or output; None leaves that one whole.
 
     Raises:
-        UnsupportedError: an entry of the plan has an unknown form, or the plan does not gather exactly one output.
+        UnsupportedError: an entry of the plan has an unknown form, or the plan gathers nothing.
     """
     splits: dict[str, dict[str | int, Split]] = {}
     gather: dict[str, Split] = {}
     for path, entry in plan.items():
         if hasattr(entry, "gather_dim"):
             gather[path] = Split(dim=entry.gather_dim)
-            continue
-        if not isinstance(entry, Mapping):
+        elif isinstance(entry, Mapping):
+            streams = {key: stream for key in entry if (stream := stream_of(key)) is not None}
+            splits[path] = {key: _read_cut(entry[key], stream, f"{model} at {path}") for key, stream in streams.items()}
+        else:
             raise UnsupportedError(f"the context-parallel plan of {model} has an entry of unknown form at {path!r}")
-        splits[path] = {
-            key: Split(dim=cut.split_dim, stream=stream, ndim=cut.expected_dims, output=cut.split_output, optional=True)
-            for key, cut in entry.items()
-            if (stream := stream_of(key)) is not None
-        }
-    if len(gather) != 1:
-        raise UnsupportedError(f"the context-parallel plan of {model} gathers {len(gather)} outputs, not one")
+    if not gather:
+        raise UnsupportedError(f"the context-parallel plan of {model} gathers no output")
     return splits, gather
+
+
+def _read_cut(cuts: Any, stream: str, where: str) -> Split:
+    """Reads how a plan cuts an argument or output; one that holds several tensors may say it for each."""
+    first, *others = cuts if isinstance(cuts, (list, tuple)) else (cuts,)
+    alike = {(cut.split_dim, cut.expected_dims, cut.split_output) for cut in (first, *others)}
+    if len(alike) > 1:
+        raise UnsupportedError(f"the context-parallel plan of {where} cuts the tensors of one argument in several ways")
+    return Split(dim=first.split_dim, stream=stream, ndim=first.expected_dims, output=first.split_output, optional=True)
