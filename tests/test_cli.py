@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from partsong import zoo
 from partsong.cli import main
@@ -200,6 +202,16 @@ def test_debug_shows_the_traceback() -> None:
 def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command, "--help") == 0
     assert "--help" in capsys.readouterr().out
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(zoo.MODELS["shapes"].folder, tmp_path / "shapes")
+    weights = next((tmp_path / "shapes" / "transformer").glob("*.safetensors"))
+    tensors = load_file(weights)
+    del tensors["norm_out.linear.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    words = "the weights of its part transformer lack 1 tensors, among them norm_out.linear.weight"
+    refuses(capsys, ["image", CAPTION, "--model", tmp_path / "shapes", "--out", tmp_path / "x.png"], words)
 
 
 def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

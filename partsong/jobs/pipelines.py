@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
@@ -80,7 +81,7 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         dtype: name of a torch floating-point type.
 
     Raises:
-        ArgumentError: diffusers cannot read the folder; says why.
+        ArgumentError: diffusers cannot read the folder, or weights are missing in it; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
     kind = pipeline_class(pipeline)
@@ -88,13 +89,23 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
         with warnings.catch_warnings():
             # Newer versions of diffusers call it dtype, but the oldest supported one knows only torch_dtype.
             warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
-            return kind.from_pretrained(
+            pipe = kind.from_pretrained(
                 folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
             )
     except PartsongError:
         raise
     except Exception as error:
         raise ArgumentError(f"the model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+    for name, part in pipe.components.items():
+        missing = (
+            [key for key, value in part.named_parameters() if value.is_meta] if isinstance(part, nn.Module) else []
+        )
+        if missing:
+            raise ArgumentError(
+                f"the model folder {folder} is not complete: the weights of its part {name} lack {len(missing)} tensors, "
+                f"among them {missing[0]}"
+            )
+    return pipe
 
 
 def pipeline_class(name: str) -> Any:
