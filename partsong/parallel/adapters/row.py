@@ -143,7 +143,8 @@ class Adapter:
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
         gather: path of modules whose output, of several the first, is put together again -> how. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
-            Needed only where blocks return more than ``hidden_states``.
+            Needed only where blocks return more than ``hidden_states``, or where lists with self-attention come before
+            them that prepare the tokens: those are not named.
         long_skips: some blocks read what much earlier blocks returned.
         sample: the argument that holds the noisy latents, a tensor or a list with a tensor per picture.
         timestep: the argument that holds the timestep.

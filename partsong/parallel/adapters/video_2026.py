@@ -42,6 +42,7 @@ ROWS = (
             }
         ),
         gather=row(proj_out=_TOKENS),
+        blocks=row(blocks=("hidden_states",)),
         long_skips=True,
         batched=(*_WAN_INPUTS, "control_hidden_states"),
         shared=("control_hidden_states_scale",),
