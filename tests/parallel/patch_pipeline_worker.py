@@ -193,8 +193,12 @@ class OneModel:
     def __call__(self, num_inference_steps: int = STEPS) -> Tensor:
         latents = self.named[self.latents]
         self.scheduler.set_timesteps(num_inference_steps)
+        is_list = isinstance(latents, list)
+        latents = torch.stack(latents) if is_list else latents
         for time in self.scheduler.timesteps:
-            made = self.transformer(**{**self.named, self.latents: latents}, return_dict=False)[0]
+            given = list(latents.unbind()) if is_list else latents
+            made = self.transformer(**{**self.named, self.latents: given}, return_dict=False)[0]
+            made = torch.stack(made) if is_list else made
             latents = self.scheduler.step(made, time, latents, return_dict=False)[0]
         return latents
 

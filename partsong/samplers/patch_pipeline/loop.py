@@ -21,6 +21,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
+from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -92,7 +93,7 @@ class _Loop:
         for track in self.tracks:
             event = track.call.send()
             if track.patch == 0 and isinstance(event, Denoise):
-                sample = event.arguments[self.denoiser.adapter.sample]
+                sample = sample_of(event.arguments[self.denoiser.adapter.sample])
                 check_positionwise(track.call.pipe.scheduler, sample.ndim)
 
     def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
@@ -183,10 +184,14 @@ class _Loop:
 def _owners_like(latents: Tensor, owners: Tensor) -> Tensor:
     """Returns the patch of every position of the latents; the model's output may have other channels or batch."""
     mine = owners[:1]
+    if mine.ndim == latents.ndim + 1 and mine.shape[2] == 1:
+        mine = mine.squeeze(2)  # a single frame
+    channels = 2 if latents.ndim == 3 else 1
     if latents.shape[1:] != mine.shape[1:] and latents.ndim == mine.ndim:
-        channel = mine[:, :1]
+        channel = mine.narrow(channels, 0, 1)
         mine = channel if bool((mine == channel).all()) else mine
-    if latents.ndim != mine.ndim or latents.shape[2:] != mine.shape[2:]:
+    lies_alike = (a == b or (dim == channels and b == 1) for dim, (a, b) in enumerate(zip(latents.shape, mine.shape)))
+    if latents.ndim != mine.ndim or not all(list(lies_alike)[1:]):
         raise UnsupportedError(
             f"the pipeline's latents of shape {list(latents.shape)} do not lie like the denoiser's output of shape "
             f"{list(owners.shape)}, so patches cannot be put together; use Ulysses or DisplacedPatch"
