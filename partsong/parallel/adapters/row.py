@@ -160,6 +160,7 @@ class Adapter:
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
         attentions: how often each of its attention modules attends, as differential attention does twice.
+        in_sections: pipelines make a video in sections, one after another and each with steps of its own.
         skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
@@ -195,6 +196,7 @@ class Adapter:
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
     attentions: int = 1
+    in_sections: bool = False
     skips_attention: bool = False
     repeats_keys: bool = False
     factored: Factored | None = None

@@ -104,6 +104,7 @@ ROWS = (
         ),
         gather=row({"single_transformer_blocks.-1": _TOKENS}),
         blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
+        in_sections=True,
         batched=(
             "hidden_states",
             "timestep",
@@ -312,6 +313,7 @@ ROWS = (
             }
         ),
         gather=row({"blocks.-1": _TOKENS}),
+        in_sections=True,
         batched=(
             "hidden_states",
             "timestep",

@@ -163,17 +163,17 @@ class StagedBlocks(SequenceParallel):
         self._picture = None
         self._picture = self._find_picture(named)
         inputs: dict[int | None, list[tuple[Tensor, ...]]] = {}
-        found: list[Tensor] = []
+        marks: list[Tensor] = []
         for part in (None, *range(self.num_patches)):
             output, marked = self._forward_marked(named, part, self._is_own)
             inputs[part] = [
                 tuple(torch.empty_like(tensor, device="meta") for tensor in self._entering[start])
                 for start in self.starts
             ]
-            found += [] if part is None else [marked]
+            marks += [] if part is None else [marked]
         if self.num_patches == 1:
-            found = [torch.ones_like(found[0])]  # all positions, also those that come from no token
-        whose = torch.stack(found)
+            marks = [torch.ones_like(marks[0])]  # all positions, also those that come from no token
+        whose = torch.stack(marks)
         if not bool((whose.sum(0) == 1).all()) or not bool((whose == whose[:, :1]).all()):
             raise UnsupportedError(
                 f"{self.adapter.model}: its output is not its last tokens in another order, the same in all samples, "

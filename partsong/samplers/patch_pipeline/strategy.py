@@ -84,6 +84,7 @@ class PatchPipeline(Strategy):
                 adapter.gathered
             ),
             "long skip connections lead from its first blocks to its last, across stages": adapter.long_skips,
+            "its videos are made in sections, each from noise, for which nothing old can be read": adapter.in_sections,
             "its tokens are put together in several places": gathers != 1,
         }
         reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
