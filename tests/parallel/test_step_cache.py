@@ -21,6 +21,8 @@ from tests.parallel.families import FAMILIES, Family
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
 from tests.parallel.unets import UNETS
+from tests.pipelines.case import distance
+from tests.pipelines.cases import CASES
 
 SIDE = 8
 
@@ -105,6 +107,31 @@ def test_nothing_is_left_out_at_threshold_zero(name: str) -> None:
         assert torch.equal(PIPES[name].call(pipe), wanted)
         assert plan.denoisers[0].attachments[0].skipped == 0
     assert torch.equal(PIPES[name].call(pipe), wanted)
+
+
+#: Pipelines of models that are in no family here.
+OTHERS = (
+    "AceStepPipeline",
+    "HiDreamImagePipeline",
+    "HunyuanVideoFramepackPipeline",
+    "Kandinsky5T2IPipeline",
+    "WanVACEPipeline",
+    "HunyuanDiTControlNetPipeline",
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_pipelines_are_themselves_at_threshold_zero_and_leave_blocks_out_at_a_high_one(name: str) -> None:
+    case = CASES[name]
+    pipe = case.make()
+    wanted = case.run(pipe)
+    for threshold in (0.0, 1e9):
+        with parallelize(pipe, StepCache(threshold=threshold, warmup_steps=1, max_skips=1)) as plan:
+            apart = distance(case.run(pipe), wanted)
+            skipped = plan.denoisers[0].attachments[0].skipped
+        assert (skipped > 0) == (threshold > 0)
+        assert 0 < apart < 1 if skipped else apart <= 1e-12
+    assert distance(case.run(pipe), wanted) == 0
 
 
 @pytest.mark.parametrize("nproc", [2, 4])

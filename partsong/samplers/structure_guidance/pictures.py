@@ -72,7 +72,7 @@ class PictureForm:
         return F.pixel_unshuffle(picture, _SQUARE).flatten(2).transpose(1, 2) if self.is_packed else picture
 
     def for_patch(self, named: Mapping[str, Any], size: tuple[int, int], patch: tuple[int, int]) -> dict[str, Any]:
-        """Returns the model's arguments, without the latents, that say where a picture of a patch's size has its tokens.
+        """Returns the arguments beside the latents that say where a picture of a patch's size has its tokens.
 
         Args:
             named: those for the whole picture.
@@ -103,7 +103,9 @@ class PictureForm:
         """
         if not self.is_normalized:
             return F.interpolate(clean, scale_factor=factor, mode="bilinear")
-        mean, variance = (value.view(1, -1, 1, 1) for value in (autoencoder.bn.running_mean, autoencoder.bn.running_var))
+        mean, variance = (
+            value.view(1, -1, 1, 1) for value in (autoencoder.bn.running_mean, autoencoder.bn.running_var)
+        )
         deviation = torch.sqrt(variance + autoencoder.config.batch_norm_eps).to(clean)
         plain = F.pixel_shuffle(F.pixel_unshuffle(clean, _SQUARE) * deviation + mean.to(clean), _SQUARE)
         grown = F.pixel_unshuffle(F.interpolate(plain, scale_factor=factor, mode="bilinear"), _SQUARE)
@@ -114,9 +116,7 @@ _SKIPS = row(skip_guidance_layers="it calls the model twice in a step; leave it 
 _REFERENCE = row(image="a reference picture has no place in the patches; leave it out")
 _BINS = row(use_resolution_binning=(False, "it makes another picture's size of the one asked for"))
 _PLAIN = PictureForm(refused=_SKIPS)
-_FLUX2 = PictureForm(
-    is_packed=True, positions="img_ids", text_first=True, is_normalized=True, refused=_REFERENCE
-)
+_FLUX2 = PictureForm(is_packed=True, positions="img_ids", text_first=True, is_normalized=True, refused=_REFERENCE)
 _PIXART = PictureForm(resolution="added_cond_kwargs", required=_BINS)
 
 #: Known pipelines by the name of their class.
