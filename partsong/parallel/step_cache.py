@@ -27,9 +27,10 @@ class StepCache(Strategy):
 
     The first block is always computed. What it adds is compared with what it added in the last full step. Where the sum
     of absolute differences, relative to the sum of absolute values, is below `threshold`, the other blocks are left out
-    and what they added in that step is added again. Guidance branches decide for themselves. Ranks that share a call
-    add their sums up first, so all decide alike, and as one rank would up to rounding. Approximate; with a threshold of
-    0 nothing is left out. It has no ranks of its own: combine it with the strategies that split.
+    and what they added in that step is added again. What the model adds between blocks, such as the residuals of a
+    ControlNet, is always new. Guidance branches decide for themselves. Ranks that share a call add their sums up first,
+    so all decide alike, and as one rank would up to rounding. Approximate; with a threshold of 0 nothing is left out.
+    It has no ranks of its own: combine it with the strategies that split.
 
     Args:
         threshold: relative change below which blocks are left out.
@@ -77,7 +78,6 @@ class StepCache(Strategy):
         return cached
 
 
-_STREAM = "hidden_states"
 _Values = tuple[Any, ...]
 
 
@@ -114,7 +114,10 @@ class CachedBlocks:
         self.computed = self.skipped = 0
         self._memories: defaultdict[int, _Memory] = defaultdict(_Memory)
         self._reached, self._list, self._skips = 0, 0, False
+        self._has_residuals = False
         self._start: _Values = ()
+        self._leaving: _Values = ()
+        self._added: _Values = ()
         self.clock.on_begin(self.reset)
 
     def reset(self) -> None:
@@ -131,12 +134,8 @@ class CachedBlocks:
 
     def _begin(self, named: dict[str, Any]) -> None:
         self._reached = self._list = 0
-        for name in self.denoiser.adapter.residuals:
-            if named.get(name) is not None:
-                raise UnsupportedError(
-                    f"StepCache on {self.denoiser.adapter.model}: {name} was given, which is added between blocks; "
-                    "leave StepCache out"
-                )
+        self._start = self._leaving = self._added = ()
+        self._has_residuals = any(named.get(name) is not None for name in self.denoiser.adapter.residuals)
 
     def _end(self, output: Any) -> Any:
         if self._reached != len(self.blocks):
@@ -144,6 +143,7 @@ class CachedBlocks:
                 f"StepCache on {self.denoiser.adapter.model}: {self._reached} of {len(self.blocks)} blocks were "
                 "called; calls that leave blocks out (skip_layers) cannot be cached, leave StepCache out"
             )
+        self._start = self._leaving = ()
         return output
 
     def predict(self, step: int) -> int:
@@ -160,27 +160,43 @@ class CachedBlocks:
             entering = tuple(named[name] for name in block.names)
             if number > 0 and self._skips:
                 return _returned(self._added_again(entering) if block.is_last else entering)
-            if number > 0 and self.blocks[number - 1].is_last:
-                self._start = entering
             output = forward(**named)
             leaving = output if isinstance(output, tuple) else (output,)
             if number == 0:
-                place = block.names.index(_STREAM)
-                self._decide(leaving[place] - entering[place])
-                self._start = leaving
+                self._decide(leaving[block.picture] - entering[block.picture])
                 if self._skips and block.is_last:
                     return _returned(self._added_again(leaving))
-            if block.is_last and not self._skips:
-                # A last block may return no text, since nothing reads it after that.
-                both = zip(leaving, self._start, strict=True)
-                self._memory.added.append(tuple(None if a is None else a - b for a, b in both))
+                entering = leaving  # what the first block adds is never left out
+            if not self._skips:
+                self._note(entering, leaving, block.is_last)
             return output
 
         return run
 
+    def _note(self, entering: _Values, leaving: _Values, is_last: bool) -> None:
+        """Adds up what the blocks of a list add, without what the model adds between two of them."""
+        if len(entering) != len(self._leaving) or any(a is not b for a, b in zip(entering, self._leaving, strict=True)):
+            self._close_run()
+            self._start = entering
+        self._leaving = leaving
+        # Residuals may be added in place, where the next block gets the tensor that this one returned.
+        if is_last or self._has_residuals:
+            self._close_run()
+        if is_last:
+            self._memory.added.append(self._added)
+            self._added = ()
+
+    def _close_run(self) -> None:
+        if self._leaving:
+            # A last block may return no text, since nothing reads it after that.
+            pairs = zip(self._leaving, self._start, strict=True)
+            added: _Values = tuple(None if after is None else after - before for after, before in pairs)
+            self._added = _sum(self._added, added) if self._added else added
+        self._start = self._leaving = ()
+
     def _added_again(self, entering: _Values) -> _Values:
         added, self._list = self._memory.added[self._list], self._list + 1
-        return tuple(None if more is None else value + more for value, more in zip(entering, added, strict=True))
+        return _sum(entering, added)
 
     def _decide(self, first: Tensor) -> None:
         """Decides whether the other blocks are left out, alike on all ranks that share the call."""
@@ -203,6 +219,10 @@ class CachedBlocks:
         rows = agree(self.denoiser.shared, [change, size], name="whether to leave blocks out")
         change, size = (sum(row[i] for row in rows) for i in range(2))
         return change / size if size else float(change > 0)
+
+
+def _sum(values: _Values, more: _Values) -> _Values:
+    return tuple(None if b is None else a + b for a, b in zip(values, more, strict=True))
 
 
 def _returned(values: _Values) -> Any:

@@ -16,19 +16,16 @@ from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
     DPMSolverMultistepScheduler,
-    FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
 )
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from torch import Tensor, nn
 
 from partsong import CfgParallel, PatchPipeline
-from partsong.errors import DistributedError, UnsupportedError
+from partsong.errors import DistributedError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
-from partsong.parallel.adapters import adapter_for
 from partsong.samplers import generate
-from tests.parallel.families import FAMILIES, NEWER
+from tests.parallel.patch_models_worker import Still
 from tests.parallel.pipeline_worker import clean, footprint
 from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered
@@ -100,23 +97,6 @@ def still(mesh: Mesh, name: str, patches: int) -> float:
         return error(sample(plan, name), want)
 
 
-class Still(FlowMatchEulerDiscreteScheduler):
-    """Gives back the prediction in the last step, and until then what it was given."""
-
-    init_noise_sigma = 1.0
-
-    def set_timesteps(self, num_inference_steps: int = 3, device: Any = None, sigmas: Any = None, **_: Any) -> None:
-        self.timesteps, self.calls = torch.full((num_inference_steps,), 500.0), 0
-
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True, **_: Any) -> Any:
-        self.calls += 1
-        made = model_output[:, : sample.shape[1]] if self.calls == len(self.timesteps) else sample
-        return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=made) if return_dict else (made,)
-
-    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
-        return sample
-
-
 # --- after the warm-up, against the definition ------------------------------------------------------------------------
 
 
@@ -173,51 +153,6 @@ def defined(mesh: Mesh, patches: int, warmup: int) -> tuple[float, float]:
     with parallelize(pipe, PatchPipeline(num_patches=patches, warmup_steps=warmup), mesh=mesh) as plan, torch.no_grad():
         got = sample(plan, "DiT", num_inference_steps=steps)
         return error(got, simulate(steps, patches, warmup)), error(got, simulate(steps, 1, steps))
-
-
-# --- every architecture -----------------------------------------------------------------------------------------------
-
-
-class OneModel:
-    """The least that is a pipeline: calls a model with given arguments and steps its latents."""
-
-    def __init__(self, model: nn.Module, named: dict[str, Any], latents: str) -> None:
-        self.transformer, self.scheduler = model, Still()
-        self.named, self.latents = named, latents
-
-    @property
-    def components(self) -> dict[str, Any]:
-        return {"transformer": self.transformer, "scheduler": self.scheduler}
-
-    @torch.no_grad()
-    def __call__(self, num_inference_steps: int = STEPS) -> Tensor:
-        latents = self.named[self.latents]
-        self.scheduler.set_timesteps(num_inference_steps)
-        for time in self.scheduler.timesteps:
-            made = self.transformer(**{**self.named, self.latents: latents}, return_dict=False)[0]
-            latents = self.scheduler.step(made, time, latents, return_dict=False)[0]
-        return latents
-
-
-def families(mesh: Mesh) -> dict[str, float | str]:
-    """Every architecture in patches, with stale keys that are fresh ones as nothing changes: the error by name."""
-    found: dict[str, float | str] = {}
-    for name, family in FAMILIES.items():
-        if name in NEWER:
-            continue
-        model, named = family.model(8, torch.float64), family.call(8, 2, torch.float64)
-        pipe = OneModel(model, named, adapter_for(model).sample)
-        try:
-            with parallelize(pipe, PatchPipeline(num_patches=3), mesh=mesh) as plan:
-                found[name] = error(generate(plan), pipe_without(plan))
-        except UnsupportedError as problem:
-            found[name] = str(problem)
-    return found
-
-
-def pipe_without(plan: Any) -> Tensor:
-    plan.undo()
-    return plan.target()
 
 
 # --- cases by number of ranks -----------------------------------------------------------------------------------------
@@ -290,7 +225,6 @@ def prompts() -> list[Tensor]:
 
 FULL = PatchPipeline(warmup_steps=99)
 SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
-    "families": families,
     "Heun": lambda mesh: apart(mesh, "SD3", FULL, FlowMatchHeunDiscreteScheduler()),
     "noise in every step": lambda mesh: apart(mesh, "DiT", FULL, DDPMScheduler()),
     "one patch": lambda mesh: apart(mesh, "Flux", PatchPipeline(num_patches=1)),

@@ -19,13 +19,25 @@ from tests.parallel.pipelines import PIPES, pooled_call
 from tests.parallel.ranks import error
 from tests.parallel.ranks import gathered as every
 from tests.parallel.unets import UNET_PIPES, WIDTH
+from tests.pipelines.cases import CASES as OTHER_PIPES
 
 STEPS = 4
 #: Pixels: the tiny UNets were "trained" on 64 x 64; SD3 is told so, which is a latent of 8 x 8.
 TRAINED, WIDE = (64, 64), (128, 96)
 
 
+#: Pipelines of which `tests.pipelines` has a case.
+OTHERS = {"Flux 2": "Flux2Pipeline", "Klein": "Flux2KleinPipeline", "Qwen": "QwenImagePipeline"}
+
+
 def pipeline(name: str) -> Any:
+    if name in OTHERS:
+        pipe = OTHER_PIPES[OTHERS[name]].make()
+        if hasattr(pipe.vae, "bn"):
+            draw = torch.Generator().manual_seed(2)
+            pipe.vae.bn.running_mean.copy_(torch.randn(16, generator=draw))
+            pipe.vae.bn.running_var.copy_(torch.rand(16, generator=draw) + 0.5)
+        return pipe
     pipe = PIPES[name].make() if name in PIPES else UNET_PIPES[name].make()
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -34,14 +46,19 @@ def pipeline(name: str) -> Any:
 def named(name: str, size: tuple[int, int], steps: int = STEPS) -> dict[str, Any]:
     """A call with guidance, prompts as embeddings."""
     draw = torch.Generator().manual_seed(1)
-    if name in PIPES:
+    if name in OTHERS:
+        given = OTHER_PIPES[OTHERS[name]].call(1)
+    elif name == "SD3":
         given = pooled_call(1, torch.float64)
+    elif name in PIPES:
+        given = PIPES[name].arguments(1, torch.float64, size)
     else:
         width = {"prompt_embeds": (1, 5, WIDTH), "negative_prompt_embeds": (1, 5, WIDTH)}
         if name == "SDXL":
             width |= {"pooled_prompt_embeds": (1, 10), "negative_pooled_prompt_embeds": (1, 10)}
         given = {key: torch.randn(shape, generator=draw, dtype=torch.float64) for key, shape in width.items()}
-    return given | {"height": size[0], "width": size[1], "num_inference_steps": steps, "output_type": "pt"}
+    output_type = "latent" if name in OTHERS or name == "Flux" else "pt"
+    return given | {"height": size[0], "width": size[1], "num_inference_steps": steps, "output_type": output_type}
 
 
 def picture(output: Any) -> Tensor:
@@ -71,10 +88,16 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "SDXL": ("SDXL", {"overlap": 0.0, "until": 0.0}),
     "SD3": ("SD3", {"overlap": 0.0, "weight": 0.7, "power": 0.5}),
     "SD3, attention": ("SD3", {"mask": "attention", "overlap": 0.4}),
+    "PixArt": ("PixArt", {}),
+    "Flux": ("Flux", {}),
+    "Flux, attention": ("Flux", {"mask": "attention"}),
+    "Flux 2": ("Flux 2", {"overlap": 0.0}),
+    "Klein, prediction": ("Klein", {"guide": "prediction", "overlap": 0.0}),
+    "Qwen": ("Qwen", {"mask": "attention", "overlap": 0.0}),
 }
 
 
-TRAINED_CASES = ("trained SD", "trained SDXL", "trained SD3")
+TRAINED_CASES = tuple(f"trained {name}" for name in ("SD", "SDXL", "SD3", "PixArt", "Flux", *OTHERS))
 
 
 def trained(mesh: Mesh, name: str) -> dict[str, Any]:
@@ -106,29 +129,26 @@ def run(nproc: int, labels: list[str]) -> dict[str, list[Any]]:
 # --- the definition ---------------------------------------------------------------------------------------------------
 
 
-def defined() -> Tensor:
-    """SD3 at twice the size, written out: 3 x 3 patches of 8 x 6 latents, Euler steps, one guide a step old."""
-    pipe, given = pipeline("SD3"), named("SD3", WIDE)
-    model = pipe.transformer
+def defined(name: str) -> Tensor:
+    """A picture at twice the size, written out: 3 x 3 patches of 8 x 6 latents, Euler steps, one guide a step old."""
+    pipe, given = pipeline(name), named(name, WIDE)
+    predict = {"SD3": predicted_at_once, "Flux": predicted_in_tokens}[name](pipe.transformer, given)
     scheduler: Any = FlowMatchEulerDiscreteScheduler()
-    scheduler.set_timesteps(STEPS)
-    texts = torch.cat([given["negative_prompt_embeds"], given["prompt_embeds"]])
-    pooled = torch.cat([given["negative_pooled_prompt_embeds"], given["pooled_prompt_embeds"]])
-
-    def predict(latents: Tensor, time: Tensor) -> Tensor:
-        both = model(torch.cat([latents] * 2), texts, pooled, time.expand(2)).sample
-        return both[:1] + 7.0 * (both[1:] - both[:1])
-
+    scheduler.set_timesteps(
+        **({"sigmas": [1.0, 0.75, 0.5, 0.25]} if name == "Flux" else {"num_inference_steps": STEPS})
+    )
     large = torch.randn(1, 4, 16, 12, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     small = 2 * F.avg_pool2d(large, 2)
     before: Tensor | None = None
+    # Where patches begin, and what they share with those before and after; packed ones begin with a token.
+    columns = ((0, 0, 3), (3, 3, 3), (6, 3, 0)) if name == "SD3" else ((0, 0, 2), (4, 2, 4), (6, 4, 0))
     for step, time in enumerate(scheduler.timesteps):
         level, after = scheduler.sigmas[step], scheduler.sigmas[step + 1]
         velocity, weights = torch.zeros_like(large), torch.zeros_like(large)
         for top in (0, 4, 8):
-            for left in (0, 3, 6):
+            for left, before_it, after_it in columns:
                 inside = (..., slice(top, top + 8), slice(left, left + 6))
-                weight = ramp(8, 4, top > 0, top < 8)[:, None] * ramp(6, 3, left > 0, left < 6)
+                weight = ramp(8, 4 * (top > 0), 4 * (top < 8))[:, None] * ramp(6, before_it, after_it)
                 velocity[inside] += weight * predict(large[inside], time)
                 weights[inside] += weight
         velocity /= weights
@@ -140,14 +160,54 @@ def defined() -> Tensor:
         clean = clean + max(0.0, (noise - 0.3) / 0.7) * (guide - clean)
         large = large + (after - level) * (large - clean) / noise
         small, before = small + (after - level) * little, guess
+    if name == "Flux":
+        return large
     scale, shift = pipe.vae.config.scaling_factor, pipe.vae.config.shift_factor
     return (pipe.vae.decode(large / scale + shift).sample / 2 + 0.5).clamp(0, 1).detach()
 
 
-def ramp(size: int, shared: int, before: bool, after: bool) -> Tensor:
+def ramp(size: int, before: int, after: int) -> Tensor:
     place = torch.arange(size, dtype=torch.float64) + 0.5
-    up = (place / shared).clamp(max=1) if before else torch.ones_like(place)
-    return up * ((size - place) / shared).clamp(max=1) if after else up
+    up = (place / before).clamp(max=1) if before else torch.ones_like(place)
+    return up * ((size - place) / after).clamp(max=1) if after else up
+
+
+def predicted_at_once(model: Any, given: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """SD3's guided prediction."""
+    texts = torch.cat([given["negative_prompt_embeds"], given["prompt_embeds"]])
+    pooled = torch.cat([given["negative_pooled_prompt_embeds"], given["pooled_prompt_embeds"]])
+
+    def predict(latents: Tensor, time: Tensor) -> Tensor:
+        both = model(torch.cat([latents] * 2), texts, pooled, time.expand(2)).sample
+        return both[:1] + 7.0 * (both[1:] - both[:1])
+
+    return predict
+
+
+def predicted_in_tokens(model: Any, given: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Flux's guided prediction: two calls, with latents packed by hand."""
+
+    def predict(latents: Tensor, time: Tensor) -> Tensor:
+        rows, columns = latents.shape[2] // 2, latents.shape[3] // 2
+        places = [(0.0, float(row), float(column)) for row in range(rows) for column in range(columns)]
+        squares = [latents[:, :, 2 * int(r) : 2 * int(r) + 2, 2 * int(c) : 2 * int(c) + 2] for _, r, c in places]
+        made = []
+        for side in ("negative_", ""):
+            tokens = model(
+                hidden_states=torch.stack([square.flatten(1) for square in squares], dim=1),
+                encoder_hidden_states=given[f"{side}prompt_embeds"],
+                pooled_projections=given[f"{side}pooled_prompt_embeds"],
+                timestep=time[None].double() / 1000,
+                img_ids=torch.tensor(places, dtype=torch.float64),
+                txt_ids=torch.zeros(7, 3, dtype=torch.float64),
+            ).sample
+            picture = torch.empty_like(latents)
+            for token, (_, r, c) in zip(tokens.unbind(1), places, strict=True):
+                picture[:, :, 2 * int(r) : 2 * int(r) + 2, 2 * int(c) : 2 * int(c) + 2] = token.view(1, 4, 2, 2)
+            made.append(picture)
+        return made[0] + 3.0 * (made[1] - made[0])
+
+    return predict
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -176,7 +236,10 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     "size": lambda mesh: refused(mesh, "SD3", (128, 80)),
     "scheduler": other_scheduler,
     "pipeline": lambda mesh: refused(mesh, "ControlNet", image=torch.zeros(1, 3, 64, 64).double()),
-    "model": lambda mesh: sample(pipeline("Flux"), mesh, {}),
+    "model": lambda mesh: sample(pipeline("DiT"), mesh, {}),
+    "bins": lambda mesh: refused(mesh, "PixArt", use_resolution_binning=True),
+    "reference": lambda mesh: refused(mesh, "Flux 2", image=[object()]),
+    "no start": lambda mesh: sample(pipeline("PixArt"), mesh, {}, mask="attention"),
     "bare model": lambda mesh: parallelize(pipeline("SD").unet, StructureGuidance(), mesh=mesh),
     "composed": lambda mesh: parallelize(pipeline("SD"), StructureGuidance(), CfgParallel(), mesh=mesh),
     "plain call": direct,

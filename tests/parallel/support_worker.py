@@ -8,6 +8,7 @@ from partsong.knobs import kebab
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
 from partsong.samplers.registry import strategies
+from partsong.samplers.structure_guidance.strategy import MODELS as GUIDED
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
@@ -29,7 +30,7 @@ TESTED_ELSEWHERE = (
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in MODELS}
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("step-cache", model) for model in ADAPTERS}
-    | {("structure-guidance", "SD3Transformer2DModel")}
+    | {("structure-guidance", model) for model in GUIDED}
     | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in FRAME_TABLES}
 )
 

@@ -21,6 +21,8 @@ from tests.parallel.families import FAMILIES, Family
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
 from tests.parallel.unets import UNETS
+from tests.pipelines.case import distance
+from tests.pipelines.cases import CASES
 
 SIDE = 8
 
@@ -65,32 +67,19 @@ def _recorded(model: Any) -> dict[str, tuple[tuple[Tensor, ...], tuple[Tensor, .
     return found
 
 
-def _sum(values: Any, added: Any, is_last: bool) -> Any:
-    if is_last:
-        values = [None if more is None else value + more for value, more in zip(values, added, strict=True)]
-    return tuple(values) if len(values) > 1 else values[0]
-
-
 def _without_blocks(model: Any, known: dict[str, Any]) -> None:
-    """Replaces all blocks but the first by what they have added in a recorded call."""
-    blocks = blocks_of(model, adapter_for(model))
-    begin = known[blocks[0].name][1]
-    for number, block in enumerate(blocks):
-        if number > 0 and blocks[number - 1].is_last:
-            begin = known[block.name][0]
-        added = tuple(None if a is None else a - b for a, b in zip(known[block.name][1], begin, strict=True))
-        signature, original = inspect.signature(block.module.forward), block.module.forward
+    """Lets every block but the first add what it has added in a recorded call."""
+    for block in blocks_of(model, adapter_for(model))[1:]:
+        entering, leaving = known[block.name]
+        added = tuple(None if after is None else after - b for after, b in zip(leaving, entering, strict=True))
+        signature = inspect.signature(block.module.forward)
 
         def forward(*args: Any, _s: Any = signature, _b: Any = block, _a: Any = added, **kwargs: Any) -> Any:
             given = _s.bind(*args, **kwargs).arguments
-            return _sum([given[name] for name in _b.names], _a, _b.is_last)
+            values = [None if a is None else given[n] + a for n, a in zip(_b.names, _a, strict=True)]
+            return tuple(values) if len(values) > 1 else values[0]
 
-        def first(*args: Any, _o: Any = original, _b: Any = block, _a: Any = added, **kwargs: Any) -> Any:
-            output = _o(*args, **kwargs)
-            leaving = output if isinstance(output, tuple) else (output,)
-            return _sum(leaving, _a, _b.is_last)
-
-        block.module.forward = first if number == 0 else forward
+        block.module.forward = forward
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -118,6 +107,31 @@ def test_nothing_is_left_out_at_threshold_zero(name: str) -> None:
         assert torch.equal(PIPES[name].call(pipe), wanted)
         assert plan.denoisers[0].attachments[0].skipped == 0
     assert torch.equal(PIPES[name].call(pipe), wanted)
+
+
+#: Pipelines of models that are in no family here.
+OTHERS = (
+    "AceStepPipeline",
+    "HiDreamImagePipeline",
+    "HunyuanVideoFramepackPipeline",
+    "Kandinsky5T2IPipeline",
+    "WanVACEPipeline",
+    "HunyuanDiTControlNetPipeline",
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_pipelines_are_themselves_at_threshold_zero_and_leave_blocks_out_at_a_high_one(name: str) -> None:
+    case = CASES[name]
+    pipe = case.make()
+    wanted = case.run(pipe)
+    for threshold in (0.0, 1e9):
+        with parallelize(pipe, StepCache(threshold=threshold, warmup_steps=1, max_skips=1)) as plan:
+            apart = distance(case.run(pipe), wanted)
+            skipped = plan.denoisers[0].attachments[0].skipped
+        assert (skipped > 0) == (threshold > 0)
+        assert 0 < apart < 1 if skipped else apart <= 1e-12
+    assert distance(case.run(pipe), wanted) == 0
 
 
 @pytest.mark.parametrize("nproc", [2, 4])
@@ -170,9 +184,23 @@ def test_unets_and_strategies_that_count_on_every_step_are_refused() -> None:
         parallelize(model, PatchPipeline(degree=1), StepCache())
 
 
-def test_residuals_of_a_controlnet_are_refused() -> None:
+def test_residuals_of_a_controlnet_are_new_in_every_step() -> None:
     family = FAMILIES["Flux"]
-    model, named = family.model(SIDE, torch.float64), family.call(SIDE, 2, torch.float64)
-    more = {"controlnet_block_samples": [torch.zeros_like(named["hidden_states"])]}
-    with parallelize(model, StepCache()), pytest.raises(UnsupportedError, match="added between blocks"):
-        model(**named, **more)
+    model, twin = (family.model(SIDE, torch.float64) for _ in range(2))
+
+    def call(step: int) -> dict[str, Any]:
+        named = _inputs(family, step)
+        shape = (2, named["hidden_states"].shape[1], 24)
+        draw = torch.Generator().manual_seed(step)
+        names = ("controlnet_block_samples", "controlnet_single_block_samples")
+        return named | {name: [torch.randn(shape, generator=draw, dtype=torch.float64)] for name in names}
+
+    known = _recorded(twin)
+    _answer(twin, call(0))
+    _without_blocks(twin, dict(known))
+    with parallelize(model, StepCache(threshold=1e9, warmup_steps=1)) as plan:
+        _answer(model, call(0))
+        got = _answer(model, call(1))
+        assert plan.denoisers[0].attachments[0].skipped == 1
+    assert error(got, _answer(twin, call(1))) <= 1e-12
+    assert error(got, _answer(twin, call(0))) > 1e-3

@@ -17,6 +17,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
+from partsong.samplers.structure_guidance.pictures import PictureForm
 from partsong.samplers.structure_guidance.strategy import PatchGrid, grid_for
 from tests import covering
 from tests.parallel import structure_worker as worker
@@ -79,10 +80,45 @@ def test_work_is_dealt_out_evenly_and_the_small_picture_ends_with_its_use() -> N
     assert [row["forwards"] for row in results(3)["SD, prediction"]] == [8, 4 + 1, 4]  # read in steps 0 and 1
 
 
-def test_equals_its_definition() -> None:
+@pytest.mark.parametrize("name", ["SD3", "Flux"])
+@torch.no_grad()
+def test_equals_its_definition(name: str) -> None:
     with Mesh() as mesh:
-        got = worker.sample(worker.pipeline("SD3"), mesh, worker.named("SD3", worker.WIDE), power=1.0)["picture"]
-    assert error(got, worker.defined()) <= 1e-6  # the scheduler itself steps in float32
+        got = worker.sample(worker.pipeline(name), mesh, worker.named(name, worker.WIDE), power=1.0)["picture"]
+    if name == "Flux":
+        got = PictureForm(is_packed=True).picture(got, (16, 12))
+    assert error(got, worker.defined(name)) <= 1e-6  # the scheduler itself steps in float32
+
+
+def test_packed_channels_are_enlarged_as_they_were_before_they_were_normalized() -> None:
+    vae = worker.pipeline("Flux 2").vae
+    mean, variance = (value.view(1, -1, 1, 1).double() for value in (vae.bn.running_mean, vae.bn.running_var))
+    form = PictureForm(is_packed=True, is_normalized=True)
+
+    def normalized(picture: torch.Tensor) -> torch.Tensor:
+        packed = torch.nn.functional.pixel_unshuffle(picture, 2)
+        return torch.nn.functional.pixel_shuffle((packed - mean) / (variance + vae.config.batch_norm_eps).sqrt(), 2)
+
+    plain = torch.randn(1, 4, 8, 6, dtype=torch.float64)
+    grown = torch.nn.functional.interpolate(plain, scale_factor=2, mode="bilinear")
+    assert error(form.enlarged(normalized(plain), 2, vae), normalized(grown)) <= 1e-12
+
+
+def test_both_pictures_have_the_schedule_of_the_large_one() -> None:
+    """Flux shifts its noise levels by the picture's size; the plain pipeline at either size has others."""
+    pipe = worker.pipeline("Flux")
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    times: dict[int, list[float]] = {}
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        times.setdefault(kwargs["hidden_states"].shape[1], []).append(float(kwargs["timestep"][0]))
+
+    with Mesh() as mesh:
+        hook = pipe.transformer.register_forward_pre_hook(note, with_kwargs=True)
+        worker.sample(pipe, mesh, worker.named("Flux", worker.WIDE), until=0.0, overlap=0.0)
+        hook.remove()
+    assert len(set(times.pop(4 * 3))) == worker.STEPS
+    assert not times
 
 
 REFUSED = {
@@ -90,7 +126,10 @@ REFUSED = {
     "size": ("UnsupportedError", "latents of 16 x 10 are no multiple of 4"),
     "scheduler": ("UnsupportedError", "EDMEulerScheduler"),
     "pipeline": ("UnsupportedError", "StableDiffusionControlNetPipeline"),
-    "model": ("UnsupportedError", "Stable Diffusion, XL and 3 only"),
+    "model": ("UnsupportedError", "Stable Diffusion, Flux, Qwen-Image and PixArt only"),
+    "bins": ("UnsupportedError", "give use_resolution_binning=False"),
+    "reference": ("UnsupportedError", "a reference picture has no place in the patches"),
+    "no start": ("UnsupportedError", "no first token"),
     "bare model": ("UnsupportedError", "give it a pipeline"),
     "composed": ("UnsupportedError", "does not compose with CfgParallel"),
     "plain call": ("ArgumentError", "use generate(plan, ...)"),
@@ -184,12 +223,13 @@ def test_estimates_of_the_clean_sample(kind: str) -> None:
         assert error(reads.clean(inputs, reads.moved(output, change, time), time), clean + change) <= 1e-2
 
 
-def test_a_mask_finds_the_position_that_attends_to_the_text() -> None:
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_mask_finds_the_position_that_attends_to_the_text(first: int) -> None:
     query = torch.zeros(2, 1, 16 + 3, 4)
-    query[:, :, 5, 0] = 9.0  # one position of a 4 x 4 picture looks for what the text's keys have
+    query[:, :, first + 5, 0] = 9.0  # one position of a 4 x 4 picture looks for what the text's keys have
     key = torch.zeros(2, 1, 16 + 3, 4)
-    key[:, :, 16:, 0] = 1.0
-    with ObjectMask((8, 8), num_text=3) as mask:
+    key[:, :, 0 if first else 16 :, 0][..., :3] = 1.0
+    with ObjectMask((8, 8), num_text=3, text_first=first > 0) as mask:
         torch.nn.functional.scaled_dot_product_attention(query, key, query)
     found = mask.weights(batch=1)
     assert found.shape == (1, 1, 8, 8)

@@ -11,6 +11,7 @@ _TEXT = Split(dim=1, stream=TEXT)
 _JOINT = Split(dim=1, stream=JOINT)
 _MASK = Split(dim=1, stream=JOINT, optional=True)
 _BOTH = ("encoder_hidden_states", "hidden_states")
+_ONE = ("hidden_states",)
 _FLUX_INPUTS = {
     "hidden_states": Split(dim=1),
     "encoder_hidden_states": _TEXT,
@@ -68,6 +69,7 @@ ROWS = (
         # The class' own plan leaves position ids of two dimensions whole.
         splits=row({"": _FLUX_INPUTS}),
         gather=row(proj_out=Split(dim=1)),
+        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
         # With a batch in front, the model reads the first row only.
         shared=("img_ids", "txt_ids"),
@@ -115,6 +117,7 @@ ROWS = (
         # The register tokens are put before the text inside the model: it is cut where the first block takes both.
         splits=row({**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": _TEXT}}),
         gather=row(proj_out=Split(dim=1)),
+        blocks=row(joint_transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
     ),
     # The two below join each picture with its own text, of any length, inside the model. That sequence is cut as one.
     # Earlier layers that refine the picture alone are cut by themselves; the few that refine the text stay whole.
@@ -131,6 +134,7 @@ ROWS = (
             }
         ),
         gather=row({"noise_refiner.-1": Split(dim=1), "norm_out": _JOINT}),
+        blocks=row(layers=_ONE),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"),
         repeats_keys=True,
     ),
@@ -153,6 +157,7 @@ ROWS = (
             }
         ),
         gather=row({"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
+        blocks=row(layers=("x",)),
         sample="x",
         timestep="t",
         batched=("x", "t", "cap_feats", "siglip_feats", "image_noise_mask"),

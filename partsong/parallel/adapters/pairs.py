@@ -12,6 +12,7 @@ __all__ = ["ROWS"]
 _TOKENS = Split(dim=1)
 _TEXT = Split(dim=1, stream=TEXT)
 _BOTH = ("encoder_hidden_states", "hidden_states")
+_ONE = ("hidden_states",)
 _SHARED_IDS = ("img_ids", "txt_ids")
 #: What HiDream's blocks read of the language model, layer by layer.
 _LAYER = "layer"
@@ -40,6 +41,7 @@ ROWS = (
         # The mask of all tokens becomes one of queries and keys in the blocks, so it stays whole.
         splits=_FLUX_LIKE,
         gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "attention_mask", "joint_attention_kwargs"),
         shared=_SHARED_IDS,
         residuals=_RESIDUAL_NAMES,
@@ -61,6 +63,7 @@ ROWS = (
         attention=_FLUX_ATTENTION,
         splits=row({"": row({**_FLUX_INPUTS, "text_encoder_layers": _TEXT})}),
         gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
         batched=(
             "hidden_states",
             "encoder_hidden_states",
@@ -229,6 +232,7 @@ ROWS = (
             }
         ),
         gather=row(final_layer=_TOKENS),
+        blocks=row(double_stream_blocks=_BOTH[::-1], single_stream_blocks=_ONE),
         timestep="timesteps",
         batched=(
             "hidden_states",
@@ -249,6 +253,7 @@ ROWS = (
         keys_only=(TEXT,),
         splits=row({"img_in": row({0: Split(dim=1, output=True)}), "pe_embedder": row({0: Split(dim=2, output=True)})}),
         gather=row(final_layer=_TOKENS),
+        blocks=row(blocks=_ONE),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "attention_mask"),
     ),
     Adapter(
@@ -263,6 +268,7 @@ ROWS = (
             {"transformer_blocks.0": row(hidden_states=_TOKENS), "pos_embed": row({0: Split(dim=0, output=True)})}
         ),
         gather=row(proj_out=_TOKENS),
+        blocks=row(transformer_blocks=_ONE),
         batched=(
             "hidden_states",
             "encoder_hidden_states",

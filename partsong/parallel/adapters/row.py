@@ -143,7 +143,8 @@ class Adapter:
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
         gather: path of modules whose output, of several the first, is put together again -> how. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
-            Needed only where blocks return more than ``hidden_states``.
+            Needed only where blocks return more than ``hidden_states``, or where lists with self-attention come before
+            them that prepare the tokens: those are not named.
         long_skips: some blocks read what much earlier blocks returned.
         sample: the argument that holds the noisy latents, a tensor or a list with a tensor per picture.
         timestep: the argument that holds the timestep.
@@ -161,6 +162,7 @@ class Adapter:
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
         attentions: how often each of its attention modules attends, as differential attention does twice.
+        in_sections: pipelines make a video in sections, one after another and each with steps of its own.
         skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
@@ -197,6 +199,7 @@ class Adapter:
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
     attentions: int = 1
+    in_sections: bool = False
     skips_attention: bool = False
     repeats_keys: bool = False
     factored: Factored | None = None

@@ -10,6 +10,7 @@ _TOKENS = Split(dim=1)
 _JOINT = Split(dim=1, stream=JOINT)
 #: Tokens come before the batch.
 _FIRST = Split(dim=0, stream=JOINT)
+_ONE = ("hidden_states",)
 
 ROWS = (
     Adapter(
@@ -20,6 +21,7 @@ ROWS = (
             {"transformer_blocks.0": row(hidden_states=_JOINT), "transformer_blocks.*": row(image_rotary_emb=_FIRST)}
         ),
         gather=row({"transformer_blocks.-1": _JOINT}),
+        blocks=row(transformer_blocks=_ONE),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask"),
         shared=("position_ids",),
         repeats_keys=True,
@@ -30,6 +32,7 @@ ROWS = (
         attention=row({"layers.*.self_attention": (JOINT,)}),
         splits=row({"layers.0": row(x=_FIRST), "layers.*": row(rotary_pos_emb=_JOINT, temb=_FIRST)}),
         gather=row({"layers.-1": _FIRST}),
+        blocks=row(layers=("x",)),
         batched=("hidden_states", "timestep", "text_bth", "text_lens"),
     ),
     Adapter(
@@ -38,6 +41,7 @@ ROWS = (
         attention=row({"layers.*.attention": (JOINT,)}),
         splits=row({"layers.0": row(hidden_states=_JOINT), "layers.*": row(image_rotary_emb=_JOINT)}),
         gather=row({"layers.-1": _JOINT}),
+        blocks=row(layers=_ONE),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "position_ids", "segment_ids", "indicator"),
     ),
     Adapter(
@@ -54,6 +58,7 @@ ROWS = (
             }
         ),
         gather=row({"noise_refiner.-1": _TOKENS, "layers.-1": _JOINT}),
+        blocks=row(layers=("x",)),
         batched=(
             "hidden_states",
             "timestep",
@@ -80,6 +85,7 @@ ROWS = (
         seems_cross=True,
         splits=row({"layers.0": row(hidden_states=_JOINT), "layers.*": row(image_rotary_emb=_FIRST)}),
         gather=row({"layers.-1": _JOINT}),
+        blocks=row(layers=_ONE),
         batched=("hidden_states", "timestep", "input_ids", "attention_mask", "position_ids"),
     ),
     Adapter(

@@ -42,6 +42,7 @@ ROWS = (
             }
         ),
         gather=row(proj_out=_TOKENS),
+        blocks=row(blocks=("hidden_states",)),
         long_skips=True,
         batched=(*_WAN_INPUTS, "control_hidden_states"),
         shared=("control_hidden_states_scale",),
@@ -103,6 +104,7 @@ ROWS = (
         ),
         gather=row({"single_transformer_blocks.-1": _TOKENS}),
         blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
+        in_sections=True,
         batched=(
             "hidden_states",
             "timestep",
@@ -311,6 +313,7 @@ ROWS = (
             }
         ),
         gather=row({"blocks.-1": _TOKENS}),
+        in_sections=True,
         batched=(
             "hidden_states",
             "timestep",

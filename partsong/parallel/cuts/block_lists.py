@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -10,7 +12,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
 
-__all__ = ["Block", "blocks_of", "chain_reason"]
+__all__ = ["Block", "blocks_of", "chain_only", "chain_reason"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class Block:
     names: tuple[str, ...]
     is_last: bool
 
+    @property
+    def picture(self) -> int:
+        """Returns which of the arguments holds the picture's tokens: ``hidden_states``, or else the first."""
+        return self.names.index("hidden_states") if "hidden_states" in self.names else 0
+
 
 def chain_reason(adapter: Adapter) -> str | None:
     """Says why a model's blocks are not a chain, each taking what the one before returned; None where they are."""
@@ -38,12 +45,25 @@ def chain_reason(adapter: Adapter) -> str | None:
         adapter.whole or "": adapter.whole is not None,
         "frames are a batch to it, not tokens of one sequence": bool(adapter.frames and adapter.frames.mixers),
         "no row says how its blocks follow each other": adapter.inferred,
-        "long skip connections lead from its first blocks to its last": adapter.long_skips,
         "blocks that attend within a frame take turns with blocks that attend along time": bool(adapter.factored),
         "a module between its first and its last block needs all tokens at once": adapter.gathers_inside,
         "its row does not say what its blocks return": mixed and not adapter.blocks,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def chain_only(adapter: Adapter) -> Adapter:
+    """Returns a row that cuts nothing in lists of blocks with attention outside the chain: they get all tokens."""
+    lists = {path.partition(".")[0] for path in adapter.attention}
+    outside = lists.difference(adapter.blocks) if adapter.blocks else frozenset[str]()
+    if not outside:
+        return adapter
+
+    def inside(entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {path: entry for path, entry in entries.items() if path.partition(".")[0] not in outside}
+
+    splits, gather = inside(adapter.splits or {}), inside(adapter.gather or {})
+    return replace(adapter, attention=inside(adapter.attention), splits=splits, gather=gather)
 
 
 def blocks_of(module: nn.Module, adapter: Adapter) -> list[Block]:

@@ -9,6 +9,7 @@ block after the last own one is sent on.
 from __future__ import annotations
 
 import contextvars
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
-from partsong.parallel.cuts.block_lists import blocks_of
+from partsong.parallel.adapters.row import JOINT
+from partsong.parallel.cuts.block_lists import blocks_of, chain_only
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample, sample_of, signature_of
 from partsong.parallel.ranks.mesh import Axis, Mesh
@@ -51,11 +53,13 @@ class PartLayout:
         output: what the model returns; its sample holds, at every position, the number of the patch it belongs to.
         positions: for each patch, its positions in one flattened sample.
         inputs: for each part, shape and type of what enters each stage's first block.
+        picture: the picture's tokens in the one sequence that the model joins; None where streams stay apart.
     """
 
     output: Any
     positions: tuple[Tensor, ...]
     inputs: Mapping[int | None, Sequence[tuple[Tensor, ...]]]
+    picture: range | None = None
 
     @property
     def owners(self) -> Tensor:
@@ -107,7 +111,7 @@ class StagedBlocks(SequenceParallel):
     def __init__(
         self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None, num_patches: int = 1
     ) -> None:
-        super().__init__(module, adapter, mesh, ())
+        super().__init__(module, chain_only(adapter), mesh, ())
         self.pipe, self.num_patches = mesh.axis("pipe"), num_patches
         self.blocks = blocks_of(module, adapter)
         sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
@@ -117,7 +121,10 @@ class StagedBlocks(SequenceParallel):
         self._layouts: dict[Any, PartLayout] = {}
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
-        self._reached, self._learning = 0, False
+        self._reached = 0
+        # While a layout is learned, says which of a number of tokens are marked, at a place where tokens are joined.
+        self._marks: Callable[[int], Tensor] | None = None
+        self._picture: range | None = None
 
     def describe(self, tokens: Mapping[str, int]) -> str:
         """Says what is cut."""
@@ -153,29 +160,88 @@ class StagedBlocks(SequenceParallel):
         return self._layouts[key]
 
     def _learn(self, named: Mapping[str, Any]) -> PartLayout:
+        self._picture = None
+        self._picture = self._find_picture(named)
         inputs: dict[int | None, list[tuple[Tensor, ...]]] = {}
-        output: Any = None
-        self._learning = True
-        try:
-            for part in (None, *range(self.num_patches)):
-                # In a context of its own no ledger is active: nothing is computed here that a step would count.
-                output = contextvars.Context().run(self._forward, named, part)
-                inputs[part] = [
-                    tuple(torch.empty_like(tensor, device="meta") for tensor in self._entering[start])
-                    for start in self.starts
-                ]
-        finally:
-            self._learning = False
+        marks: list[Tensor] = []
+        for part in (None, *range(self.num_patches)):
+            output, marked = self._forward_marked(named, part, self._is_own)
+            inputs[part] = [
+                tuple(torch.empty_like(tensor, device="meta") for tensor in self._entering[start])
+                for start in self.starts
+            ]
+            marks += [] if part is None else [marked]
         if self.num_patches == 1:
-            output = map_sample(output, torch.zeros_like)  # the model may have changed the number of the only part
-        owners = sample_of(output)[0].flatten()
-        positions = tuple((owners == part).nonzero().flatten() for part in range(self.num_patches))
-        if sum(map(len, positions)) != len(owners):
+            marks = [torch.ones_like(marks[0])]  # all positions, also those that come from no token
+        whose = torch.stack(marks)
+        if not bool((whose.sum(0) == 1).all()) or not bool((whose == whose[:, :1]).all()):
             raise UnsupportedError(
-                f"{self.adapter.model}: its output is not its last tokens in another order, so its patches cannot be "
-                "located in it; use Ulysses or DisplacedPatch"
+                f"{self.adapter.model}: its output is not its last tokens in another order, the same in all samples, "
+                "so its patches cannot be located in it; use Ulysses or DisplacedPatch"
             )
-        return PartLayout(output, positions, inputs)
+        owners = whose.int().argmax(0)
+        positions = tuple(mine[0].flatten().nonzero().flatten() for mine in whose)
+        return PartLayout(map_sample(output, lambda sample: owners.to(sample)), positions, inputs, self._picture)
+
+    def _find_picture(self, named: Mapping[str, Any]) -> range | None:
+        """Returns which tokens of a joined sequence become the output, read off bit by bit of their numbers."""
+        if self.num_patches == 1 or not any(JOINT in streams for streams in self.adapter.attention.values()):
+            return None
+        numbers: Any = 0
+        for bit in itertools.count():
+            _, marked = self._forward_marked(named, None, lambda count, bit=bit: torch.arange(count) >> bit & 1 == 1)
+            numbers += marked.long() << bit
+            if sum(self.sizes[JOINT]) >> (bit + 1) == 0:
+                break
+        if not bool((numbers == numbers[:1]).all()):
+            raise UnsupportedError(
+                f"{self.adapter.model}: the texts of a batch differ in length, so its pictures lie in different places "
+                "of their sequences and have no common patches; sample one prompt at a time, or use Ulysses"
+            )
+        picture = range(int(numbers.min()), int(numbers.max()) + 1)
+        if len(picture) < self.num_patches:
+            raise UnsupportedError(
+                f"{self.adapter.model}: {len(picture)} image tokens cannot be cut over {self.num_patches} "
+                f"{self.parts_name}; use at most {len(picture)} {self.parts_name}, or a larger picture"
+            )
+        return picture
+
+    def _forward_marked(
+        self, named: Mapping[str, Any], part: int | None, marks: Callable[[int], Tensor]
+    ) -> tuple[Any, Tensor]:
+        """Runs the model without its blocks; returns what it returns, and which positions come from marked tokens.
+
+        Marked tokens leave the blocks as "not a number", which layers that work token by token hand on.
+        """
+        self._marks = marks
+        try:
+            # In a context of its own no ledger is active: nothing is computed here that a step would count.
+            output = contextvars.Context().run(self._forward, named, part)
+        finally:
+            self._marks = None
+        return output, sample_of(output).isnan()
+
+    def _is_own(self, count: int) -> Tensor:
+        """Says which of a number of tokens are of the part at work."""
+        sizes = self.cut_sizes(count)
+        parts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        return parts == self.axis.index
+
+    def cut_sizes(self, total: int) -> tuple[int, ...]:
+        """Returns the tokens of each part of the call at work."""
+        return self.part_sizes(total, self.axis.size)
+
+    def part_sizes(self, total: int, parts: int) -> tuple[int, ...]:
+        """Returns the tokens of each of `parts` parts: as even as can be.
+
+        In one sequence of text and picture, the picture is shared out evenly, so that calls with other texts have the
+        same patches; the text around it goes to the first and the last part.
+        """
+        if self._picture is None:
+            return split_sizes(total, parts)
+        first, *rest = split_sizes(len(self._picture), parts)
+        *rest, last = (first + self._picture.start, *rest)
+        return (*rest, last + total - self._picture.stop)
 
     def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
         """Runs this rank's blocks on one part.
@@ -194,7 +260,7 @@ class StagedBlocks(SequenceParallel):
             tensors = layout.inputs[part][index]
             pieces = received.split([tensor.numel() for tensor in tensors])
             self._received = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
-        self.last_layout = layout
+        self.last_layout, self._picture = layout, layout.picture
         output = self._forward(named, part)
         if self.is_last:
             return layout.read(sample_of(output), part)
@@ -225,7 +291,7 @@ class StagedBlocks(SequenceParallel):
             self._reached += 1
             if number in self.starts:
                 self._entering[number] = tuple(named[name] for name in names)
-            if self._learning or number not in self.own:
+            if self._marks is not None or number not in self.own:
                 given = tuple(named[name] for name in names)
                 return given if len(names) > 1 else given[0]
             if number == self.own.start and self._received is not None:
@@ -242,17 +308,17 @@ class StagedBlocks(SequenceParallel):
         return run
 
     def _gather(self, output: Tensor, name: str, cut: Split) -> Tensor:
-        """Puts this part's rows among those of the whole; while learning, the numbers of the patches."""
+        """Puts this part's rows among zeros for the others; while a layout is learned, marks instead."""
         sizes = self.sizes[cut.stream]
-        if len(sizes) == 1 and not self._learning:
+        if len(sizes) == 1 and self._marks is None:
             return output
         moved = output.movedim(cut.dim, 0)
         whole = moved.new_zeros((sum(sizes), *moved.shape[1:]))
-        for part, (start, size) in enumerate(zip(offsets(sizes), sizes, strict=True)):
-            if self._learning:
-                whole[start : start + size] = part
-            elif part == self.axis.index:
-                whole[start : start + size] = moved
+        if self._marks is not None:
+            whole[self._marks(len(whole)).to(whole.device)] = torch.nan
+        else:
+            start = offsets(sizes)[self.axis.index]
+            whole[start : start + sizes[self.axis.index]] = moved
         return whole.movedim(0, cut.dim)
 
     def _mask_of_all_queries(

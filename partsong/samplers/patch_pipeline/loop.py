@@ -10,7 +10,7 @@ Time goes in slots (see `StageSlots`): in every slot each stage works on one pat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
+from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -88,12 +89,12 @@ class _Loop:
         self.tracks = [_Track(call, patch=patch) for patch, call in enumerate(calls)]
         self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches
         self.latents: Tensor | None = None
+        self.first = 0  # where the latents begin among the tokens that the model is given
         self._step = 0
         for track in self.tracks:
             event = track.call.send()
             if track.patch == 0 and isinstance(event, Denoise):
-                sample = event.arguments[self.denoiser.adapter.sample]
-                check_positionwise(track.call.pipe.scheduler, sample.ndim)
+                check_positionwise(track.call.pipe.scheduler, self._sample(event.arguments).ndim)
 
     def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
         """Works until a number of steps is done, or to the end.
@@ -132,6 +133,16 @@ class _Loop:
         self.denoiser.seen.note_call(sample, item.layout.owners, item.branch)
         return result
 
+    def _sample(self, named: Mapping[str, Any]) -> Tensor:
+        """Returns the latents the model is given, stacked where it takes a list with a tensor per picture."""
+        sample = named[self.denoiser.adapter.sample]
+        if isinstance(sample, list) and isinstance(sample[0], list):
+            raise UnsupportedError(
+                f"PatchPipeline on {self.denoiser.adapter.model}: samples of several pictures each, which lie in "
+                "different places, have no common patches; use Ulysses"
+            )
+        return sample_of(sample)
+
     def _begin(self, step: int) -> None:
         """Ends the ledger's record of the step before: a record is a step of this rank's own work."""
         if step > self._step:
@@ -150,6 +161,8 @@ class _Loop:
                 self._begin(track.step)
             self.denoiser.begin_call(event.arguments, track.step)
         layout = self.stage.layout(event.arguments)
+        if self.latents is not None:
+            self.first = _place_of(self.latents, self._sample(event.arguments))
         if part is not None:
             self.stage.check_filled(layout, track.step, track.branch)
         return _Item(event.arguments, layout, part, track.step, track.branch)
@@ -170,7 +183,7 @@ class _Loop:
         if part is None or self.latents is None:
             self.latents = latents.clone()
         else:
-            mine = _owners_like(latents, layout.owners) == part
+            mine = _owners_like(latents, layout.owners, self.first) == part
             self.latents = torch.where(mine, latents, self.latents)
         return self.latents.clone()
 
@@ -180,13 +193,32 @@ class _Loop:
         self.plan.clock.num_steps = self.plan.clock.step = self.tracks[-1].step
 
 
-def _owners_like(latents: Tensor, owners: Tensor) -> Tensor:
+def _place_of(latents: Tensor, sample: Tensor) -> int:
+    """Returns where latents `[B, L, C]` begin in what the model is given, `[B, T, C]`; 0 in any other case.
+
+    A picture to be edited follows them there, and a text may go before them.
+    """
+    if latents.ndim != 3 or sample.ndim != 3 or sample.shape[1] <= latents.shape[1]:
+        return 0
+    behind = sample.shape[1] - latents.shape[1]
+    last = sample[-1, behind:]
+    return behind if last.shape == latents[-1].shape and torch.equal(last, latents[-1].to(last)) else 0
+
+
+def _owners_like(latents: Tensor, owners: Tensor, first: int) -> Tensor:
     """Returns the patch of every position of the latents; the model's output may have other channels or batch."""
     mine = owners[:1]
+    if mine.ndim == latents.ndim + 1 and mine.shape[2] == 1:
+        mine = mine.squeeze(2)  # a single frame
+    if mine.ndim == latents.ndim == 3:
+        mine = mine[:, first : first + latents.shape[1]]
+    channels = 2 if latents.ndim == 3 else 1
     if latents.shape[1:] != mine.shape[1:] and latents.ndim == mine.ndim:
-        channel = mine[:, :1]
+        channel = mine.narrow(channels, 0, 1)
         mine = channel if bool((mine == channel).all()) else mine
-    if latents.ndim != mine.ndim or latents.shape[2:] != mine.shape[2:]:
+    wanted = list(latents.shape)
+    wanted[channels] = mine.shape[channels] if mine.shape[channels] == 1 else wanted[channels]
+    if wanted[1:] != list(mine.shape[1:]):
         raise UnsupportedError(
             f"the pipeline's latents of shape {list(latents.shape)} do not lie like the denoiser's output of shape "
             f"{list(owners.shape)}, so patches cannot be put together; use Ulysses or DisplacedPatch"

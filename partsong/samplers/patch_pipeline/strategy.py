@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.attention_call import AttentionCall, attend_locally
-from partsong.parallel.cuts.block_lists import chain_reason
+from partsong.parallel.attention_call import AttentionCall, attend_locally, shard_runs
+from partsong.parallel.cuts.block_lists import chain_only, chain_reason
 from partsong.parallel.cuts.staged_blocks import Layers, PartLayout, StagedBlocks, check_layers
+from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.shards import offsets
 from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["PatchPipeline", "StagedPatches"]
@@ -76,12 +77,15 @@ class PatchPipeline(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
-        lists = {path.partition(".")[0] for path in adapter.attention}
-        early = [path for path in adapter.gather or () if path.partition(".")[0] in lists]
+        gathers = 1 if adapter.gather is None else len(chain_only(adapter).gather or ())
         reasons = {
             "its linear attention and convolutions look across patches": bool(adapter.linear_attention),
-            "it attends sample by sample, to the tokens that each has": adapter.attends_per_sample,
-            "it puts tokens together before its last layer": bool(early) or len(adapter.gather or ("",)) != 1,
+            "its experts choose among all tokens of the picture, and patches are of different steps": bool(
+                adapter.gathered
+            ),
+            "long skip connections lead from its first blocks to its last, across stages": adapter.long_skips,
+            "its videos are made in sections, each from noise, for which nothing old can be read": adapter.in_sections,
+            "its tokens are put together in several places": gathers != 1,
         }
         reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
         return None if reason is None else f"{reason}; {adapter.instead}"
@@ -143,23 +147,40 @@ class StagedPatches(StagedBlocks):
         key, own = (call.layer, self.clock.branch), None if call.masks is None else call.masks[0]
         if len(call.sizes) == 1:
             if self.clock.step == self.warmup_steps - 1 and self.num_patches > 1:
-                order = self._order(self.layers[call.layer][1], call.k.device)
+                order = self._order(call)
                 k, v = call.k.index_select(2, order), call.v.index_select(2, order)
-                self._cache[key] = _KeyValues(k, v, None if own is None else own.index_select(3, order))
+                # Of a mask with a row for each query, patches get theirs anew, or what is left of it for all queries.
+                keys = own.any(2, keepdim=True) if own is not None and own.shape[2] > 1 else own
+                self._cache[key] = _KeyValues(k, v, None if keys is None else keys.index_select(3, order))
             return attend_locally(call)
         held = self._cache[key]
         start = offsets(call.sizes)[call.index]
         rows = slice(start, start + call.sizes[call.index])
         held.k[:, :, rows], held.v[:, :, rows] = call.k, call.v
         masks = None
-        if own is not None and held.mask is not None:
+        if call.whole_mask is not None and call.masks is not None:
+            masks = (torch.cat(call.masks, dim=-1),)  # what these queries see of every patch
+        elif own is not None:
+            assert held.mask is not None
             held.mask[..., rows] = own
             masks = (held.mask,)
         return attend_locally(replace(call, k=held.k, v=held.v, sizes=(sum(call.sizes),), index=0, masks=masks))
 
-    def _order(self, streams: tuple[str, ...], device: torch.device) -> Tensor:
+    def _order(self, call: AttentionCall) -> Tensor:
         """Says where in one sequence of all streams the tokens of each patch are."""
-        totals = [sum(self.sizes[stream]) for stream in streams]
-        runs = [torch.arange(t, device=device) + start for t, start in zip(totals, offsets(totals), strict=True)]
-        cut = [run.split(split_sizes(len(run), self.num_patches)) for run in runs]
-        return torch.cat(list(itertools.chain.from_iterable(zip(*cut, strict=True))))
+        (runs,) = shard_runs(call)
+        cut, first = [], 0
+        for stream, count in runs:
+            sizes = self.part_sizes(sum(self.sizes[stream]), self.num_patches)
+            # A sample may have only the first of a stream's tokens.
+            starts = [min(start, count) for start in (*offsets(sizes), sum(sizes))]
+            cut.append([torch.arange(first + start, first + end) for start, end in itertools.pairwise(starts)])
+            first += count
+        places = torch.cat(list(itertools.chain.from_iterable(zip(*cut, strict=True))))
+        return places.to(call.k.device)
+
+    def _mask_of_all_queries(
+        self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
+    ) -> Tensor | None:
+        """Returns a mask that says for every query what it sees: it depends on no step."""
+        return SequenceParallel._mask_of_all_queries(self, mask, sizes, streams)

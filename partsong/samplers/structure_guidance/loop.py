@@ -26,16 +26,15 @@ from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Ste
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
 from partsong.samplers.structure_guidance.estimates import Prediction
 from partsong.samplers.structure_guidance.object_mask import ObjectMask
+from partsong.samplers.structure_guidance.pictures import PictureForm, form_of
 from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGrid, StructureGuidance, grid_for
 
 __all__ = ["structure_guidance"]
 
-PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline")
 _NO_CALLBACK = "what it changes would not reach the small picture; leave it out"
 _REFUSED = {
     "callback_on_step_end": _NO_CALLBACK,
     "callback": _NO_CALLBACK,
-    "skip_guidance_layers": "it calls the model twice in a step; leave it out",
 }
 
 
@@ -49,29 +48,40 @@ def structure_guidance(plan: Plan, strategy: StructureGuidance, **arguments: Any
 
     Source: ASGDiffusion, arXiv 2412.06163.
     """
-    name = type(plan.target).__name__
-    if name not in PIPELINES:
-        raise UnsupportedError(f"StructureGuidance on {name}: it is known for {', '.join(PIPELINES)} only")
-    refuse_arguments(arguments, _REFUSED)
+    reason = strategy.refuses(plan.denoisers[0].adapter)
+    if reason is not None:  # one rank samples with this loop too
+        raise UnsupportedError(f"StructureGuidance on {plan.denoisers[0].adapter.model}: {reason}")
+    form = form_of(plan.target, arguments)
+    refuse_arguments(arguments, {**_REFUSED, **form.refused})
     plan.begin_loop()
     with ExitStack() as stack, plan.looping():
-        return _Loop(plan, strategy, arguments, stack).run()
+        return _Loop(plan, strategy, form, arguments, stack).run()
 
 
 class _Loop:
-    def __init__(self, plan: Plan, strategy: StructureGuidance, arguments: dict[str, Any], stack: ExitStack) -> None:
-        self.plan, self.strategy, self.arguments, self.stack = plan, strategy, arguments, stack
+    def __init__(
+        self,
+        plan: Plan,
+        strategy: StructureGuidance,
+        form: PictureForm,
+        arguments: dict[str, Any],
+        stack: ExitStack,
+    ) -> None:
+        self.plan, self.strategy, self.form, self.arguments, self.stack = plan, strategy, form, arguments, stack
         self.denoiser, patches = plan.denoisers[0], plan.denoisers[0].cut
         assert isinstance(patches, GuidedPatches)
         self.patches = patches
         self.prediction = Prediction(plan.target.scheduler)
-        self.step, self.inputs = 0, torch.empty(0)
+        self.step = self.calls = 0  # and the calls of the model in this step
+        self.inputs, self.size = torch.empty(0), (0, 0)  # what the model was given last, as a picture, and its size
         self.estimates: dict[int, tuple[Tensor, Pending]] = {}
         self.small: _Small | None = None
         self.high = stack.enter_context(call_pipeline(plan, arguments))
-        self.kept: dict[str, Any] = {}  # what the small call takes over: encoded prompts, and the noise it begins with
+        # What the small call takes over: encoded prompts, the noise it begins with, the schedule.
+        self.kept: dict[str, list[Any]] = {"encode_prompt": [], "prepare_latents": [], "set_timesteps": []}
         for name in ("encode_prompt", "prepare_latents"):
             replace_method(self.high.pipe, name, functools.partial(self._keeping, name))
+        replace_method(self.high.pipe.scheduler, "set_timesteps", self._keeping_arguments)
         _before_step(self.high.pipe.scheduler, self._guided)
 
     def run(self) -> Any:
@@ -79,45 +89,66 @@ class _Loop:
         event = self.high.send()
         while not isinstance(event, Finished):
             if isinstance(event, Stepped):
-                self.step += 1
+                self.step, self.calls = self.step + 1, 0
                 self.plan.close_record()
                 event = self.high.send(event.latents)
             else:
                 event = self.high.send((self._predict(event.arguments),))
+                self.calls += 1
         self.plan.clock.step = self.step
         self.high.hand_back_random_state()
         return event.output
 
     def _keeping(self, name: str, method: Method) -> Method:
         def keep(*args: Any, **kwargs: Any) -> Any:
-            self.kept[name] = method(*args, **kwargs)
-            return self.kept[name]
+            self.kept[name].append(method(*args, **kwargs))
+            return self.kept[name][-1]
+
+        return keep
+
+    def _keeping_arguments(self, method: Method) -> Method:
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            self.kept["set_timesteps"].append((args, kwargs))
+            return method(*args, **kwargs)
 
         return keep
 
     def _predict(self, named: dict[str, Any]) -> Tensor:
         """Puts the prediction for the whole picture together out of those for its patches."""
         key = self.denoiser.adapter.sample
-        sample: Tensor = named[key]
-        if self.step == 0:
-            self._set_up(sample)
-        self.inputs = sample
+        if self.step == self.calls == 0:
+            self.size = self.form.size(named, named[key])
+            self._set_up(self.form.picture(named[key], self.size))
+        self.inputs = sample = self.form.picture(named[key], self.size)
         self.plan.clock.step = self.step
         self.denoiser.begin_call(named, self.step)
-        places = self.patches.grid.places
-        pieces = [sample[..., places[n][0], places[n][1]].contiguous() for n in self.patches.mine]
-        parts = [sample_of(self.denoiser.module(**{**named, key: piece})) for piece in pieces]
-        every, pending = self.patches.share_patches(parts, sample[..., places[0][0], places[0][1]])
-        # The others need no more of this rank in this step, so the small picture comes after the patches' messages.
-        self._run_small(sample)
+        grid = self.patches.grid
+        here = {**named, **self.form.for_patch(named, self.size, grid.patch)}
+        pieces = [
+            sample[..., rows, columns].contiguous() for rows, columns in map(grid.places.__getitem__, self.patches.mine)
+        ]
+        parts = [self._called({**here, key: self.form.latents(piece)}) for piece in pieces]
+        whole = sample.new_empty((len(sample), self._channels(sample), *self.size))
+        every, pending = self.patches.share_patches(parts, whole[..., *grid.places[0]], is_first=self.calls == 0)
+        # The others need no more of this rank in this call, so the small picture comes after the patches' messages.
+        if self.small is not None and self.patches.needs_small(self.step):
+            self.small.answer(is_first=self.calls == 0)
         pending.wait()
-        whole = self.patches.grid.blend(every, torch.empty_like(sample, memory_format=torch.contiguous_format))
-        self.denoiser.seen.note_call(sample, whole, 0)
+        whole = self.form.latents(grid.blend(every, whole))
+        self.denoiser.seen.note_call(named[key], whole, 0)
         return whole
+
+    def _called(self, named: dict[str, Any]) -> Tensor:
+        """Returns the model's prediction for a patch, as a picture."""
+        return self.form.picture(sample_of(self.denoiser.module(**named)), self.patches.grid.patch)
+
+    def _channels(self, sample: Tensor) -> int:
+        """Returns the channels of a prediction: some models predict a variance as well."""
+        return sample.shape[1] if self.form.is_packed else int(self.denoiser.module.config["out_channels"])  # type: ignore[index]
 
     def _set_up(self, sample: Tensor) -> None:
         pipe, times = self.high.pipe, self.high.pipe.scheduler.timesteps
-        grid = _grid(pipe, self.denoiser.module, sample, self.strategy)
+        grid = _grid(pipe, self.denoiser.module, sample, self.form, self.strategy)
         self.patches.lay_out(grid, [self.strategy.weight_at(self.prediction.noise(time)) for time in times])
         self.plan.clock.num_steps = len(times)
         if self.patches.has_small and self.patches.needs_small(0):
@@ -125,91 +156,119 @@ class _Loop:
             sized = {"height": grid.patch[0] * scale, "width": grid.patch[1] * scale}
             call = call_pipeline(self.plan, {**self.arguments, **sized}, decodes=False, shows_progress=False)
             self.stack.enter_context(call)
-            self.small = _Small(call, self, F.avg_pool2d(self.kept["prepare_latents"], grid.factor) * grid.factor)
+            noise = self.form.picture(_first(self.kept["prepare_latents"][0]), self.size)
+            self.small = _Small(call, self, F.avg_pool2d(noise, grid.factor) * grid.factor)
 
-    def _run_small(self, sample: Tensor) -> None:
-        """Makes one step of the small picture on the rank that has it, and sends its estimate on its way."""
+    def _share_small(self, output: Tensor) -> None:
+        """Sends the estimate of the rank that has the small picture on its way."""
         if not self.patches.needs_small(self.step):
             return
-        batch, channels = self.kept["prepare_latents"].shape[:2]
         masked = int(self.strategy.mask == "attention")
-        estimate = sample.new_empty((batch, channels + masked, *self.patches.grid.patch))
+        estimate = output.new_empty((len(output), output.shape[1] + masked, *self.patches.grid.patch))
         if self.small is not None:
-            estimate.copy_(self.small.advance())
+            estimate.copy_(self.small.current())
         self.estimates[self.step] = estimate, self.patches.share_small(estimate)
 
-    def _guided(self, output: Tensor, timestep: Any) -> Tensor:
+    def _guided(self, prediction: Tensor, timestep: Any) -> Tensor:
         """Moves a prediction towards the small picture's, as far as this step's weight says."""
+        output = self.form.picture(prediction, self.size)
+        self._share_small(output)
         weight = self.patches.weights[self.step]
         if self.patches.grid.factor == 1 or weight == 0:
-            return output
+            return prediction
         # Only the very first step has nothing older to read than its own.
         estimate, pending = self.estimates[max(0, self.step - 1)]
         pending.wait()
         if self.step > 0:
             del self.estimates[self.step - 1]
-        grid, channels = self.patches.grid, output.shape[1]
+        factor, channels = self.patches.grid.factor, output.shape[1]
         target, mask = estimate[:, :channels], estimate[:, channels:]
         if self.strategy.mask == "attention":
-            weight = weight * _grown(mask, grid)
+            weight = weight * F.interpolate(mask, scale_factor=factor, mode="bilinear")
         if self.strategy.guide == "prediction":
-            return output + weight * (_grown(target, grid) - output)
+            grown = F.interpolate(target, scale_factor=factor, mode="bilinear")
+            return self.form.latents(output + weight * (grown - output))
         clean = self.prediction.clean(self.inputs[: len(output)], output, timestep)
-        return self.prediction.moved(output, weight * (_grown(target, grid) - clean), timestep)
+        change = weight * (self.form.enlarged(target, factor, self.high.pipe.vae) - clean)
+        return self.form.latents(self.prediction.moved(output, change, timestep))
 
 
 class _Small:
-    """Runs the small picture, which is a call of the pipeline of its own, one step at a time."""
+    """Runs the small picture, which is a call of the pipeline of its own, in step with the large one."""
 
     def __init__(self, call: PausedCall, loop: _Loop, first: Tensor) -> None:
         self.call, self.loop = call, loop
         self.estimate, self.inputs, self.mask = first, first, first
+        self.size = (first.shape[-2], first.shape[-1])
+        prompts = iter(loop.kept["encode_prompt"])
+        args, kwargs = loop.kept["set_timesteps"][-1]
         # Means of squares have less variance than single positions: `first` is scaled back to unit variance.
-        replace_method(call.pipe, "prepare_latents", lambda method: lambda *args, **kwargs: first.clone())
-        replace_method(call.pipe, "encode_prompt", lambda method: lambda *args, **kwargs: loop.kept["encode_prompt"])
+        replace_method(call.pipe, "prepare_latents", self._beginning_with(loop.form.latents(first)))
+        replace_method(call.pipe, "encode_prompt", lambda method: lambda *_, **__: next(prompts))
+        # Some schedules depend on the size of the picture; both pictures have that of the large one.
+        replace_method(call.pipe.scheduler, "set_timesteps", lambda method: lambda *_, **__: method(*args, **kwargs))
         _before_step(call.pipe.scheduler, self._noted)
         call.send()
 
-    def advance(self) -> Tensor:
-        """Makes one step; returns its estimate of the clean sample, with the mask as a last channel if there is one."""
-        event, denoiser = self.call.event, self.loop.denoiser
+    def _beginning_with(self, first: Tensor) -> Callable[[Method], Method]:
+        """Lets the pipeline begin with some latents; where positions come with them, they are its own."""
+
+        def beginning(method: Method) -> Method:
+            def prepare(*args: Any, **kwargs: Any) -> Any:
+                if isinstance(self.loop.kept["prepare_latents"][0], Tensor):
+                    return first.clone()
+                return (first.clone(), *method(*args, **kwargs)[1:])
+
+            return prepare
+
+        return beginning
+
+    def answer(self, *, is_first: bool) -> None:
+        """Answers one call of the model; the first of a step has the prompt, and its attention is the mask's."""
+        event, loop = self.call.event, self.loop
         assert isinstance(event, Denoise)
-        self.inputs = event.arguments[denoiser.adapter.sample]
-        masked = self.loop.strategy.mask == "attention"
-        if masked:
+        self.inputs = loop.form.picture(event.arguments[loop.denoiser.adapter.sample], self.size)
+        if is_first and loop.strategy.mask == "attention":
             num_text = event.arguments["encoder_hidden_states"].shape[1]
-            with ObjectMask(self.loop.patches.grid.patch, num_text) as mask:
-                output = denoiser.module(**event.arguments)
+            with ObjectMask(self.size, num_text, text_first=loop.form.text_first) as mask:
+                output = loop.denoiser.module(**event.arguments)
             self.mask = mask.weights(len(self.estimate))
         else:
-            output = denoiser.module(**event.arguments)
+            output = loop.denoiser.module(**event.arguments)
         event = self.call.send(output)
-        assert isinstance(event, Stepped)
-        self.call.send(event.latents)
+        if isinstance(event, Stepped):
+            self.call.send(event.latents)
+
+    def current(self) -> Tensor:
+        """Returns the last estimate of the clean sample, with the mask as a last channel if there is one."""
+        masked = self.loop.strategy.mask == "attention"
         return torch.cat([self.estimate, self.mask.to(self.estimate)], dim=1) if masked else self.estimate
 
-    def _noted(self, output: Tensor, timestep: Any) -> Tensor:
-        self.estimate = output
+    def _noted(self, prediction: Tensor, timestep: Any) -> Tensor:
+        self.estimate = self.loop.form.picture(prediction, self.size)
         if self.loop.strategy.guide != "prediction":
-            self.estimate = self.loop.prediction.clean(self.inputs[: len(output)], output, timestep)
-        return output
+            inputs = self.inputs[: len(prediction)]
+            self.estimate = self.loop.prediction.clean(inputs, self.estimate, timestep)
+        return prediction
 
 
-def _grid(pipe: Any, module: Any, sample: Tensor, strategy: StructureGuidance) -> PatchGrid:
-    """Lays out the patches of a latent, from the model's configuration."""
-    scale, side = pipe.vae_scale_factor, module.config.sample_size
+def _first(made: Any) -> Tensor:
+    """Returns the latents that a pipeline has prepared, which may come with their positions."""
+    latents: Tensor = made if isinstance(made, Tensor) else made[0]
+    return latents
+
+
+def _grid(pipe: Any, module: Any, sample: Tensor, form: PictureForm, strategy: StructureGuidance) -> PatchGrid:
+    """Lays out the patches of a latent, from the configuration of the model or, where it has none, the pipeline."""
+    scale, side = pipe.vae_scale_factor, module.config.get("sample_size") or pipe.default_sample_size
     if strategy.training_size is not None:
         side = max(1, strategy.training_size // scale)
     trained = (side[0], side[1]) if isinstance(side, list | tuple) else (side, side)
     # The pipelines want sides of whole patches, and of multiples of 8 pixels.
-    multiple = max(module.config.get("patch_size") or 1, -(-8 // scale))
+    multiple = max(2 if form.is_packed else module.config.get("patch_size") or 1, -(-8 // scale))
     size = (sample.shape[-2], sample.shape[-1])
-    return grid_for(size, trained, strategy.overlap, multiple)
-
-
-def _grown(latents: Tensor, grid: PatchGrid) -> Tensor:
-    """Enlarges latents smoothly to the size of the large picture."""
-    return F.interpolate(latents, scale_factor=grid.factor, mode="bilinear")
+    # A patch holds whole tokens, as the whole picture has them.
+    return grid_for(size, trained, strategy.overlap, multiple, step=2 if form.is_packed else 1)
 
 
 def _before_step(scheduler: Any, change: Callable[[Tensor, Any], Tensor]) -> None:

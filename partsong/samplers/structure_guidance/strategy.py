@@ -23,7 +23,14 @@ from partsong.parallel.vae.tiles import blend_weights
 
 __all__ = ["PatchGrid", "GuidedPatches", "StructureGuidance", "grid_for"]
 
-MODELS = ("UNet2DConditionModel", "SD3Transformer2DModel")
+MODELS = (
+    "UNet2DConditionModel",
+    "SD3Transformer2DModel",
+    "FluxTransformer2DModel",
+    "Flux2Transformer2DModel",
+    "QwenImageTransformer2DModel",
+    "PixArtTransformer2DModel",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +87,11 @@ class StructureGuidance(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose pictures are not known to keep their meaning when their latents are scaled."""
+        if adapter.model == "PixArtTransformer2DModel" and self.mask == "attention":
+            return "its text has no first token for positions that attend to nothing in it; use mask='none'"
         if adapter.model in MODELS:
             return None
-        return f"it is known for Stable Diffusion, XL and 3 only; {adapter.instead}"
+        return f"it is known for Stable Diffusion, Flux, Qwen-Image and PixArt only; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> GuidedPatches:
         """Returns which rank computes which patch."""
@@ -126,7 +135,9 @@ class PatchGrid:
         return whole.div_(total)
 
 
-def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1) -> PatchGrid:
+def grid_for(
+    size: tuple[int, int], trained: tuple[int, int], overlap: float, multiple: int = 1, step: int = 1
+) -> PatchGrid:
     """Lays out the patches of a latent.
 
     They have the shape of the picture and, as near as whole factors allow, the area of the training size.
@@ -136,6 +147,7 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
         trained: height and width the model was trained on.
         overlap: share of a patch's side that it has in common with the next one, at least.
         multiple: the patches' sides are multiples of it.
+        step: the patches begin at multiples of it, which divides `multiple`.
 
     Raises:
         UnsupportedError: the picture cannot be scaled down to about the training size by a whole factor.
@@ -146,19 +158,21 @@ def grid_for(size: tuple[int, int], trained: tuple[int, int], overlap: float, mu
     """
     factor = max(1, round(math.sqrt(math.prod(size) / math.prod(trained))))
     if factor > 1 and any(side % (factor * multiple) for side in size):
-        step = factor * multiple
-        nearest = " x ".join(str(max(1, round(side / step)) * step) for side in size)
+        wanted = factor * multiple
+        nearest = " x ".join(str(max(1, round(side / wanted)) * wanted) for side in size)
         raise UnsupportedError(
-            f"StructureGuidance: latents of {size[0]} x {size[1]} are no multiple of {step}, {factor} times a small "
+            f"StructureGuidance: latents of {size[0]} x {size[1]} are no multiple of {wanted}, {factor} times a small "
             f"picture whose sides are multiples of {multiple}; use {nearest} latents, or another training_size"
         )
     patch = cast(tuple[int, int], tuple(side // factor for side in size))
-    rows, columns = (_starts(side, part, overlap) for side, part in zip(size, patch, strict=True))
+    rows, columns = (_starts(side, part, overlap, step) for side, part in zip(size, patch, strict=True))
     return PatchGrid(factor, patch, rows, columns)
 
 
-def _starts(side: int, part: int, overlap: float) -> tuple[int, ...]:
+def _starts(side: int, part: int, overlap: float, step: int) -> tuple[int, ...]:
     """Returns the first positions of as few parts as cover a side with the overlap, evenly spread."""
+    if step > 1:
+        return tuple(step * start for start in _starts(side // step, part // step, overlap, 1))
     count = math.ceil((side - part) / max(1, int(part * (1 - overlap) + 1e-9)))
     return tuple(round(index * (side - part) / max(1, count)) for index in range(count + 1))
 
@@ -218,17 +232,18 @@ class GuidedPatches(Cut):
         """Says whether a step's estimate of the small picture is used, in the next step or, at the start, in this."""
         return self.grid.factor > 1 and any(self.weights[step + 1 if step else 0 : step + 2])
 
-    def share_patches(self, parts: Sequence[Tensor], like: Tensor) -> tuple[list[Tensor], Pending]:
+    def share_patches(self, parts: Sequence[Tensor], like: Tensor, *, is_first: bool) -> tuple[list[Tensor], Pending]:
         """Sends this rank's patches to all others and returns at once.
 
         Args:
             parts: this rank's patches, each of the shape of `like`.
             like: a patch.
+            is_first: whether it is the first call of the model in this step.
 
         Returns:
             Every patch in the order of the grid, to be read after the wait.
         """
-        self._patch_bytes = like.nbytes
+        self._patch_bytes = like.nbytes + (0 if is_first else self._patch_bytes)
         numbers = [self._numbers(rank) for rank in range(self.axis.size)]
         sizes = [len(each) for each in numbers]
         buffer = like.new_empty((sum(sizes), *like.shape))
