@@ -107,42 +107,6 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
     return pipe
 
 
-def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
-    """Loads a pipeline folder, from safetensors only and without code from the folder or the network.
-
-    Args:
-        folder: a diffusers pipeline folder.
-        pipeline: class name of the pipeline, one of diffusers' own.
-        dtype: name of a torch floating-point type.
-
-    Raises:
-        ArgumentError: diffusers cannot read the folder, or weights are missing in it; says why.
-        UnsupportedError: this diffusers has no such pipeline.
-    """
-    kind = pipeline_class(pipeline)
-    try:
-        with warnings.catch_warnings():
-            # Newer versions of diffusers call it dtype, but the oldest supported one knows only torch_dtype.
-            warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
-            pipe = kind.from_pretrained(
-                folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
-            )
-    except PartsongError:
-        raise
-    except Exception as error:
-        raise ArgumentError(f"the model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    for name, part in pipe.components.items():
-        missing = (
-            [key for key, value in part.named_parameters() if value.is_meta] if isinstance(part, nn.Module) else []
-        )
-        if missing:
-            raise ArgumentError(
-                f"the model folder {folder} is not complete: the weights of its part {name} lack {len(missing)} tensors, "
-                f"among them {missing[0]}"
-            )
-    return pipe
-
-
 def pipeline_class(name: str) -> Any:
     """Returns the class of diffusers that a folder names.
 
