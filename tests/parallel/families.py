@@ -217,6 +217,7 @@ FAMILIES = {
         Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
         Family("Latte", video.latte, video.wan_inputs, video=True),
         Family("Wan VACE", newer.wan_vace, newer.wan_vace_inputs, video=True),
+        Family("ConsisID", newer.consis_id, newer.consis_id_inputs, video=True),
         Family("ChronoEdit", newer.chrono_edit, video.wan_inputs, video=True),
         Family("Cosmos", newer.cosmos, video.wan_inputs, video=True),
         Family("Cosmos, times per frame", newer.cosmos, newer.cosmos_frames_inputs, video=True),

@@ -9,6 +9,7 @@ from diffusers import (
     AllegroTransformer3DModel,
     AnyFlowTransformer3DModel,
     ChronoEditTransformer3DModel,
+    ConsisIDTransformer3DModel,
     CosmosTransformer3DModel,
     EasyAnimateTransformer3DModel,
     HeliosTransformer3DModel,
@@ -19,7 +20,16 @@ from diffusers import (
     WanVACETransformer3DModel,
 )
 
-from tests.parallel.video_families import CHANNELS, FRAMES, HEADS, kept, video, wan_inputs, wan_like
+from tests.parallel.video_families import (
+    CHANNELS,
+    FRAMES,
+    HEADS,
+    cogvideox_rotary_inputs,
+    kept,
+    video,
+    wan_inputs,
+    wan_like,
+)
 
 
 def wan_vace(side: int) -> Any:
@@ -33,6 +43,41 @@ def wan_vace_inputs(side: int, batch: int) -> dict[str, Any]:
         "control_hidden_states": control,
         "control_hidden_states_scale": torch.tensor([1.0, 0.5]),
     }
+
+
+def consis_id(side: int) -> Any:
+    face = {
+        "LFE_id_dim": 12,
+        "LFE_vit_dim": 12,
+        "LFE_depth": 1,
+        "LFE_dim_head": 4,
+        "LFE_num_heads": 3,
+        "LFE_ff_mult": 1,
+    }
+    few = {"LFE_num_id_token": 2, "LFE_num_querie": 3, "LFE_output_dim": 32, "LFE_num_scale": 1}
+    return ConsisIDTransformer3DModel(
+        num_attention_heads=3,
+        attention_head_dim=16,
+        **CHANNELS,
+        time_embed_dim=8,
+        text_embed_dim=12,
+        num_layers=2,
+        sample_width=side,
+        sample_height=side,
+        sample_frames=4 * (FRAMES - 1) + 1,
+        max_text_seq_length=7,
+        is_train_face=True,
+        cross_attn_dim_head=8,
+        cross_attn_num_heads=3,
+        **face,
+        **few,
+        use_rotary_positional_embeddings=True,
+    )
+
+
+def consis_id_inputs(side: int, batch: int) -> dict[str, Any]:
+    face = {"id_cond": torch.randn(batch, 12), "id_vit_hidden": [torch.randn(batch, 5, 12)]}
+    return {name: value for name, value in cogvideox_rotary_inputs(side, batch).items() if name != "ofs"} | face
 
 
 def chrono_edit(side: int) -> Any:

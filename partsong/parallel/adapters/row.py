@@ -38,7 +38,7 @@ class Split:
         gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
         tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there; a
             whole number counts them.
-        item: cut only this item of a tuple.
+        item: cut, or put together, only this item of a tuple.
         ones: a single entry stands for all tokens and is left as it is.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
@@ -141,7 +141,8 @@ class Adapter:
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
             `gather` where it leaves, and input splits what is added on the way.
         splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
-        gather: path of modules whose output, of several the first, is put together again -> how. None as above.
+        gather: path of modules whose output, of several the first or the item named, is put together again -> how. None
+            as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
             Needed only where blocks return more than ``hidden_states``, or where lists with self-attention come before
             them that prepare the tokens: those are not named.

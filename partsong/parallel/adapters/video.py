@@ -74,6 +74,31 @@ ROWS = (
         frames=Frames(dim=1, patch="patch_size_t"),
     ),
     Adapter(
+        family="ConsisID",
+        model="ConsisIDTransformer3DModel",
+        # The face is read by cross-attention between blocks, and by layers of its own before them.
+        attention=row({"transformer_blocks.*.attn1": (TEXT, IMAGE)}),
+        splits=row(
+            {
+                "": row(image_rotary_emb=Split(dim=0, optional=True)),
+                "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
+            }
+        ),
+        # After its blocks it drops as many tokens as the whole text has.
+        gather=row({"transformer_blocks.-1": Split(dim=1, stream=TEXT, item=1), "proj_out": _TOKENS}),
+        blocks=row(transformer_blocks=_BOTH),
+        shared=("image_rotary_emb",),
+        batched=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "timestep",
+            "timestep_cond",
+            "id_cond",
+            "id_vit_hidden",
+        ),
+        frames=Frames(dim=1, clips=False),
+    ),
+    Adapter(
         family="HunyuanVideo",
         model="HunyuanVideoTransformer3DModel",
         # The few layers that refine the text alone stay whole, and so does the mask of video and text.

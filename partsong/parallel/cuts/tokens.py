@@ -103,7 +103,7 @@ class SequenceParallel(TokenCuts):
         assert self.adapter.gather is not None
         for path, cut in self.adapter.gather.items():
             for name in places(path, modules):
-                hooks.add(modules[name], OutputHook(partial(self._gather_first, name=name, cut=cut)), "gather")
+                hooks.add(modules[name], OutputHook(partial(self._gather_item, name=name, cut=cut)), "gather")
 
     def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
         """Changes the base of a logarithm of the local number of tokens so that it is that of all tokens."""
@@ -148,11 +148,12 @@ class SequenceParallel(TokenCuts):
         for stage in self.stages:
             stage.abandon()
 
-    def _gather_first(self, output: Any, name: str, cut: Split) -> Any:
-        """Puts the tokens of an output together; of several, those of the first."""
+    def _gather_item(self, output: Any, name: str, cut: Split) -> Any:
+        """Puts the tokens of an output together; of several, those of the item that the cut names, or the first."""
         if isinstance(output, Tensor):
             return self._gather(output, name, cut)
-        return (self._gather(output[0], name, cut), *output[1:])
+        item = cut.item or 0
+        return (*output[:item], self._gather(output[item], name, cut), *output[item + 1 :])
 
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         # Tokens may come before the batch, and frames may be folded into it.

@@ -163,7 +163,7 @@ def _denoisers(target: Any) -> list[nn.Module]:
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
     # A prior is denoised too, but beside another denoiser it has a loop and a scheduler of its own.
-    for names in (("transformer", "transformer_2", "unet"), ("prior",)):
+    for names in (("transformer", "transformer_2", "unet"), ("prior",), ("decoder",)):
         parts = [getattr(target, name, None) for name in names]
         if modules := [part for part in parts if isinstance(part, nn.Module)]:
             break
