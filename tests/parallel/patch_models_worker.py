@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,6 +109,7 @@ PIPELINES = (
     "Kandinsky5T2IPipeline",
     "Krea2Pipeline",
     "LongCatAudioDiTPipeline",
+    "Lumina2Pipeline",
     "MochiPipeline",
     "PRXPipeline",
     "SkyReelsV2Pipeline",
@@ -116,12 +118,21 @@ PIPELINES = (
 )
 
 
+def case_of(name: str) -> Case:
+    """The pipeline's case; Lumina 2 with one sample, whose unwanted text is longer than the other."""
+    case = CASES[name]
+    if name != "Lumina2Pipeline":
+        return case
+    longer = {"negative_prompt_attention_mask": torch.ones(1, 7, dtype=torch.int64)}
+    return replace(case, samples=1, call=lambda samples: {**case.call(samples), **longer})
+
+
 def pipelines() -> dict[str, list[Any]]:
     """Tiny pipelines in patches: the distance from the serial result, all warm-up and not, and bytes."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     with Mesh(pipe=2, timeout=20.0) as mesh:
-        return {name: gathered(_pipeline(mesh, CASES[name])) for name in PIPELINES}
+        return {name: gathered(_pipeline(mesh, case_of(name))) for name in PIPELINES}
 
 
 def _pipeline(mesh: Mesh, case: Case) -> tuple[float, float, int, int]:

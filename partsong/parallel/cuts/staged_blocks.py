@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
@@ -119,6 +120,7 @@ class StagedBlocks(SequenceParallel):
         self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
         self.last_layout: PartLayout | None = None
         self._layouts: dict[Any, PartLayout] = {}
+        self._contents = WeakTensorKeyDictionary()
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
         self._reached = 0
@@ -146,18 +148,38 @@ class StagedBlocks(SequenceParallel):
     def forget(self) -> None:
         """Drops what belongs to one generation."""
         self._layouts.clear()
+        self._contents.clear()
         self._entering.clear()
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """Says what a call with such arguments looks like; learned once per set of shapes.
+        """Says what a call with such arguments looks like; learned once per set of shapes and masks.
 
         Raises:
             UnsupportedError: the picture cannot be cut into patches.
         """
-        key = tuple((name, _shape_of(value)) for name, value in named.items() if name != self.adapter.timestep)
+        key = tuple((name, self._shape_of(value)) for name, value in named.items() if name != self.adapter.timestep)
         if key not in self._layouts:
             self._layouts[key] = self._learn(named)
         return self._layouts[key]
+
+    def _shape_of(self, value: Any) -> Any:
+        """Returns what of an argument decides how a call looks; hashable."""
+        if isinstance(value, Tensor):
+            return tuple(value.shape), value.dtype, self._content_of(value)
+        if isinstance(value, Mapping):
+            return tuple((key, self._shape_of(item)) for key, item in value.items())
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._shape_of, value))
+        return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
+
+    def _content_of(self, value: Tensor) -> bytes | None:
+        """Returns the numbers of a mask or of lengths, by which a model may drop padding; read once per tensor."""
+        if value.is_floating_point() or value.ndim > 2:
+            return None
+        if value not in self._contents:
+            self._contents[value] = value.cpu().numpy().tobytes()
+        content: bytes = self._contents[value]
+        return content
 
     def _learn(self, named: Mapping[str, Any]) -> PartLayout:
         self._picture = None
@@ -335,6 +357,14 @@ class StagedBlocks(SequenceParallel):
         """Picks the mask of this part out of those of all parts."""
         return (shares[self.axis.index],)
 
+    def call_notes(self) -> Any:
+        """Returns the layout of this call."""
+        return self.last_layout
+
+    def recall(self, notes: Any) -> None:
+        """Prepares `predict` for a call of that layout."""
+        self.last_layout = self.last_layout if notes is None else notes
+
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Returns the bytes the stage at `index` sends in one call: to the next, or the output to all others."""
         assert self.last_layout is not None
@@ -351,17 +381,6 @@ def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | Non
     """
     if layers is not None and ranks is not None and len(layers) != ranks:
         raise ArgumentError(f"{strategy}: layers={layers} names {len(layers)} stages, not {knob}={ranks}")
-
-
-def _shape_of(value: Any) -> Any:
-    """Returns what of an argument decides how a call looks; hashable."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype
-    if isinstance(value, Mapping):
-        return tuple((key, _shape_of(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_shape_of, value))
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
 
 
 def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:

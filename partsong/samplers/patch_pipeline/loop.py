@@ -131,6 +131,8 @@ class _Loop:
         result = self.stage.work(item.arguments, item.layout, item.part, received)
         sample = item.arguments[self.denoiser.adapter.sample]
         self.denoiser.seen.note_call(sample, item.layout.owners, item.branch)
+        if not item.part:  # once for all patches of a call
+            self.denoiser.seen.note_work(item.step, item.branch, is_split=False, branches=0, was_ready=False)
         return result
 
     def _sample(self, named: Mapping[str, Any]) -> Tensor:
