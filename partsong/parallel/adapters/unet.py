@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
+from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
 
 __all__ = ["ROWS"]
 
@@ -19,7 +19,9 @@ ROWS = (
             {
                 f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,)
                 for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")
-            }
+            },
+            # Where these are attentions themselves, keys of the text stand beside the image's.
+            **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")},
         ),
         splits=row(
             {
