@@ -73,7 +73,7 @@ def test_a_step_ten_times_smaller_errs_by_the_order(order: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", unet_worker.OLD)
-@pytest.mark.parametrize("name", unet_worker.STEADY)
+@pytest.mark.parametrize("name", unet_worker.MODELS)
 def test_what_is_old_is_exact_where_nothing_changes(name: str, strategy: str) -> None:
     distance, told = unchanged()[name, strategy]
     assert distance <= 1e-10

@@ -26,8 +26,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 TIMES = (900.0, 100.0)
 #: A height that never halves evenly, and one that does so twice.
 SIZES = {"odd": (21, 13), "even": (16, 16)}
-#: UNets that displaced strategies are tried on with an input that stays as it is.
-STEADY = ("IF", "Kandinsky")
+#: UNets with blocks of their own. Displaced strategies are also tried on them with an input that stays as it is.
+MODELS = ("IF", "Kandinsky", "AnimateDiff", "Text-to-video", "Stable Video Diffusion")
 #: What a case is made of: number of ranks, strategies, UNet, type and size; of pipelines: ranks, strategy, pipeline.
 Case = tuple[int, str, str, str, str]
 PipeCase = tuple[int, str, str]
@@ -46,15 +46,14 @@ def _twin(name: str, dtype: torch.dtype, size: tuple[int, int]) -> tuple[Any, li
 
 
 def product(nproc: int) -> list[Case]:
-    """Every strategy on the plain UNet on this number of ranks; the variants with what differs for them."""
+    """Every strategy on the plain UNet on this number of ranks; single ones on other models, few on its variants."""
     few = ("SyncPatch", "CfgParallel", "DataParallel")
-    joined = (*few, "Ulysses", "Ring", "DisplacedPatch")
     return [
         (nproc, label, name, dtype, size)
         for label, chosen in strategies(nproc).items()
         if not any(strategy.refuses(ADAPTERS["UNet2DConditionModel"]) for strategy in chosen)
         for name in UNETS
-        if name == "SD" or label in (joined if name in ("IF", "Kandinsky") else few)
+        if name == "SD" or label in few or (name in MODELS and " x " not in label)
         for dtype in DTYPES
         for size in SIZES
     ]
@@ -134,7 +133,7 @@ OLD: dict[str, Strategy] = {"DisplacedPatch": DisplacedPatch(warmup_steps=2), "P
 def unchanged(nproc: int) -> dict[tuple[str, str], tuple[float, bool]]:
     """The error of the last of four equal calls, where what is old is as good as new, and whether bytes are as told."""
     results = {}
-    for name in STEADY:
+    for name in MODELS:
         model, calls = UNETS[name].model(torch.float64), UNETS[name].calls((20, 12), torch.float64, (9.0,)) * 4
         with torch.no_grad():
             want = model(**calls[0]).sample

@@ -23,6 +23,8 @@ from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
 from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
 from peft import LoraConfig
 
+from tests.parallel import video_unets as videos
+
 WIDTH, LEVELS = 12, 3
 #: Width of a text that is normed before it joins the image: that norm has 32 groups.
 JOINED_WIDTH = 32
@@ -198,6 +200,9 @@ UNETS = {
     "SD upscaler": Unet(lambda: _unet(only_cross_attention=(True, False, False))),  # its finest level reads text alone
     "IF": Unet(_joined_unet, _joined_inputs, multiple=4),
     "Kandinsky": Unet(_hinted_unet, _hinted_inputs, multiple=4),
+    "AnimateDiff": Unet(videos.motion, videos.with_residuals(videos.motion_inputs)),
+    "Text-to-video": Unet(videos.three_d, videos.three_d_inputs),
+    "Stable Video Diffusion": Unet(videos.spatio_temporal, videos.spatio_temporal_inputs),
 }
 
 

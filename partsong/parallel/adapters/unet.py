@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
 
-__all__ = ["ROWS"]
+__all__ = ["BLOCKS", "GATHER", "ROWS", "TRANSFORMERS", "cut_rows"]
+
+#: Where UNets have their blocks, and the attention to a picture inside these.
+BLOCKS = ("down_blocks.*", "mid_block", "up_blocks.*")
+TRANSFORMERS = {f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,) for blocks in BLOCKS}
+#: Where the rows leave a UNet.
+GATHER = row(conv_out=Split(dim=2))
+
+
+def cut_rows(*residuals: str) -> Mapping[str, Mapping[str | int, Split]]:
+    """Returns the cuts of a UNet: its rows behind the first convolution, and residuals that are given to it."""
+    added = {"": row({name: Split(dim=2, optional=True) for name in residuals})} if residuals else {}
+    return row({"conv_in": row({0: Split(dim=2, output=True)}), **added})
+
 
 _RESIDUALS = ("down_block_additional_residuals", "down_intrablock_additional_residuals")
 _MIDDLE = "mid_block_additional_residual"
@@ -15,21 +30,10 @@ ROWS = (
         family="SD UNet",
         model="UNet2DConditionModel",
         rows=True,
-        attention=row(
-            {
-                f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,)
-                for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")
-            },
-            # Where these are attentions themselves, keys of the text stand beside the image's.
-            **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")},
-        ),
-        splits=row(
-            {
-                "conv_in": row({0: Split(dim=2, output=True)}),
-                "": row({name: Split(dim=2, optional=True) for name in (*_RESIDUALS, _MIDDLE)}),
-            }
-        ),
-        gather=row(conv_out=Split(dim=2)),
+        # Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
+        attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
+        splits=cut_rows(*_RESIDUALS, _MIDDLE),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -49,9 +53,9 @@ ROWS = (
         family="Unconditional UNet",
         model="UNet2DModel",
         rows=True,
-        attention=row({f"{blocks}.attentions.*": (IMAGE,) for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")}),
-        splits=row({"conv_in": row({0: Split(dim=2, output=True)})}),
-        gather=row(conv_out=Split(dim=2)),
+        attention=row({f"{blocks}.attentions.*": (IMAGE,) for blocks in BLOCKS}),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=("sample", "timestep", "class_labels"),
     ),

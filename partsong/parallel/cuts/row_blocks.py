@@ -43,8 +43,22 @@ _LAYERS = _names(
     "NonDynamicallyQuantizableLinear ParameterDict ResnetBlock2D Downsample2D Upsample2D UNetMidBlock2D Attention "
     "GELU Mish Sigmoid Tanh LeakyReLU Hardswish"
 )
+#: Parts of UNets that make videos. Frames are a batch to most of them; others look along time, at each position by itself.
+_MOTION = (
+    "UNetMotionModel DownBlockMotion CrossAttnDownBlockMotion UpBlockMotion CrossAttnUpBlockMotion "
+    "UNetMidBlockCrossAttnMotion AnimateDiffTransformer3D SinusoidalPositionalEmbedding"
+)
+_THREE_D = (
+    "UNet3DConditionModel DownBlock3D CrossAttnDownBlock3D UpBlock3D CrossAttnUpBlock3D UNetMidBlock3DCrossAttn "
+    "TemporalConvLayer TransformerTemporalModel Conv3d"
+)
+_SPATIO_TEMPORAL = (
+    "UNetSpatioTemporalConditionModel DownBlockSpatioTemporal CrossAttnDownBlockSpatioTemporal UpBlockSpatioTemporal "
+    "CrossAttnUpBlockSpatioTemporal UNetMidBlockSpatioTemporal SpatioTemporalResBlock TemporalResnetBlock AlphaBlender "
+    "TransformerSpatioTemporalModel TemporalBasicTransformerBlock TimestepEmbedding Timesteps"
+)
 #: Modules of a UNet on the image's way that `RowSplit` knows how to cut, or that look at each position by itself.
-UNET_BLOCKS = _LAYERS | _names(
+UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL))) | _names(
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
     "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D AvgPool2d ResnetDownsampleBlock2D "
@@ -104,6 +118,8 @@ def _setting_problem(child: Any) -> str | None:
         return "takes patches or codes instead of an image"
     if kind.startswith(("Up", "CrossAttnUp")) and getattr(child, "s1", None):
         return "has FreeU on, which filters the whole image's spectrum"
+    if kind == "Conv3d" and (child.kernel_size[-2] > 1 or child.stride[-2] > 1):
+        return "convolves frames and rows at once"
     mode = getattr(child, "interpolation_mode", None) or (child.mode if isinstance(child, nn.Upsample) else "nearest")
     if not mode.startswith("nearest"):
         return f"interpolates ({mode}) between rows"
