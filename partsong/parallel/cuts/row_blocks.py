@@ -43,7 +43,7 @@ _LAYERS = _names(
     "NonDynamicallyQuantizableLinear ParameterDict ResnetBlock2D Downsample2D Upsample2D UNetMidBlock2D Attention "
     "GELU Mish Sigmoid Tanh LeakyReLU Hardswish"
 )
-#: Parts of UNets that make videos. Frames are a batch to most of them; others look along time, at each position by itself.
+#: Parts of UNets that make videos. Frames are a batch to most of them, others look along time at each position.
 _MOTION = (
     "UNetMotionModel DownBlockMotion CrossAttnDownBlockMotion UpBlockMotion CrossAttnUpBlockMotion "
     "UNetMidBlockCrossAttnMotion AnimateDiffTransformer3D SinusoidalPositionalEmbedding"
