@@ -175,7 +175,7 @@ REFUSED = {
     "masks of an IP-Adapter": "ip_adapter_masks were given",
     "residual": "a residual has 5 rows, the image has (16, 8, 4) at its levels",
     "pairs of rows": "14 rows are no multiple of 4, and its blocks put rows together in pairs",
-    "no text": "joins keys of a text to the image's, and encoder_hidden_states were not given",
+    "no text": "encoder_hidden_states were not given, and what attends to a text would attend to this rank's rows",
     "dora": "merge the adapter",
     "freeu": "has FreeU on",
     "unknown": "MultiheadAttention) is not known to this splitting into rows; use CfgParallel or DataParallel",

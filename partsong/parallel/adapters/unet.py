@@ -62,9 +62,11 @@ ROWS = (
     Adapter(
         family="AudioLDM 2 UNet",
         model="AudioLDM2UNet2DConditionModel",
-        whole="no rule for rows covers its blocks, which take turns between texts and attend to the sound twice",
-        splits=row(),
-        gather=row(),
+        rows=True,
+        # Where there is no text to read, the second attention of a block is one to the sound too.
+        attention=row({path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()}),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -78,6 +80,7 @@ ROWS = (
             "encoder_hidden_states_1",
             "encoder_attention_mask_1",
         ),
+        refused=row(attention_mask=_MASK),
     ),
     Adapter(
         family="Kandinsky 3 UNet",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.cuts.whole_views import with_silent_queries
 from partsong.parallel.ranks.shards import split_sizes
 
-__all__ = ["Given", "call_over_rows", "check_text"]
+__all__ = ["Given", "call_over_rows"]
 
 #: What `torch.nn.functional.scaled_dot_product_attention` was given: queries, keys, values, mask and scale.
 Given = tuple[Tensor, Tensor, Tensor, Tensor | None, float | None]
@@ -70,13 +69,3 @@ def _masks(mask: Tensor, texts: Sequence[int], images: Sequence[int]) -> tuple[T
         torch.cat([share, share.new_full((*share.shape[:3], positions), is_seen)], dim=3)
         for share, positions in zip(shares, images, strict=True)
     )
-
-
-def check_text(name: str, named: dict[str, Any]) -> None:
-    """Refuses a call without a text, for which the model takes the image a second time.
-
-    Raises:
-        UnsupportedError: names the attention.
-    """
-    if named.get("encoder_hidden_states") is None:
-        raise UnsupportedError(f"{name}: joins keys of a text to the image's, and encoder_hidden_states were not given")

@@ -29,6 +29,7 @@ __all__ = [
     "joins_text",
     "level_change",
     "level_changes",
+    "reads_text",
     "reads_the_image",
     "refuse_unknown",
 ]
@@ -62,7 +63,8 @@ UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL)))
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
     "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D AvgPool2d ResnetDownsampleBlock2D "
-    "ResnetUpsampleBlock2D SimpleCrossAttnDownBlock2D SimpleCrossAttnUpBlock2D UNetMidBlock2DSimpleCrossAttn"
+    "ResnetUpsampleBlock2D SimpleCrossAttnDownBlock2D SimpleCrossAttnUpBlock2D UNetMidBlock2DSimpleCrossAttn "
+    "AudioLDM2UNet2DConditionModel"
 )
 UNET_ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
 _KL = "Encoder Decoder DownEncoderBlock2D UpDecoderBlock2D AttnDownEncoderBlock2D AttnUpDecoderBlock2D"
@@ -149,6 +151,16 @@ def is_off_the_path(name: str) -> bool:
 def joins_text(attention: Any) -> bool:
     """Says whether an attention of diffusers puts keys of the text in front of the image's."""
     return attention.added_kv_proj_dim is not None
+
+
+def reads_text(module: nn.Module) -> bool:
+    """Says whether a model has attention to a text, which without one would attend to the image."""
+    attentions: list[Any] = [
+        child
+        for name, child in module.named_modules()
+        if type(child).__name__ == "Attention" and not is_off_the_path(name)
+    ]
+    return any(child.is_cross_attention for child in attentions)
 
 
 def reads_the_image(attention: Any) -> bool:

@@ -21,7 +21,7 @@ from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
 from partsong.parallel.attention_call import AttentionShape, Stage, attend_through, predict_through
 from partsong.parallel.cuts.linear_attention import TokenSumHook, sum_over_ranks
-from partsong.parallel.cuts.row_attention import call_over_rows, check_text
+from partsong.parallel.cuts.row_attention import call_over_rows
 from partsong.parallel.cuts.row_blocks import (
     border_rows,
     check_convolution,
@@ -183,10 +183,8 @@ class RowSplit:
             hooks.add(child, InputHook(self._check_sums(name, child), signature_of(child)), "rows-input")
             hooks.add(child, TokenSumHook(self._summed, name), "rows")
         elif self.is_attention(name):
-            joined = self.joins_text(name)
-            if joined:
-                hooks.add(child, InputHook(functools.partial(check_text, name), signature_of(child)), "rows-input")
-            hooks.add(child, AttentionHook(self._attention(self._number(), name, joined), name), "rows")
+            attend = self._attention(self._number(), name, self.joins_text(name))
+            hooks.add(child, AttentionHook(attend, name), "rows")
 
     def _number(self) -> int:
         self._layers += 1

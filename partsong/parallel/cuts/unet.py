@@ -16,6 +16,7 @@ from partsong.parallel.cuts.row_blocks import (
     halves_evenly,
     is_off_the_path,
     joins_text,
+    reads_text,
     reads_the_image,
     refuse_unknown,
 )
@@ -49,7 +50,7 @@ class RowParallel(Cut):
         self.split = RowSplit(module, self.axis, borders, stages, self._is_attention, joins_text=joins)
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
-        self._even = halves_evenly(module)
+        self._even, self._reads_text = halves_evenly(module), reads_text(module)
         self._row_bytes = 0
 
     def _is_attention(self, name: str) -> bool:
@@ -100,6 +101,13 @@ class RowParallel(Cut):
             raise UnsupportedError(
                 f"{self.adapter.model}: ip_adapter_masks were given, which cross-attention would stretch over this "
                 "rank's rows; leave them out, or use CfgParallel or DataParallel"
+            )
+        # Where the text is made of a picture's embedding, there is none to give.
+        is_given = getattr(self.module, "config", {}).get("encoder_hid_dim_type") == "image_proj"
+        if self._reads_text and not is_given and named.get("encoder_hidden_states") is None:
+            raise UnsupportedError(
+                f"{self.adapter.model}: encoder_hidden_states were not given, and what attends to a text would attend "
+                "to this rank's rows instead; give them, or use CfgParallel or DataParallel"
             )
         cuts = self.adapter.splits or {}
         for name in cuts.get("", {}):
