@@ -94,9 +94,10 @@ ROWS = (
     Adapter(
         family="DreamLite UNet",
         model="DreamLiteUNetModel",
-        whole="no rule for rows covers its separable convolutions and its attention with keys that heads share",
-        splits=row(),
-        gather=row(),
+        rows=True,
+        attention=row(TRANSFORMERS),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -109,6 +110,7 @@ ROWS = (
             "added_cond_kwargs",
             "encoder_attention_mask",
         ),
+        refused=row(attention_mask=_MASK),
     ),
     Adapter(
         family="Prior of image embeddings",

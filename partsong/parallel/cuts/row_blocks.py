@@ -58,8 +58,16 @@ _SPATIO_TEMPORAL = (
     "CrossAttnUpBlockSpatioTemporal UNetMidBlockSpatioTemporal SpatioTemporalResBlock TemporalResnetBlock AlphaBlender "
     "TransformerSpatioTemporalModel TemporalBasicTransformerBlock TimestepEmbedding Timesteps"
 )
+_DREAM_LITE = (
+    "BasicTransformerBlockDreamLite DepthwiseSeparableConv DreamLiteCrossAttnDownBlock2D DreamLiteUpBlock2D "
+    "DreamLiteCrossAttnNoSelfAttnDownBlock2D DreamLiteCrossAttnNoSelfAttnUpBlock2D DreamLiteCrossAttnUpBlock2D "
+    "DreamLiteDownBlock2D DreamLiteTransformer2DModel DreamLiteUNetMidBlock2DCrossAttn DreamLiteUNetModel "
+    "ResnetBlock2DDreamLite"
+)
+#: Residual blocks, which may change the resolution inside.
+_RESIDUAL = frozenset({"ResnetBlock2D", "ResnetBlock2DDreamLite"})
 #: Modules of a UNet on the image's way that `RowSplit` knows how to cut, or that look at each position by itself.
-UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL))) | _names(
+UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL, _DREAM_LITE))) | _names(
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
     "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D AvgPool2d ResnetDownsampleBlock2D "
@@ -112,13 +120,13 @@ def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
 def _setting_problem(child: Any) -> str | None:
     """Says why a module of a known class cannot be cut with its settings; None where it can."""
     kind = type(child).__name__
-    if kind == "ResnetBlock2D" and not all(isinstance(part, nn.Module | None) for part in _resampling(child)):
+    if kind in _RESIDUAL and not all(isinstance(part, nn.Module | None) for part in _resampling(child)):
         return "filters the image where it changes its resolution"
     if kind == "Upsample2D" and child.use_conv_transpose:
         return "upsamples with a transposed convolution"
     if kind == "Transformer2DModel" and not child.is_input_continuous:
         return "takes patches or codes instead of an image"
-    if kind.startswith(("Up", "CrossAttnUp")) and getattr(child, "s1", None):
+    if kind.removeprefix("DreamLite").startswith(("Up", "CrossAttn")) and getattr(child, "s1", None):
         return "has FreeU on, which filters the whole image's spectrum"
     if kind == "Conv3d" and (child.kernel_size[-2] > 1 or child.stride[-2] > 1):
         return "convolves frames and rows at once"
@@ -216,7 +224,7 @@ def level_changes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """
     changes = {name: change for name, child in modules.items() if (change := level_change(child))}
     for name, child in modules.items():
-        if type(child).__name__ == "ResnetBlock2D" and any(part is not None for part in _resampling(child)):
+        if type(child).__name__ in _RESIDUAL and any(part is not None for part in _resampling(child)):
             inside = (f"{name}.upsample", f"{name}.downsample")
             changes = {place: change for place, change in changes.items() if not place.startswith(inside)}
             changes[f"{name}.conv1"] = -1 if child.upsample is not None else 1  # type: ignore[union-attr]
@@ -240,7 +248,7 @@ def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:
         inside = [f"{name}.{part}" for part, _ in child.named_children()]
         if type(child).__name__ == "Upsample2D" or getattr(child, "interpolate", None) is True:
             names.update(inside)
-        if type(child).__name__ == "ResnetBlock2D" and _resampling(child)[0] is not None:
+        if type(child).__name__ in _RESIDUAL and _resampling(child)[0] is not None:
             names.add(f"{name}.conv1")
         if isinstance(child, nn.Sequential):
             names.update(after for before, after in pairwise(inside) if isinstance(modules[before], nn.Upsample))
