@@ -227,7 +227,7 @@ class Strategy:
             return None
         if adapter.whole is not None:
             return f"{adapter.whole}; {adapter.instead}"
-        if adapter.frames is not None and adapter.frames.mixers:
+        if adapter.frames is not None and adapter.frames.mixers and not adapter.rows:
             return f"frames are a batch to it, not tokens of one sequence; {adapter.instead}"
         return None
 

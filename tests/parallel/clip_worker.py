@@ -12,7 +12,7 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
-from partsong import CfgParallel, ClipParallel, DataParallel, DisplacedPatch, ParallelVae, PatchPipeline, Ulysses
+from partsong import CfgParallel, ClipParallel, DataParallel, ParallelVae, PatchPipeline, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize, predict
 from partsong.parallel.hooks.model_hooks import sample_of
@@ -173,8 +173,6 @@ def _refused_plans() -> dict[str, str]:
     trials: dict[str, tuple[Any, ...]] = {
         "free noise": (noisy, ClipParallel()),
         "unknown": (odd, ClipParallel()),
-        "tokens of folded frames": (odd, Ulysses()),
-        "forecast of folded frames": (odd, DisplacedPatch()),
         "layers of folded frames": (odd, PatchPipeline()),
         "tokens of clips": (wan, ClipParallel(degree=1), Ulysses()),
         "emphasis beside text": (joint, ClipParallel(local_emphasis=10.0)),

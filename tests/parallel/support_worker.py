@@ -17,17 +17,13 @@ from tests.pipelines.cases import MODELS
 
 #: Models whose input is not cut: `tests.pipelines` samples with them.
 _WHOLE = [name for name, adapter in ADAPTERS.items() if adapter.whole is not None]
-#: Pairs with a matrix of their own: UNets, whose images are cut into rows, a strategy that cuts blocks, one that cuts
-#: frames, and UNets with frames.
+#: Pairs with a matrix of their own: UNets, whose images or frames are cut into rows, a strategy that cuts blocks, and
+#: one that cuts frames.
 TESTED_ELSEWHERE = (
     {(name, model) for name in strategies() for model in ("UNet2DConditionModel", "UNet2DModel")}
     | {("clip-parallel", type(video.build()).__name__) for video in VIDEOS.values()}
-    | {
-        (name, model)
-        for name in ("cfg-parallel", "data-parallel")
-        for model in ("UNetMotionModel", "UNet3DConditionModel", *_WHOLE)
-    }
-    | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in MODELS}
+    | {(name, model) for name in ("cfg-parallel", "data-parallel") for model in _WHOLE}
+    | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("step-cache", model) for model in ADAPTERS}
     | {("structure-guidance", model) for model in GUIDED}

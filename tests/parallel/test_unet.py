@@ -72,6 +72,19 @@ def test_a_step_ten_times_smaller_errs_by_the_order(order: int) -> None:
     assert 10 ** (order + 1) * 0.7 < ratio < 10 ** (order + 1) * 1.4
 
 
+@pytest.mark.parametrize("strategy", unet_worker.OLD)
+@pytest.mark.parametrize("name", unet_worker.MODELS)
+def test_what_is_old_is_exact_where_nothing_changes(name: str, strategy: str) -> None:
+    distance, told = unchanged()[name, strategy]
+    assert distance <= 1e-10
+    assert told
+
+
+@functools.cache
+def unchanged() -> dict[tuple[str, str], tuple[float, bool]]:
+    return launch(unet_worker.unchanged, 3, 3)
+
+
 # --- one layer, from the definition -----------------------------------------------------------------------------------
 
 SHARES = (slice(0, 4), slice(4, 8), slice(8, 11))
@@ -161,6 +174,8 @@ REFUSED = {
     "mask": "attention_mask was given",
     "masks of an IP-Adapter": "ip_adapter_masks were given",
     "residual": "a residual has 5 rows, the image has (16, 8, 4) at its levels",
+    "pairs of rows": "14 rows are no multiple of 4, and its blocks put rows together in pairs",
+    "no text": "encoder_hidden_states were not given, and what attends to a text would attend to this rank's rows",
     "dora": "merge the adapter",
     "freeu": "has FreeU on",
     "unknown": "MultiheadAttention) is not known to this splitting into rows; use CfgParallel or DataParallel",

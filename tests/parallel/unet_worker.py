@@ -26,6 +26,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 TIMES = (900.0, 100.0)
 #: A height that never halves evenly, and one that does so twice.
 SIZES = {"odd": (21, 13), "even": (16, 16)}
+#: UNets with blocks of their own. Displaced strategies are also tried on them with an input that stays as it is.
+MODELS = ("IF", "Kandinsky", "AnimateDiff", "Text-to-video", "Stable Video Diffusion")
 #: What a case is made of: number of ranks, strategies, UNet, type and size; of pipelines: ranks, strategy, pipeline.
 Case = tuple[int, str, str, str, str]
 PipeCase = tuple[int, str, str]
@@ -44,14 +46,14 @@ def _twin(name: str, dtype: torch.dtype, size: tuple[int, int]) -> tuple[Any, li
 
 
 def product(nproc: int) -> list[Case]:
-    """Every strategy on the plain UNet on this number of ranks; the variants with what differs for them."""
+    """Every strategy on the plain UNet on this number of ranks; single ones on other models, few on its variants."""
     few = ("SyncPatch", "CfgParallel", "DataParallel")
     return [
         (nproc, label, name, dtype, size)
         for label, chosen in strategies(nproc).items()
         if not any(strategy.refuses(ADAPTERS["UNet2DConditionModel"]) for strategy in chosen)
         for name in UNETS
-        if name == "SD" or label in few
+        if name == "SD" or label in few or (name in MODELS and " x " not in label)
         for dtype in DTYPES
         for size in SIZES
     ]
@@ -124,6 +126,26 @@ def convergence(nproc: int) -> dict[tuple[int, float], float]:
     return results
 
 
+#: Strategies that read what is old, as far as they leave nothing out.
+OLD: dict[str, Strategy] = {"DisplacedPatch": DisplacedPatch(warmup_steps=2), "PartialPatch": PartialPatch(portion=2.0)}
+
+
+def unchanged(nproc: int) -> dict[tuple[str, str], tuple[float, bool]]:
+    """The error of the last of four equal calls, where what is old is as good as new, and whether bytes are as told."""
+    results = {}
+    for name in MODELS:
+        model, calls = UNETS[name].model(torch.float64), UNETS[name].calls((20, 12), torch.float64, (9.0,)) * 4
+        with torch.no_grad():
+            want = model(**calls[0]).sample
+            for label, strategy in OLD.items():
+                with parallelize(model, strategy) as plan, Ledger(flops=False) as ledger:
+                    got = [model(**call).sample for call in calls][-1]
+                    told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+                    rows = gathered((error(got, want), told))
+                results[name, label] = max(row[0] for row in rows), all(row[1] for row in rows)
+    return results
+
+
 #: Stands for order 1 with norms that are waited for.
 FRESH = 2
 LAYERS = {
@@ -180,6 +202,8 @@ def refusals(nproc: int) -> dict[str, str]:
     mask = torch.ones(2, 256, dtype=torch.float64)
     masked = named | {"cross_attention_kwargs": {"ip_adapter_masks": [torch.ones(1, 1, 16, 16)]}}
     residual = named | {"mid_block_additional_residual": torch.ones(2, 16, 5, 5, dtype=torch.float64)}
+    joined = UNETS["IF"].model(torch.float64)
+    pairs = UNETS["IF"].calls((16, 16), torch.float64, (5.0,))[0]
     dora = UNETS["SD"].build()
     dora.add_adapter(LoraConfig(r=2, use_dora=True, target_modules=["conv1"]))
     trials = {
@@ -191,8 +215,12 @@ def refusals(nproc: int) -> dict[str, str]:
         "freeu": lambda: parallelize(free, SyncPatch()),
         "unknown": lambda: parallelize(odd, SyncPatch()),
     }
+    trials |= {
+        "pairs of rows": lambda: joined(**pairs | {"sample": pairs["sample"][:, :, :14]}),
+        "no text": lambda: joined(**pairs | {"encoder_hidden_states": None, "encoder_attention_mask": None}),
+    }
     results = {}
-    with torch.no_grad(), parallelize(unet, SyncPatch()):
+    with torch.no_grad(), parallelize(unet, SyncPatch()), parallelize(joined, SyncPatch()):
         for name, trial in trials.items():
             try:
                 trial()

@@ -21,8 +21,13 @@ from diffusers import (
 )
 from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
 from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
+from peft import LoraConfig
+
+from tests.parallel import video_unets as videos
 
 WIDTH, LEVELS = 12, 3
+#: Width of a text that is normed before it joins the image: that norm has 32 groups.
+JOINED_WIDTH = 32
 
 
 def randomized(model: Any, dtype: torch.dtype) -> Any:
@@ -77,12 +82,33 @@ def _ip_unet() -> UNet2DConditionModel:
 
 def _lora_unet() -> UNet2DConditionModel:
     """A UNet with a LoRA on attention and on convolutions, also the halving ones: its low-rank part convolves too."""
-    from peft import LoraConfig
-
     unet = _unet()
     unet.add_adapter(
-        LoraConfig(r=2, target_modules=["to_q", "to_k", "conv1", "downsamplers.0.conv", "upsamplers.0.conv"])
+        LoraConfig(r=2, target_modules=["to_q", "to_k", "conv_in", "conv1", "downsamplers.0.conv", "upsamplers.0.conv"])
     )
+    return unet
+
+
+def _joined_unet(**changed: Any) -> UNet2DConditionModel:
+    """A UNet as of DeepFloyd IF: keys of the text join the image's, and residual blocks resample."""
+    settings: dict[str, Any] = {
+        "down_block_types": ("SimpleCrossAttnDownBlock2D", "ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
+        "up_block_types": ("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D", "SimpleCrossAttnUpBlock2D"),
+        "cross_attention_dim": JOINED_WIDTH,
+        "cross_attention_norm": "group_norm",
+        "resnet_time_scale_shift": "scale_shift",
+        "class_embed_type": "timestep",
+    }
+    return _unet(**settings | changed)
+
+
+def _hinted_unet() -> UNet2DConditionModel:
+    """A UNet as of Kandinsky 2.2 with a hint, which convolutions of its own read; the finest level reads text alone."""
+    few = {"only_cross_attention": (True, False, False), "mid_block_only_cross_attention": False}
+    names = few | {"encoder_hid_dim_type": "image_proj", "encoder_hid_dim": 10, "addition_embed_type": "image_hint"}
+    unet = _joined_unet(in_channels=8, class_embed_type=None, cross_attention_norm=None, **names)
+    unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "add_k_proj", "conv1"]))
     return unet
 
 
@@ -117,12 +143,28 @@ def _control_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
     }
 
 
+def _joined_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    """With a mask of the text, which differs between samples."""
+    mask = torch.arange(5).expand(batch, 5) < torch.arange(3, 3 + batch)[:, None]
+    text = torch.randn(batch, 5, JOINED_WIDTH)
+    more = {"encoder_attention_mask": mask, "class_labels": torch.rand(batch) * 9}
+    return _inputs(height, width, batch) | {"encoder_hidden_states": text} | more
+
+
+def _hinted_inputs(height: int, width: int, batch: int) -> dict[str, Any]:
+    """The embedding is the whole text, and the hint is eight times as large as the latent."""
+    hint = torch.randn(batch, 3, height * 8, width * 8)
+    added = {"image_embeds": torch.randn(batch, 10), "hint": hint}
+    return _inputs(height, width, batch) | {"encoder_hidden_states": None, "added_cond_kwargs": added}
+
+
 @dataclass(frozen=True)
 class Unet:
-    """How to make a tiny UNet and its inputs."""
+    """How to make a tiny UNet and its inputs; the sides of its latents are multiples of a number."""
 
     build: Callable[[], Any]
     inputs: Callable[[int, int, int], dict[str, Any]] = field(default=_inputs)
+    multiple: int = 1
 
     def model(self, dtype: torch.dtype) -> Any:
         return randomized(self.build(), dtype)
@@ -130,7 +172,8 @@ class Unet:
     def calls(self, size: tuple[int, int], dtype: torch.dtype, times: tuple[float, ...]) -> list[dict[str, Any]]:
         """One call per step, each with a sample of its own."""
         torch.manual_seed(5)
-        named = _cast(self.inputs(*size, 2), dtype)
+        height, width = (side - side % self.multiple for side in size)
+        named = _cast(self.inputs(height, width, 2), dtype)
         change = torch.randn(named["sample"].shape, dtype=torch.float64).to(dtype)
         return [
             named | {"timestep": torch.tensor(time), "sample": named["sample"] + index * 0.3 * change}
@@ -139,6 +182,8 @@ class Unet:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if value is None or (isinstance(value, torch.Tensor) and not value.is_floating_point()):
+        return value
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
     if isinstance(value, dict):
@@ -152,6 +197,12 @@ UNETS = {
     "SD + ControlNet": Unet(_unet, _control_inputs),
     "SD + IP-Adapter": Unet(_ip_unet, _ip_inputs),
     "SD + LoRA": Unet(_lora_unet),
+    "SD upscaler": Unet(lambda: _unet(only_cross_attention=(True, False, False))),  # its finest level reads text alone
+    "IF": Unet(_joined_unet, _joined_inputs, multiple=4),
+    "Kandinsky": Unet(_hinted_unet, _hinted_inputs, multiple=4),
+    "AnimateDiff": Unet(videos.motion, videos.with_residuals(videos.motion_inputs)),
+    "Text-to-video": Unet(videos.three_d, videos.three_d_inputs),
+    "Stable Video Diffusion": Unet(videos.spatio_temporal, videos.spatio_temporal_inputs),
 }
 
 

@@ -1,8 +1,12 @@
-"""Lists UNets with temporal layers: frames are a batch to everything but a few modules, named here by class."""
+"""Lists UNets with temporal layers: frames are a batch to everything but a few modules, named here by class.
+
+Those look along time at each position by itself, so the rows of all frames are cut as those of a picture are.
+"""
 
 from __future__ import annotations
 
 from partsong.parallel.adapters.row import Adapter, Frames, row
+from partsong.parallel.adapters.unet import GATHER, TRANSFORMERS, cut_rows
 
 __all__ = ["ROWS"]
 
@@ -14,8 +18,10 @@ ROWS = (
         family="AnimateDiff UNet",
         model="UNetMotionModel",
         frames=Frames(mixers=("AnimateDiffTransformer3D",), folded=("encoder_hidden_states", _DOWN, _MIDDLE)),
-        splits=row(),
-        gather=row(),
+        rows=True,
+        attention=row(TRANSFORMERS),
+        splits=cut_rows(_DOWN, _MIDDLE),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -33,8 +39,10 @@ ROWS = (
         family="Text-to-video UNet",
         model="UNet3DConditionModel",
         frames=Frames(mixers=("TemporalConvLayer", "TransformerTemporalModel"), folded=(_DOWN, _MIDDLE)),
-        splits=row(),
-        gather=row(),
+        rows=True,
+        attention=row(TRANSFORMERS),
+        splits=cut_rows(_DOWN, _MIDDLE),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -51,9 +59,10 @@ ROWS = (
     Adapter(
         family="Stable Video Diffusion UNet",
         model="UNetSpatioTemporalConditionModel",
-        whole="every block mixes positions within a frame and then frames, so neither rows nor frames are independent",
-        splits=row(),
-        gather=row(),
+        rows=True,
+        attention=row(TRANSFORMERS),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=("sample", "timestep", "encoder_hidden_states", "added_time_ids"),
     ),

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
+from collections.abc import Mapping
 
-__all__ = ["ROWS"]
+from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
+
+__all__ = ["BLOCKS", "GATHER", "ROWS", "TRANSFORMERS", "cut_rows"]
+
+#: Where UNets have their blocks, and the attention to a picture inside these.
+BLOCKS = ("down_blocks.*", "mid_block", "up_blocks.*")
+TRANSFORMERS = {f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,) for blocks in BLOCKS}
+#: Where the rows leave a UNet.
+GATHER = row(conv_out=Split(dim=2))
+
+
+def cut_rows(*residuals: str) -> Mapping[str, Mapping[str | int, Split]]:
+    """Returns the cuts of a UNet: its rows behind the first convolution, and residuals that are given to it."""
+    added = {"": row({name: Split(dim=2, optional=True) for name in residuals})} if residuals else {}
+    return row({"conv_in": row({0: Split(dim=2, output=True)}), **added})
+
 
 _RESIDUALS = ("down_block_additional_residuals", "down_intrablock_additional_residuals")
 _MIDDLE = "mid_block_additional_residual"
@@ -15,19 +30,10 @@ ROWS = (
         family="SD UNet",
         model="UNet2DConditionModel",
         rows=True,
-        attention=row(
-            {
-                f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,)
-                for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")
-            }
-        ),
-        splits=row(
-            {
-                "conv_in": row({0: Split(dim=2, output=True)}),
-                "": row({name: Split(dim=2, optional=True) for name in (*_RESIDUALS, _MIDDLE)}),
-            }
-        ),
-        gather=row(conv_out=Split(dim=2)),
+        # Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
+        attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
+        splits=cut_rows(*_RESIDUALS, _MIDDLE),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -47,18 +53,20 @@ ROWS = (
         family="Unconditional UNet",
         model="UNet2DModel",
         rows=True,
-        attention=row({f"{blocks}.attentions.*": (IMAGE,) for blocks in ("down_blocks.*", "mid_block", "up_blocks.*")}),
-        splits=row({"conv_in": row({0: Split(dim=2, output=True)})}),
-        gather=row(conv_out=Split(dim=2)),
+        attention=row({f"{blocks}.attentions.*": (IMAGE,) for blocks in BLOCKS}),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=("sample", "timestep", "class_labels"),
     ),
     Adapter(
         family="AudioLDM 2 UNet",
         model="AudioLDM2UNet2DConditionModel",
-        whole="no rule for rows covers its blocks, which take turns between texts and attend to the sound twice",
-        splits=row(),
-        gather=row(),
+        rows=True,
+        # Where there is no text to read, the second attention of a block is one to the sound too.
+        attention=row({path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()}),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -72,6 +80,7 @@ ROWS = (
             "encoder_hidden_states_1",
             "encoder_attention_mask_1",
         ),
+        refused=row(attention_mask=_MASK),
     ),
     Adapter(
         family="Kandinsky 3 UNet",
@@ -85,9 +94,10 @@ ROWS = (
     Adapter(
         family="DreamLite UNet",
         model="DreamLiteUNetModel",
-        whole="no rule for rows covers its separable convolutions and its attention with keys that heads share",
-        splits=row(),
-        gather=row(),
+        rows=True,
+        attention=row(TRANSFORMERS),
+        splits=cut_rows(),
+        gather=GATHER,
         sample="sample",
         batched=(
             "cross_attention_kwargs",
@@ -100,6 +110,7 @@ ROWS = (
             "added_cond_kwargs",
             "encoder_attention_mask",
         ),
+        refused=row(attention_mask=_MASK),
     ),
     Adapter(
         family="Prior of image embeddings",

@@ -12,15 +12,6 @@ from partsong.parallel.cuts.row_blocks import UNET_BLOCKS
 
 __all__ = ["check_blocks", "frames_beyond"]
 
-_MOTION = (
-    "UNetMotionModel DownBlockMotion CrossAttnDownBlockMotion UpBlockMotion CrossAttnUpBlockMotion "
-    "UNetMidBlockCrossAttnMotion AnimateDiffTransformer3D SinusoidalPositionalEmbedding"
-)
-_THREE_D = (
-    "UNet3DConditionModel DownBlock3D CrossAttnDownBlock3D UpBlock3D CrossAttnUpBlock3D UNetMidBlock3DCrossAttn "
-    "TemporalConvLayer TransformerTemporalModel Conv3d"
-)
-_KNOWN = UNET_BLOCKS | frozenset(f"{_MOTION} {_THREE_D}".split())
 #: Names of modules that see time, text and other conditions, but never the video.
 _OFF_THE_PATH = ("time_", "add_", "encoder_hid_proj")
 #: FreeNoise's classes, which look at overlapping windows of frames one after another.
@@ -43,7 +34,7 @@ def check_blocks(module: nn.Module, adapter: Adapter) -> None:
             )
         if name.startswith(_OFF_THE_PATH) or kind.__module__.startswith("peft."):
             continue
-        if kind.__name__ not in _KNOWN:
+        if kind.__name__ not in UNET_BLOCKS:
             raise UnsupportedError(
                 f"{adapter.model}: {name} ({kind.__name__}) is not known to this splitting into clips; {_ADVICE}"
             )

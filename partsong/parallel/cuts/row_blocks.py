@@ -25,7 +25,12 @@ __all__ = [
     "halves_evenly",
     "is_causal",
     "is_low_rank",
+    "is_off_the_path",
+    "joins_text",
     "level_change",
+    "level_changes",
+    "reads_text",
+    "reads_the_image",
     "refuse_unknown",
 ]
 
@@ -39,11 +44,35 @@ _LAYERS = _names(
     "NonDynamicallyQuantizableLinear ParameterDict ResnetBlock2D Downsample2D Upsample2D UNetMidBlock2D Attention "
     "GELU Mish Sigmoid Tanh LeakyReLU Hardswish"
 )
+#: Parts of UNets that make videos. Frames are a batch to most of them, others look along time at each position.
+_MOTION = (
+    "UNetMotionModel DownBlockMotion CrossAttnDownBlockMotion UpBlockMotion CrossAttnUpBlockMotion "
+    "UNetMidBlockCrossAttnMotion AnimateDiffTransformer3D SinusoidalPositionalEmbedding"
+)
+_THREE_D = (
+    "UNet3DConditionModel DownBlock3D CrossAttnDownBlock3D UpBlock3D CrossAttnUpBlock3D UNetMidBlock3DCrossAttn "
+    "TemporalConvLayer TransformerTemporalModel Conv3d"
+)
+_SPATIO_TEMPORAL = (
+    "UNetSpatioTemporalConditionModel DownBlockSpatioTemporal CrossAttnDownBlockSpatioTemporal UpBlockSpatioTemporal "
+    "CrossAttnUpBlockSpatioTemporal UNetMidBlockSpatioTemporal SpatioTemporalResBlock TemporalResnetBlock AlphaBlender "
+    "TransformerSpatioTemporalModel TemporalBasicTransformerBlock TimestepEmbedding Timesteps"
+)
+_DREAM_LITE = (
+    "BasicTransformerBlockDreamLite DepthwiseSeparableConv DreamLiteCrossAttnDownBlock2D DreamLiteUpBlock2D "
+    "DreamLiteCrossAttnNoSelfAttnDownBlock2D DreamLiteCrossAttnNoSelfAttnUpBlock2D DreamLiteCrossAttnUpBlock2D "
+    "DreamLiteDownBlock2D DreamLiteTransformer2DModel DreamLiteUNetMidBlock2DCrossAttn DreamLiteUNetModel "
+    "ResnetBlock2DDreamLite"
+)
+#: Residual blocks, which may change the resolution inside.
+_RESIDUAL = frozenset({"ResnetBlock2D", "ResnetBlock2DDreamLite"})
 #: Modules of a UNet on the image's way that `RowSplit` knows how to cut, or that look at each position by itself.
-UNET_BLOCKS = _LAYERS | _names(
+UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL, _DREAM_LITE))) | _names(
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
-    "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D"
+    "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D AvgPool2d ResnetDownsampleBlock2D "
+    "ResnetUpsampleBlock2D SimpleCrossAttnDownBlock2D SimpleCrossAttnUpBlock2D UNetMidBlock2DSimpleCrossAttn "
+    "AudioLDM2UNet2DConditionModel"
 )
 UNET_ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
 _KL = "Encoder Decoder DownEncoderBlock2D UpDecoderBlock2D AttnDownEncoderBlock2D AttnUpDecoderBlock2D"
@@ -65,7 +94,7 @@ SELF_ATTENTION = frozenset({"Attention", "WanAttentionBlock", "QwenImageAttentio
 #: Modules of a UNet that see time, text and other conditions but never the image.
 _OFF_THE_PATH = ("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj")
 #: Modules that put pairs of rows together, which must not be left with half a pair.
-_PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D"})
+_PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D", "AvgPool2d"})
 
 
 def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
@@ -76,7 +105,7 @@ def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
     """
     for name, child in module.named_modules():
         kind = type(child)
-        if name.startswith(_OFF_THE_PATH):
+        if is_off_the_path(name):
             continue
         reason: str | None = "is not known to this splitting into rows"
         if kind.__module__.startswith("peft."):
@@ -91,16 +120,16 @@ def refuse_unknown(module: nn.Module, known: Set[str], advice: str) -> None:
 def _setting_problem(child: Any) -> str | None:
     """Says why a module of a known class cannot be cut with its settings; None where it can."""
     kind = type(child).__name__
-    if kind == "ResnetBlock2D" and (child.upsample is not None or child.downsample is not None):
-        return "changes the resolution inside a residual block"
+    if kind in _RESIDUAL and not all(isinstance(part, nn.Module | None) for part in _resampling(child)):
+        return "filters the image where it changes its resolution"
     if kind == "Upsample2D" and child.use_conv_transpose:
         return "upsamples with a transposed convolution"
-    if kind in ("Upsample2D", "Downsample2D") and not child.use_conv:
-        return "changes the resolution without a convolution"
     if kind == "Transformer2DModel" and not child.is_input_continuous:
         return "takes patches or codes instead of an image"
-    if kind.startswith(("Up", "CrossAttnUp")) and getattr(child, "s1", None):
+    if kind.removeprefix("DreamLite").startswith(("Up", "CrossAttn")) and getattr(child, "s1", None):
         return "has FreeU on, which filters the whole image's spectrum"
+    if kind == "Conv3d" and (child.kernel_size[-2] > 1 or child.stride[-2] > 1):
+        return "convolves frames and rows at once"
     mode = getattr(child, "interpolation_mode", None) or (child.mode if isinstance(child, nn.Upsample) else "nearest")
     if not mode.startswith("nearest"):
         return f"interpolates ({mode}) between rows"
@@ -120,6 +149,31 @@ def _adapter_problem(child: Any) -> str | None:
 def is_low_rank(name: str) -> bool:
     """Says whether a layer is a LoRA's, which reads what the layer beside it reads."""
     return ".lora_" in name
+
+
+def is_off_the_path(name: str) -> bool:
+    """Says whether a module of a UNet sees time, text and other conditions, but never the image."""
+    return name.startswith(_OFF_THE_PATH)
+
+
+def joins_text(attention: Any) -> bool:
+    """Says whether an attention of diffusers puts keys of the text in front of the image's."""
+    return attention.added_kv_proj_dim is not None
+
+
+def reads_text(module: nn.Module) -> bool:
+    """Says whether a model has attention to a text, which without one would attend to the image."""
+    attentions: list[Any] = [
+        child
+        for name, child in module.named_modules()
+        if type(child).__name__ == "Attention" and not is_off_the_path(name)
+    ]
+    return any(child.is_cross_attention for child in attentions)
+
+
+def reads_the_image(attention: Any) -> bool:
+    """Says whether an attention of diffusers has keys of the image, and not of the text alone."""
+    return not (attention.only_cross_attention if joins_text(attention) else attention.is_cross_attention)
 
 
 def is_causal(child: nn.Module) -> bool:
@@ -157,7 +211,29 @@ def level_change(child: nn.Module) -> int:
     kind = type(child).__name__
     if kind in ("Upsample2D", "DCUpBlock2d") or isinstance(child, nn.Upsample):
         return -1
-    return int(kind == "DCDownBlock2d" and bool(getattr(child, "downsample", False)))
+    return int(
+        isinstance(child, nn.AvgPool2d) or (kind == "DCDownBlock2d" and bool(getattr(child, "downsample", False)))
+    )
+
+
+def level_changes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Says after which modules the image has another number of rows, with the changes that `level_change` returns.
+
+    A residual block may resample both of its branches, each before a convolution. There the first convolution of the
+    main branch counts, and nothing else: only the norm behind it asks how many rows there are.
+    """
+    changes = {name: change for name, child in modules.items() if (change := level_change(child))}
+    for name, child in modules.items():
+        if type(child).__name__ in _RESIDUAL and any(part is not None for part in _resampling(child)):
+            inside = (f"{name}.upsample", f"{name}.downsample")
+            changes = {place: change for place, change in changes.items() if not place.startswith(inside)}
+            changes[f"{name}.conv1"] = -1 if child.upsample is not None else 1  # type: ignore[union-attr]
+    return changes
+
+
+def _resampling(block: Any) -> tuple[Any, Any]:
+    """Returns what changes the resolution inside a residual block: up and down, None where it does not."""
+    return block.upsample, block.downsample
 
 
 def halves_evenly(module: nn.Module) -> bool:
@@ -172,6 +248,8 @@ def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:
         inside = [f"{name}.{part}" for part, _ in child.named_children()]
         if type(child).__name__ == "Upsample2D" or getattr(child, "interpolate", None) is True:
             names.update(inside)
+        if type(child).__name__ in _RESIDUAL and _resampling(child)[0] is not None:
+            names.add(f"{name}.conv1")
         if isinstance(child, nn.Sequential):
             names.update(after for before, after in pairwise(inside) if isinstance(modules[before], nn.Upsample))
     return names

@@ -19,15 +19,16 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Stage, attend_through, predict_through
+from partsong.parallel.attention_call import AttentionShape, Stage, attend_through, predict_through
 from partsong.parallel.cuts.linear_attention import TokenSumHook, sum_over_ranks
+from partsong.parallel.cuts.row_attention import call_over_rows
 from partsong.parallel.cuts.row_blocks import (
     border_rows,
     check_convolution,
     doubled_columns,
     is_causal,
     is_low_rank,
-    level_change,
+    level_changes,
 )
 from partsong.parallel.hooks.model_hooks import (
     AroundHook,
@@ -103,6 +104,7 @@ class RowSplit:
         borders: how they come to know of each other's rows.
         stages: the attention stages, outermost first.
         is_attention: says whether the module of a name is a self-attention over the image.
+        joins_text: says whether it also has keys of a text, in front of the image's.
         input_name: what the module takes, in messages.
     """
 
@@ -114,8 +116,9 @@ class RowSplit:
         stages: Sequence[Stage],
         is_attention: Callable[[str], bool],
         input_name: str = "latent",
+        joins_text: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self.input_name = input_name
+        self.input_name, self.joins_text = input_name, joins_text
         self.module, self.axis, self.borders, self.stages = module, axis, borders, tuple(stages)
         self.is_attention = is_attention
         self.levels = RowLevels((axis.size,), axis.size)
@@ -156,29 +159,32 @@ class RowSplit:
         return slice(starts[self.axis.index], starts[self.axis.index + 1])
 
     def attach(self, hooks: HookSet, skip: Sequence[str] = ()) -> None:
-        """Puts the hooks on all layers but those whose names are in `skip`."""
+        """Puts the hooks on all layers but those in the modules whose names are in `skip`."""
         modules = dict(self.module.named_modules())
-        doubled = doubled_columns(modules)
+        doubled, changes = doubled_columns(modules), level_changes(modules)
         for name, child in modules.items():
-            if name in skip:
+            if any(name == place or name.startswith(f"{place}.") for place in skip):
                 continue
-            if border_rows(child):
-                check_convolution(name, child)
-                convolve = self._convolve_frames if is_causal(child) else self._convolve
-                hooks.add(child, self._around(convolve, child, self._number(), name in doubled), "rows")
-                if int(child.stride[-2]) > 1 and not is_low_rank(name):  # type: ignore[index]
-                    hooks.add(child, OutputHook(self._changed(1)), "rows-level")
-            elif isinstance(child, nn.GroupNorm):
-                hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
-            elif level_change(child):
-                hooks.add(child, OutputHook(self._changed(level_change(child))), "rows")
-            elif hasattr(child, "apply_linear_attention"):
-                check = InputHook(self._check_sums(name, child), signature_of(child))
-                hooks.add(child, check, "rows-input")
-                hooks.add(child, TokenSumHook(self._summed, name), "rows")
-            elif self.is_attention(name):
-                attend = self._attention(self._number(), name)
-                hooks.add(child, AttentionHook(attend, name), "rows")
+            self._hook(hooks, name, child, name in doubled)
+            halves = border_rows(child) > 0 and int(child.stride[-2]) > 1 and not is_low_rank(name)  # type: ignore[index]
+            change = changes.get(name, int(halves))
+            if change:
+                hooks.add(child, OutputHook(self._changed(change)), "rows-level")
+
+    def _hook(self, hooks: HookSet, name: str, child: nn.Module, doubled: bool) -> None:
+        """Puts the hooks on one layer that looks across rows; others need none."""
+        if border_rows(child):
+            check_convolution(name, child)
+            convolve = self._convolve_frames if is_causal(child) else self._convolve
+            hooks.add(child, self._around(convolve, child, self._number(), doubled), "rows")
+        elif isinstance(child, nn.GroupNorm) and not name.endswith(".norm_cross"):  # that one sees the text alone
+            hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
+        elif hasattr(child, "apply_linear_attention"):
+            hooks.add(child, InputHook(self._check_sums(name, child), signature_of(child)), "rows-input")
+            hooks.add(child, TokenSumHook(self._summed, name), "rows")
+        elif self.is_attention(name):
+            attend = self._attention(self._number(), name, self.joins_text(name))
+            hooks.add(child, AttentionHook(attend, name), "rows")
 
     def _number(self) -> int:
         self._layers += 1
@@ -267,23 +273,15 @@ class RowSplit:
         # Frames may be folded into the first dimension, so its length is no number of samples.
         return tensor.nbytes // self.batch
 
-    def _attention(self, layer: int, name: str) -> Attend:
+    def _attention(self, layer: int, name: str, joined: bool) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-            rows = self.levels.sizes(self.level)
-            mine = rows[self.axis.index]
-            if query.shape[2] != key.shape[2] or query.shape[2] % mine:
-                raise UnsupportedError(
-                    f"{name}: attends {query.shape[2]} queries to {key.shape[2]} keys where this rank holds {mine} "
-                    "rows; this call form cannot be cut"
-                )
-            if mask is not None:
-                raise UnsupportedError(f"{name}: attention masks are not supported over rows")
-            sizes = tuple(count * (query.shape[2] // mine) for count in rows)
-            shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), sizes)
+            given, rows, index = (query, key, value, mask, scale), self.levels.sizes(self.level), self.axis.index
+            call = call_over_rows(name, layer, given, rows=rows, index=index, joined=joined)
+            shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), call.sizes)
             # Not per sample: perturbed attention leaves some samples out, so theirs may be fewer than the batch's.
-            self.shapes.append(AttentionShape(len(query), *shape, self.axis.index, layer=layer))
-            call = AttentionCall(layer, query, key, value, sizes, self.axis.index, None, scale)
-            return attend_through(self.stages, call)
+            self.shapes.append(AttentionShape(len(query), *shape, index, layer=layer, runs=call.runs))
+            out = attend_through(self.stages, call)
+            return out[:, :, call.q.shape[2] - query.shape[2] :] if joined else out
 
         return attend
 

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
-from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
+from partsong.parallel.cuts.row_blocks import (
+    UNET_ADVICE,
+    UNET_BLOCKS,
+    halves_evenly,
+    is_off_the_path,
+    joins_text,
+    reads_text,
+    reads_the_image,
+    refuse_unknown,
+)
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import gather_tokens
@@ -37,11 +46,19 @@ class RowParallel(Cut):
         self.module, self.adapter = module, adapter
         self.axis = mesh.axis(*TOKEN_AXES)
         self.stages, self.borders = stages, borders
-        is_attention = lambda name: adapter.streams_of(name) is not None  # noqa: E731
-        self.split = RowSplit(module, self.axis, borders, stages, is_attention)
+        joins = lambda name: joins_text(module.get_submodule(name))  # noqa: E731
+        self.split = RowSplit(module, self.axis, borders, stages, self._is_attention, joins_text=joins)
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
+        self._even, self._reads_text = halves_evenly(module), reads_text(module)
         self._row_bytes = 0
+
+    def _is_attention(self, name: str) -> bool:
+        """Says whether a module is a self-attention over the image."""
+        if self.adapter.streams_of(name) is None:
+            return False
+        child = self.module.get_submodule(name)
+        return type(child).__name__ == "Attention" and reads_the_image(child)
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the cutting, gathering and layer hooks on the module.
@@ -52,16 +69,26 @@ class RowParallel(Cut):
         assert self.adapter.splits is not None and self.adapter.gather is not None
         refuse_unknown(self.module, UNET_BLOCKS, UNET_ADVICE)
         entry = next(path for path in self.adapter.splits if path)
-        self.split.attach(hooks, skip=(entry,))
+        aside = [name for name, _ in self.module.named_children() if is_off_the_path(name)]
+        self.split.attach(hooks, skip=(entry, *aside))
         hooks.add(self.module.get_submodule(entry), OutputHook(self._cut), "split-output")
         hooks.add(self.module.get_submodule(next(iter(self.adapter.gather))), OutputHook(self._gather), "gather")
         signature = signature_of(self.module)
         hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
 
     def begin_forward(self, sample: Tensor) -> None:
-        """Lays the rows of a call out over the ranks."""
-        batch, _, height, _ = sample.shape
-        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, batch)
+        """Lays the rows of a call out over the ranks.
+
+        Raises:
+            UnsupportedError: there are too few rows for the ranks, or blocks that take rows in pairs get an odd number.
+        """
+        height, factor = sample.shape[-2], 1 << len(self._paddings)
+        if self._even and height % factor:
+            raise UnsupportedError(
+                f"{self.adapter.model}: {height} rows are no multiple of {factor}, and its blocks put rows together in "
+                "pairs; use a height that halves evenly"
+            )
+        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, len(sample))
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
@@ -74,6 +101,13 @@ class RowParallel(Cut):
             raise UnsupportedError(
                 f"{self.adapter.model}: ip_adapter_masks were given, which cross-attention would stretch over this "
                 "rank's rows; leave them out, or use CfgParallel or DataParallel"
+            )
+        # Where the text is made of a picture's embedding, there is none to give.
+        is_given = getattr(self.module, "config", {}).get("encoder_hid_dim_type") == "image_proj"
+        if self._reads_text and not is_given and named.get("encoder_hidden_states") is None:
+            raise UnsupportedError(
+                f"{self.adapter.model}: encoder_hidden_states were not given, and what attends to a text would attend "
+                "to this rank's rows instead; give them, or use CfgParallel or DataParallel"
             )
         cuts = self.adapter.splits or {}
         for name in cuts.get("", {}):
@@ -94,7 +128,8 @@ class RowParallel(Cut):
         return image[:, :, self.split.own].contiguous()
 
     def _gather(self, rows: Tensor) -> Tensor:
-        self._row_bytes = rows[0, :, 0].nbytes
+        # Frames may be folded into the batch.
+        self._row_bytes = rows[:, :, 0].nbytes // self.split.batch
         sizes = self.split.levels.sizes(0)
         return gather_tokens(self.axis, rows, sizes, 2, name="gather of the output rows").contiguous()
 

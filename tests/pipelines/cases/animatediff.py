@@ -24,7 +24,7 @@ from tests.pipelines.cases import stable_diffusion, stable_diffusion_xl
 from tests.pipelines.cases.stable_diffusion import WIDTH, control
 from tests.pipelines.parts import kl_autoencoder
 
-FRAMES, SIDE = 3, 32
+FRAMES, SIDE = 3, 48
 
 
 def _motion(unet: Any = None) -> UNetMotionModel:

@@ -40,7 +40,7 @@ def _call(samples: int) -> dict[str, Any]:
         "prompt": "a fox",
         "num_images_per_prompt": samples,
         "text_pad_embedding": noise(_TEXT, seed=1),
-        "height": 64,
+        "height": 96,
         "width": 64,
         "num_inference_steps": 2,
         "output_type": "latent",

@@ -46,8 +46,6 @@ BLOCKS: dict[str, Any] = {
     "resnet_time_scale_shift": "scale_shift",
     "out_channels": 8,
 }
-TOKENS = ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp")
-_UNKNOWN = dict.fromkeys(TOKENS, "is not known to this splitting into rows")
 
 
 def movq() -> VQModel:
@@ -195,7 +193,7 @@ _PRIORS: dict[Any, Any] = {
 
 def _decoder(kind: Any, build: Any, call: Any) -> Case:
     samples = 1 if "InpaintCombined" in kind.__name__ else 2
-    return Case(name=kind.__name__, build=build, call=call, samples=samples, refused=_UNKNOWN)
+    return Case(name=kind.__name__, build=build, call=call, samples=samples)
 
 
 HERE = (

@@ -39,8 +39,8 @@ def _pipe() -> Any:
 def _call(samples: int) -> dict[str, Any]:
     return {
         "image": noise(samples, 3, 32, 32, seed=5).sigmoid(),
-        "height": 32,
-        "width": 32,
+        "height": 48,
+        "width": 48,
         "num_frames": 3,
         "num_inference_steps": 2,
         "output_type": "latent",
