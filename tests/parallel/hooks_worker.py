@@ -11,7 +11,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.utils import logging
 from torch import Tensor, nn
 
-from partsong import DisplacedPatch, SyncPatch, parallelize
+from partsong import DisplacedPatch, Mesh, SyncPatch, parallelize
 from tests.parallel.ranks import gathered
 from tests.parallel.unets import UNETS
 from tests.pipelines.case import denoisers, distance
@@ -50,7 +50,8 @@ def notes_after_another_call() -> list[bool]:
 def wrapped(hows: list[tuple[str, str]]) -> dict[tuple[str, str], list[float]]:
     """How far a pipeline under a plan is from itself alone, where others have wrapped its layers before or since."""
     logging.set_verbosity_error()
-    return {how: gathered(_wrapped(*how)) for how in hows}
+    with Mesh(data=2):  # keeps the ranks connected from one plan to the next
+        return {how: gathered(_wrapped(*how)) for how in hows}
 
 
 def _wrapped(name: str, how: str) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.kernels import group_norm_apply, group_norm_stats
@@ -192,7 +193,14 @@ class RowSplit:
 
     def _around(self, compute: Callable[..., Tensor], layer: Any, *settings: Any) -> AroundHook:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
-            return compute(layer, *settings, *named.values())
+            def with_weights(weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return compute(layer, *settings, weight, bias, *named.values())
+
+            if getattr(forward, "__func__", None) is type(layer).forward:
+                return with_weights(layer.weight, layer.bias)
+            # Others have wrapped the layer, and fetch its weights or change their type in that call.
+            with _InPlaceOfLayer(with_weights):
+                return forward(*named.values())
 
         return AroundHook(run, signature_of(layer))
 
@@ -203,7 +211,9 @@ class RowSplit:
 
         return change
 
-    def _convolve(self, conv: nn.Conv2d, layer: int, doubled: bool, x: Tensor) -> Tensor:
+    def _convolve(
+        self, conv: nn.Conv2d, layer: int, doubled: bool, weight: Tensor, bias: Tensor | None, x: Tensor
+    ) -> Tensor:
         """Computes the convolution of this rank's rows, with the rows around them."""
         padding, stride = int(conv.padding[0]), conv.stride[0]
         if stride > 1 and padding == 0:  # the row of zeros put below by the caller stands for the next rank's first
@@ -212,15 +222,24 @@ class RowSplit:
             reach, edge = border_rows(conv) - padding - (stride - 1), padding
         whole = self._framed(x, layer, doubled, padding, reach, edge)
         pad = (0, int(conv.padding[1]))
-        return F.conv2d(whole, conv.weight, conv.bias, conv.stride, pad, conv.dilation, conv.groups)
+        return F.conv2d(whole, weight, bias, conv.stride, pad, conv.dilation, conv.groups)
 
-    def _convolve_frames(self, conv: Any, layer: int, doubled: bool, x: Tensor, past: Tensor | None = None) -> Tensor:
+    def _convolve_frames(
+        self,
+        conv: Any,
+        layer: int,
+        doubled: bool,
+        weight: Tensor,
+        bias: Tensor | None,
+        x: Tensor,
+        past: Tensor | None = None,
+    ) -> Tensor:
         """Computes a convolution over frames too, `[B, C, T, H, W]`, which sees past frames but no later ones."""
         columns, _, rows, _, frames, _ = conv._padding
         if past is not None and frames:
             x, frames = torch.cat([past, x], dim=2), frames - past.shape[2]
         whole = F.pad(self._framed(x, layer, doubled, rows, rows, rows), (columns, columns, 0, 0, frames, 0))
-        return F.conv3d(whole, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+        return F.conv3d(whole, weight, bias, conv.stride, 0, conv.dilation, conv.groups)
 
     def _framed(self, x: Tensor, layer: int, doubled: bool, padding: int, reach: int, edge: int) -> Tensor:
         """Puts this rank's rows between `padding` from above and `reach` from below, with `edge` zeros at the end."""
@@ -244,12 +263,14 @@ class RowSplit:
         ghosts = self.borders.ghosts(layer, *thin)
         return [None if rows is None else _repeated(rows, every, width) for rows in ghosts]
 
-    def _normalise(self, norm: nn.GroupNorm, layer: int, x: Tensor) -> Tensor:
+    def _normalise(
+        self, norm: nn.GroupNorm, layer: int, weight: Tensor | None, bias: Tensor | None, x: Tensor
+    ) -> Tensor:
         """Computes the group norm with the statistics of the whole image."""
         own = group_norm_stats(x, norm.num_groups)
         self.moves.append(_Move(everyone=2 * self._per_sample(own[0])))
         mean, var = self.borders.statistics(layer, own, self.levels.sizes(self.level))
-        return group_norm_apply(x, mean, var, norm.weight, norm.bias, norm.eps)
+        return group_norm_apply(x, mean, var, weight, bias, norm.eps)
 
     def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
         """Refuses linear attention over few positions, which is computed another way; on all ranks alike."""
@@ -302,3 +323,18 @@ class RowSplit:
 
 def _repeated(rows: Tensor, every: int, width: int) -> Tensor:
     return rows if every == 1 else rows.repeat_interleave(every, dim=-1)[..., :width]
+
+
+class _InPlaceOfLayer(TorchFunctionMode):
+    """Computes a layer's convolution or group norm in another way, with the weights that the layer would have used."""
+
+    def __init__(self, compute: Callable[[Tensor | None, Tensor | None], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = {F.conv2d: 1, F.conv3d: 1, F.group_norm: 2}.get(func)
+        if first is None:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("weight", "bias"), args[first : first + 2], strict=False)) | (kwargs or {})
+        return self.compute(named["weight"], named["bias"])
