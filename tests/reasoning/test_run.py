@@ -242,6 +242,49 @@ def test_a_replay_is_the_run(tmp_path: Path, strategy: str) -> None:
     assert silent.asked == []
 
 
+async def _early(journal: Journal, budget: Budget | None = None) -> tuple[Answer, int]:
+    run = Run(engine(chunk=1), seed=4, journal=journal, budget=budget)
+    answer = await self_consistency(run, "q", extract=final_number, num=16)
+    return answer, run.spending.tokens
+
+
+def test_a_finished_run_with_an_early_stop_keeps_its_bill(tmp_path: Path) -> None:
+    """Run again, it makes no call; the tokens of the calls that it cancelled the first time stay on the bill."""
+    bills = []
+    for replay in (False, False, True):
+        with Journal(tmp_path / "j.db", replay=replay) as journal:
+            (answer, _), _ = run_virtual(_early(journal))
+            bills.append({key: answer.summary[key] for key in ("tokens_total", "tokens_cancelled", "tokens_accepted")})
+    assert bills[0]["tokens_cancelled"] > 0
+    assert bills == [bills[0]] * 3
+
+
+def test_a_resumed_budget_counts_cancelled_tokens_once(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.db") as journal:
+        (first, spent), _ = run_virtual(_early(journal))
+        assert spent == first.summary["tokens_total"]
+        for _ in range(2):
+            (again, spent), _ = run_virtual(_early(journal, Budget(tokens=10_000)))
+            assert spent == again.summary["tokens_total"] == first.summary["tokens_total"]
+
+
+def test_a_call_made_again_carries_what_was_cut_off(tmp_path: Path) -> None:
+    async def one(journal: Journal, seconds: float | None) -> Any:
+        budget = None if seconds is None else Budget(seconds=seconds)
+        run = Run(
+            ScriptedEngine(lambda *_: Line(text="a b c d"), chunk=1, seconds_per_token=1.0),
+            journal=journal,
+            budget=budget,
+        )
+        return (await run.call(ASK, path=("a",))).usage
+
+    with Journal(tmp_path / "j.db") as journal:
+        with pytest.raises(BudgetError):
+            run_virtual(one(journal, 2.5))
+        usage, _ = run_virtual(one(journal, None))
+    assert (usage.completion, usage.wasted) == (4, 2)
+
+
 def test_a_replay_of_something_else_is_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j.db") as journal:
         run_virtual(Run(engine(), journal=journal).call(ASK, path=("a",)))

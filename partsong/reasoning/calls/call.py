@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from partsong.reasoning.calls.text_tree import Part, Piece, flat_text, pieces_of, shape_of
@@ -110,6 +110,23 @@ class Usage:
     completion: int = 0
     wasted: int = 0
     reported: bool = True
+
+    def after(self, cut: Usage, *, is_cut: bool) -> Usage:
+        """Adds what an earlier attempt at the same call had spent when it was cut off.
+
+        Args:
+            cut: usage of the earlier attempt.
+            is_cut: whether this one was cut off too, so that both are tokens of a call without an answer.
+        """
+        kept, lost = (cut.completion, cut.wasted) if is_cut else (0, cut.completion + cut.wasted)
+        return replace(
+            self,
+            prompt=self.prompt + cut.prompt,
+            cached=self.cached + cut.cached,
+            completion=self.completion + kept,
+            wasted=self.wasted + lost,
+            reported=self.reported and (cut.reported or not cut.completion),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.calls.call import Completion, Request
+from partsong.reasoning.calls.call import Completion, Request, Usage
 
 __all__ = ["CallGraph", "CallNode"]
 
@@ -26,6 +26,7 @@ class CallNode:
         start: seconds from the beginning of the run to that of the call.
         end: seconds from the beginning of the run to the end of the call.
         replayed: whether it was in the journal.
+        cut: what an earlier attempt spent, which the journal keeps where a run was resumed; None where there was none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class CallNode:
     start: float = 0.0
     end: float | None = None
     replayed: bool = False
+    cut: Usage | None = None
 
     @property
     def tokens(self) -> int:

@@ -138,6 +138,7 @@ class Run:
                 raise ArgumentError(
                     f"{replay.path} does not hold call {name} of run {self.name}, so it cannot be replayed"
                 )
+            node.cut = None if kept is None else kept.completion.usage
             return await self._make(node, halt)
         finally:
             if node.end is None:  # the call failed
@@ -192,8 +193,11 @@ class Run:
 
     async def _end(self, node: CallNode, state: State, completion: Completion) -> Completion:
         """Keeps the completion of a call. It is on the disk before anybody sees it."""
-        node.completion, node.end = replace(completion, source=node.name), self.spending.seconds
-        self.spending.done(node.name, completion.usage)
+        usage = completion.usage
+        self.spending.done(node.name, usage)  # an earlier attempt has been counted when the run was resumed
+        if node.cut is not None:
+            usage = usage.after(node.cut, is_cut=state != "complete")
+        node.completion, node.end = replace(completion, source=node.name, usage=usage), self.spending.seconds
         if (ledger := active()) is not None:
             ledger.count(tokens=completion.usage.completion, seconds_compute=node.end - node.start)
             ledger.step(call=node.name, finish=completion.finish, **asdict(completion.usage))
