@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(1 if result.get("answer", "") is None else 0)  # a question without an answer is no success
 
 
 def _run(options: Any) -> dict[str, Any]:

@@ -33,7 +33,11 @@ class Exchange:
     async def status(self, code: int, body: Any, **headers: str) -> None:
         """A whole answer; `body` is sent as it is if it is text."""
         payload = (body if isinstance(body, str) else json.dumps(body)).encode()
-        lines = [f"HTTP/1.1 {code} X", "content-type: application/json", f"content-length: {len(payload)}"]
+        lines = [
+            f"HTTP/1.1 {code} X",
+            f"content-type: {headers.pop('content_type', 'application/json')}",
+            f"content-length: {len(payload)}",
+        ]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
         await self.writer.drain()

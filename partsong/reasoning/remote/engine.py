@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,13 @@ from partsong.reasoning.calls.call import Completion, Message, Request
 from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.dialect import Dialect, Endpoint, joined
-from partsong.reasoning.remote.errors import ModelNotServedError, RemoteError, RequestRefusedError, StalledError
+from partsong.reasoning.remote.errors import (
+    GarbledError,
+    ModelNotServedError,
+    RemoteError,
+    RequestRefusedError,
+    StalledError,
+)
 from partsong.reasoning.remote.faults import named_faults, stalled
 from partsong.reasoning.remote.reply import Reply, ReplyPart
 from partsong.reasoning.remote.think_tags import THINK_TAGS, check_tags
@@ -238,8 +245,12 @@ class OpenAIEngine:
                     self.dialect.path, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
                 )
                 try:
-                    if "json" in stream.response.headers.get("content-type", ""):  # it does not stream
+                    kind = stream.response.headers.get("content-type", "")
+                    if "json" in kind:  # it does not stream
                         reply.add(json.loads(await stream.response.aread()))
+                    elif "html" in kind:
+                        page = (await stream.response.aread()).decode(errors="replace")
+                        raise GarbledError(f"{self.base_url} sent a web page where an answer was due: {_start(page)}")
                     async for event in stream:
                         reporter.report(reply.add(event))
                         began = True
@@ -317,6 +328,11 @@ class OpenAIEngine:
         if self._loop is asyncio.get_running_loop():
             self._loop = None
             await self._loop_client.close()
+
+
+def _start(page: str) -> str:
+    """Returns the first words of a page, such as those of a form to log in, without its tags."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())[:200]
 
 
 def _name(endpoint: str, model: str, extra: Mapping[str, Any], tags: tuple[str, str] | None) -> str:

@@ -45,6 +45,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
         RemoteError: replaces the client's errors. These are not chained to it, because they hold the request, and with
             it the key.
     """
+    import httpx2
     import openai
 
     try:
@@ -52,6 +53,8 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     except openai.APITimeoutError as error:
         raise UnreachableError(f"{where} does not take connections: {clean(_root(error))}; is it up?") from None
     except openai.APIConnectionError as error:
+        raise _connection_error(where, clean(_root(error)), began()) from None
+    except httpx2.TransportError as error:  # the client leaves these as they are where a body is read late
         raise _connection_error(where, clean(_root(error)), began()) from None
     except openai.APIStatusError as error:
         raise _status_error(where, error.status_code, clean(_words(error)), error.response.headers) from None
@@ -62,7 +65,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
 
 
 def _connection_error(where: str, words: str, began: bool) -> RemoteError:
-    if began or "disconnected" in words or "ReadError" in words:
+    if began or any(sign in words for sign in ("disconnected", "ReadError", "without sending complete")):
         return DroppedError(f"{where} dropped the connection: {words}")
     return UnreachableError(f"{where} cannot be reached: {words}; is the server up, and base_url right?")
 

@@ -22,6 +22,9 @@ __all__ = ["ReplyPart", "Reply", "estimated_tokens"]
 
 _LOG = logging.getLogger(__name__)
 
+#: More tokens than one answer or prompt has: a server that reports more has miscounted.
+_MOST_TOKENS = 10_000_000
+
 #: The reasons that servers give for the end of an answer.
 _STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed"}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens"}
@@ -58,6 +61,7 @@ class Reply:
     def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
         self.request, self.think_tags = request, think_tags
         self.tokens = 0
+        self._events = self._messages = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._drawn: list[DrawnToken] = []
@@ -73,6 +77,7 @@ class Reply:
         """
         if not isinstance(event, Mapping):
             raise GarbledError(f"the server sent {_short(event)} where an object was due")
+        self._events += 1
         if event.get("error"):
             raise ServerFailedError(f"the server failed in the middle of an answer: {_short(event['error'])}")
         if isinstance(event.get("usage"), Mapping):
@@ -86,9 +91,15 @@ class Reply:
         return self._choice(choices[0]) if choices else ReplyPart()
 
     def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
+        said = [name for name in ("delta", "message", "text") if choice.get(name) is not None]
+        self._messages += len(said)
         message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         if not isinstance(message, Mapping):
             raise GarbledError(f"the server sent {_short(message)} where a message was due")
+        if self._reason is not None:  # the answer has ended; some servers send an empty piece after it
+            if message.get("content"):
+                _LOG.warning("the server sent %s after the end of the answer, which is left out", _short(message))
+            return ReplyPart()
         text, thought = _parts(message.get("content"))
         hidden = [message.get(name) for name in ("reasoning_content", "reasoning")]
         thought += next((part for part in hidden if isinstance(part, str)), "")  # some servers send the same in both
@@ -108,9 +119,12 @@ class Reply:
         Raises:
             DroppedError: the server never said that the answer had ended.
             WithheldError: the server's content filter withheld the answer.
-            GarbledError: the answer ended for an unknown reason.
+            GarbledError: there was no message, or the answer ended for an unknown reason.
             RequestRefusedError: log-probabilities were asked for and did not come.
         """
+        if not self._messages:
+            what = "no message in its choice" if self._reason is not None else "no choice"
+            raise GarbledError(f"the server sent {self._events} events and {what}; is base_url that of an API?")
         text, hidden = without_thoughts("".join(self._texts), self.think_tags)
         thoughts = "".join(self._thoughts) or hidden
         usage, reasoned = self._token_counts()
@@ -143,6 +157,9 @@ class Reply:
         """Returns the server's token counts and its tokens of hidden reasoning; estimates where it does not count."""
         reported = self._usage or {}
         prompt, completion = _count(reported.get("prompt_tokens")), _count(reported.get("completion_tokens"))
+        if max(prompt or 0, completion or 0) > _MOST_TOKENS:
+            _LOG.warning("the server reports %s, which nobody wrote; tokens are estimated", _short(dict(reported)))
+            prompt = completion = None
         if prompt is None or completion is None or (self.tokens and not completion):
             chat = sum(estimated_tokens(message.text) + 4 for message in self.request.messages)
             whole = estimated_tokens("".join((*self._texts, *self._thoughts)))

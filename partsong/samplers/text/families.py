@@ -62,7 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         adapter=_blocks("llada2", 32),
-        model_types=("llada2_moe",),
+        model_types=("llada2_moe", "llada21_moe"),
         architectures=("LLaDA2MoeModelLM",),
         mask_token_id=156895,
         end_token_ids=(156892,),

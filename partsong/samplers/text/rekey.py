@@ -57,7 +57,7 @@ _IDLE = frozenset(
     initializer_range attention_dropout output_attentions output_hidden_states output_router_logits
     router_aux_loss_coef bos_token_id eos_token_id pad_token_id sep_token_id mask_token_id decoder_start_token_id
     tokenizer_class task_specific_params problem_type id2label label2id finetuning_params gradient_checkpointing
-    max_position_embeddings pretraining_tp partsong_adapter
+    max_position_embeddings pretraining_tp partsong_adapter attn_implementation
     """.split()  # noqa: SIM905
 )
 

@@ -83,6 +83,7 @@ def _check_llada(fields: Fields) -> None:
     # Dropout is off in eval mode, and a rotation in float32 is the same rotation, rounded later.
     fields.ignore("residual_dropout", "embedding_dropout", "alibi_bias_max", "attention_layer_norm_with_affine")
     fields.ignore("flash_attention", "precision", "rope_full_precision", "mlp_ratio", "mlp_hidden_size")
+    fields.ignore("train_max_sequence_length")  # what Fast-dLLM's code saves and no forward reads
     fields.refuse_unread()
 
 

@@ -169,16 +169,18 @@ def qwen_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 CHECKPOINTS: dict[str, tuple[dict[str, Any], Any, Published, str]] = {
     "llada": (LLADA, llada_shapes, published.llada, "llada"),
     "llada-variant": (
-        LLADA | {"weight_tying": True, "n_kv_heads": 2, "scale_logits": True}, llada_shapes, published.llada, "llada",
+        LLADA | {"weight_tying": True, "n_kv_heads": 2, "scale_logits": True, "train_max_sequence_length": 64},
+        llada_shapes, published.llada, "llada",
     ),
     "llada-moe": (LLADA_MOE, qwen_shapes, published.qwen, "llada-moe"),
     "llada2": (LLADA2, llada2_shapes, published.llada2, "llada2"),
     "llada2-variant": (
-        LLADA2 | {"use_qkv_bias": True, "moe_router_enable_expert_bias": False, "num_experts_per_tok": 1},
+        LLADA2 | {"model_type": "llada21_moe", "use_qkv_bias": True, "moe_router_enable_expert_bias": False}
+        | {"num_experts_per_tok": 1},
         llada2_shapes, published.llada2, "llada2",
     ),
     "dream": (DREAM, qwen_shapes, published.qwen, "dream"),
-    "sdar": (SDAR, qwen_shapes, published.qwen, "sdar"),
+    "sdar": (SDAR | {"attn_implementation": "flash_attention_2"}, qwen_shapes, published.qwen, "sdar"),
     "sdar-moe": (SDAR_MOE, qwen_shapes, published.qwen, "sdar"),
     "fast-dllm-v2": (FAST_DLLM, qwen_shapes, published.qwen, "fast-dllm-v2"),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from partsong.samplers.text.model import TextAdapter
         ("llada", "LLaDAMoEModelLM", "llada-moe"),
         ("lladamoe", "LLaDAMoEModel", "llada-moe"),
         ("llada2_moe", "LLaDA2MoeModelLM", "llada2"),
+        ("llada21_moe", "LLaDA2MoeModelLM", "llada2"),
         ("Dream", "DreamModel", "dream"),
         ("sdar", "SDARForCausalLM", "sdar"),
         ("sdar_moe", "SDARMoeForCausalLM", "sdar"),
