@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,47 @@ def test_python_examples_name_what_exists(path: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module:
                 module = importlib.import_module(node.module)
                 assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def examples() -> list[tuple[str, int, str]]:
+    """Every Python block: its page, its number there, and its text."""
+    blocks = []
+    for path in PAGES:
+        bodies = [body for language, body in FENCE.findall(path.read_text(encoding="utf-8")) if language == "python"]
+        blocks += [(name(path), number, body) for number, body in enumerate(bodies)]
+    return blocks
+
+
+#: Blocks that are not run here, and why.
+NOT_RUN = {
+    ("docs/engines.md", 0): "asks a server",
+    ("docs/engines.md", 2): "starts llama.cpp on a file of 4-bit weights",
+    ("docs/scale.md", 0): "evaluates a task file of the user's",
+    ("docs/scale.md", 2): "asks 50 questions of two engines on a cluster",
+    ("docs/thinking-eval.md", 0): "asks 100 questions three times",
+    ("docs/thinking-eval.md", 1): "draws 64 answers to 100 questions",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "body"),
+    [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in examples() if block[:2] not in NOT_RUN],
+)
+def test_python_examples_run_as_printed(
+    page: str, number: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    if "launch(" in body:  # its ranks import the file
+        script = tmp_path / "example.py"
+        script.write_text(body)
+        subprocess.run([sys.executable, str(script)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        return
+    exec(compile(body, f"{page}, example {number}", "exec"), {"__name__": "__main__"})
+
+
+def test_examples_that_are_not_run_are_there() -> None:
+    assert NOT_RUN.keys() <= {block[:2] for block in examples()}
 
 
 @pytest.mark.parametrize(("page", "args"), runs(), ids=lambda value: value if isinstance(value, str) else None)

@@ -32,15 +32,14 @@ def video(options: Video) -> dict[str, Any]:
     _check(options)
     source = find_pipeline(options.model)
     shared = job_fields(options, source, nproc)
-    if options.frames is not None:
-        shared["arguments"]["num_frames"] = options.frames
+    frames = options.frames or shared["arguments"].get("num_frames")
     journal = None if options.journal is None else Path(options.journal)
     if journal is not None:
         _keep(options, journal, shared["strategies"])
     # Imported last because it takes seconds; everything above fails sooner.
     from partsong.jobs.videos import VideoJob, run_video
 
-    measured = run_on_ranks(run_video, nproc, VideoJob(**shared, fps=options.fps, journal=journal))
+    measured = run_on_ranks(run_video, nproc, VideoJob(**shared, fps=options.fps, num_frames=frames, journal=journal))
     return make_result("video", options, nproc, measured)
 
 
@@ -52,6 +51,8 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['seconds']:.2f} s ({result['frames_per_second']:.1f} frames/s, the first after "
         f"{result['first_frame_seconds']:.2f} s)"
     ]
+    if result["frames_cut"]:
+        lines.append(f"the model makes no {result['frames']} frames: {result['frames_cut']} more were sampled and cut")
     lines += comparison_lines(result, "frames")
     if result["facts_read"] is not None:
         lines.append(

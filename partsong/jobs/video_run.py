@@ -24,7 +24,8 @@ class VideoRun:
         frames: each part `[F, H, W, 3]` in [0, 1], kept to be scored and compared; empty on ranks that decode nothing.
         borders: the number of the first frame of each part after the first.
         times: seconds after which each part was there.
-        num_frames: how many frames were decoded.
+        num_frames: how many frames were delivered.
+        num_cut: how many more were sampled, and left out at the end.
         seconds: wall time.
     """
 
@@ -32,6 +33,7 @@ class VideoRun:
     borders: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     num_frames: int = 0
+    num_cut: int = 0
     seconds: float = 0.0
 
     @property
@@ -47,6 +49,7 @@ def sample_video(
     journal: Path | None = None,
     writer: VideoWriter | None = None,
     keeps: bool = True,
+    num_frames: int | None = None,
 ) -> VideoRun:
     """Samples one video.
 
@@ -56,6 +59,7 @@ def sample_video(
         journal: see `partsong.samplers.stream`.
         writer: takes the frames as they come, and is closed at the end even if sampling fails.
         keeps: whether to keep the frames.
+        num_frames: how many frames to deliver; those beyond it are left out. None delivers all.
 
     Raises:
         ArgumentError: the pipeline refuses the value of an argument.
@@ -64,6 +68,11 @@ def sample_video(
     try:
         for part in _parts(target, {**arguments, "output_type": "np"}, journal):
             if part is None:
+                continue
+            room = len(part) if num_frames is None else num_frames - run.num_frames
+            run.num_cut += max(len(part) - room, 0)
+            part = part[:room]
+            if not len(part):
                 continue
             run.times.append(time.perf_counter() - start)
             if run.num_frames:

@@ -19,6 +19,7 @@ from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
 from partsong.samplers.generate import check_arguments
+from partsong.samplers.long_video.frame_counts import frames_to_sample
 from partsong.seeds import generators
 from partsong.videos import VideoWriter
 
@@ -31,10 +32,13 @@ class VideoJob(SamplingJob):
 
     Attributes:
         fps: frames per second of the video.
+        num_frames: how many frames to deliver; more are sampled where the model cannot make this number. None delivers
+            what the pipeline makes by default.
         journal: folder for the progress of the run, from which it can be continued.
     """
 
     fps: float = 16.0
+    num_frames: int | None = None
     journal: Path | None = None
 
 
@@ -53,6 +57,7 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
         pipe = open_pipeline(job, mesh)
+        job = _enough_frames(job, pipe)
         keeps = job.compare or job.zoo_name is not None
         serial = _serial(job, pipe, mesh) if job.compare else None
         with parallelize(pipe, *job.strategies, mesh=mesh) as plan:
@@ -92,6 +97,15 @@ def _alone(strategy: Strategy) -> Strategy:
     return replace(strategy, **knobs)
 
 
+def _enough_frames(job: VideoJob, pipe: Any) -> VideoJob:
+    """Asks the pipeline for a number of frames that it can make, of which those wanted are the first."""
+    if job.num_frames is None:
+        return job
+    in_blocks = any(strategy.has_loop for strategy in job.strategies)
+    sampled = frames_to_sample(pipe, job.num_frames, in_blocks=in_blocks)
+    return replace(job, arguments={**job.arguments, "num_frames": sampled})
+
+
 def _short(job: VideoJob) -> dict[str, Any]:
     steps = job.arguments.get("num_inference_steps", WARM_UP_STEPS)
     return {**job.arguments, "num_inference_steps": min(WARM_UP_STEPS, steps)}
@@ -107,7 +121,8 @@ def _check_call(job: VideoJob) -> None:
 
 def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> VideoRun:
     arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0]}
-    return sample_video(target, arguments, journal=job.journal, writer=writer, keeps=keeps)
+    frames = {"num_frames": job.num_frames, "keeps": keeps}
+    return sample_video(target, arguments, journal=job.journal, writer=writer, **frames)
 
 
 def _report(
@@ -119,6 +134,7 @@ def _report(
         "out": job.out,
         "class": plan.kind,
         "frames": run.num_frames,
+        "frames_cut": run.num_cut,
         "frames_per_second": run.num_frames / seconds,
         "first_frame_seconds": run.first,
         "bytes_sent": [int(row[1]) for row in rows],

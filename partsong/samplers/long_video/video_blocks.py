@@ -18,6 +18,7 @@ from partsong.knobs import Count, check_value
 from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.long_video.causal_block import causal_block
+from partsong.samplers.long_video.frame_counts import temporal_factor
 from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
 from partsong.samplers.long_video.staged_frames import StagedFrames
 from partsong.samplers.long_video.video_decode import StreamingDecoder
@@ -27,9 +28,6 @@ from partsong.samplers.pipeline.scheduler_state import restore
 from partsong.samplers.pipeline.shared_text import SharedText
 
 __all__ = ["VideoBlocks", "frames_of", "joined"]
-
-#: Names under which pipelines keep how many frames of video a latent frame stands for.
-_FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
 
 
 class VideoBlocks:
@@ -206,10 +204,10 @@ def frames_of(pipe: Any, blocks: int) -> int:
 
 
 def _factor(pipe: Any) -> int:
-    for name in _FACTORS:
-        if hasattr(pipe, name):
-            return int(getattr(pipe, name))
-    raise UnsupportedError(f"{type(pipe).__name__} does not say how many frames a latent frame stands for")
+    factor = temporal_factor(pipe)
+    if factor is None:
+        raise UnsupportedError(f"{type(pipe).__name__} does not say how many frames a latent frame stands for")
+    return factor
 
 
 def _latent_frames(pipe: Any, arguments: Mapping[str, Any], factor: int) -> int:

@@ -1,0 +1,36 @@
+"""Counts frames: of video for each latent frame, and how many a pipeline has to make so that enough are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partsong.samplers.long_video.causal_block import causal_block
+
+__all__ = ["frames_to_sample", "temporal_factor"]
+
+#: Names under which pipelines keep how many frames of video a latent frame stands for.
+_FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
+
+
+def temporal_factor(pipe: Any) -> int | None:
+    """Returns how many frames of video a latent frame after the first stands for; None where a pipeline has no such."""
+    return next((int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name)), None)
+
+
+def frames_to_sample(pipe: Any, frames: int, *, in_blocks: bool) -> int:
+    """Returns the smallest number of frames, `frames` or more, that a pipeline can make.
+
+    Args:
+        pipe: a video pipeline of diffusers. Its autoencoder makes one frame of the first latent frame, and as many of
+            each further one as its factor says.
+        frames: how many are wanted.
+        in_blocks: whether a causal model makes whole blocks of latent frames, as with `TimestepPipeline`.
+
+    >>> frames_to_sample(None, 96, in_blocks=False)
+    96
+    """
+    factor = temporal_factor(pipe) or 1
+    block = causal_block(pipe.transformer) if in_blocks and hasattr(pipe, "transformer") else 0
+    latent = -(-(frames - 1) // factor) + 1
+    latent = -(-latent // (block or 1)) * (block or 1)
+    return (latent - 1) * factor + 1
