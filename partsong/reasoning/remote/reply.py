@@ -91,8 +91,7 @@ class Reply:
         return self._choice(choices[0]) if choices else ReplyPart()
 
     def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
-        said = [name for name in ("delta", "message", "text") if choice.get(name) is not None]
-        self._messages += len(said)
+        self._messages += any(choice.get(name) is not None for name in ("delta", "message", "text"))
         message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         if not isinstance(message, Mapping):
             raise GarbledError(f"the server sent {_short(message)} where a message was due")
