@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from partsong import ClipParallel
 from tests.parallel import video_families as more
+from tests.parallel import video_families_2026 as newer
 from tests.parallel.unets import randomized
 
 #: Width of the texts; sides of a latent, and of its tokens.
@@ -110,6 +111,11 @@ def _cogvideox_inputs(frames: int, batch: int) -> dict[str, Any]:
     return more.cogvideox_rotary_inputs(SIDE, batch) | {"hidden_states": video, "image_rotary_emb": angles}
 
 
+def _consis_id_inputs(frames: int, batch: int) -> dict[str, Any]:
+    face = {"id_cond": torch.randn(batch, 12), "id_vit_hidden": (torch.randn(batch, 5, 12),)}
+    return {name: value for name, value in _cogvideox_inputs(frames, batch).items() if name != "ofs"} | face
+
+
 def _hunyuan_video_inputs(frames: int, batch: int) -> dict[str, Any]:
     return more.hunyuan_video_inputs(SIDE, batch) | {"hidden_states": _video(frames, batch)}
 
@@ -171,6 +177,7 @@ VIDEOS = {
     "SkyReels-V2, first frame given": Video(_build(more.skyreels), _skyreels_inputs, GRID**2, times=1),
     "LTX-Video": Video(_build(more.ltx), _ltx_inputs, GRID**2),
     "CogVideoX": Video(_build(more.cogvideox_rotary), _cogvideox_inputs, GRID**2, text=7, text_first=True),
+    "ConsisID": Video(_build(newer.consis_id), _consis_id_inputs, GRID**2, text=7, text_first=True),
     "HunyuanVideo": Video(_build(more.hunyuan_video), _hunyuan_video_inputs, GRID**2, text=7),
     "HunyuanVideo, first frame given": Video(
         _build(more.hunyuan_video_first_frame), _hunyuan_video_inputs, GRID**2, text=7

@@ -12,8 +12,9 @@ from partsong.samplers.structure_guidance.strategy import MODELS as GUIDED
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
+from tests.pipelines import test_video_clips
 from tests.pipelines import worker as pipeline_worker
-from tests.pipelines.cases import MODELS
+from tests.pipelines.cases import MODELS, models_of
 
 #: Models whose input is not cut: `tests.pipelines` samples with them.
 _WHOLE = [name for name, adapter in ADAPTERS.items() if adapter.whole is not None]
@@ -24,6 +25,7 @@ TESTED_ELSEWHERE = (
     | {("clip-parallel", type(video.build()).__name__) for video in VIDEOS.values()}
     | {(name, model) for name in ("cfg-parallel", "data-parallel") for model in _WHOLE}
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
+    | {("clip-parallel", model) for name in test_video_clips.NAMES for model in models_of(name)}
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("step-cache", model) for model in ADAPTERS}
     | {("structure-guidance", model) for model in GUIDED}

@@ -103,7 +103,6 @@ class Frames:
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
-        clips: whether clips of frames have been compared with one rank on it.
     """
 
     dim: int = 2
@@ -111,7 +110,6 @@ class Frames:
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
-    clips: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

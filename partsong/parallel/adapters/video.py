@@ -96,7 +96,7 @@ ROWS = (
             "id_cond",
             "id_vit_hidden",
         ),
-        frames=Frames(dim=1, clips=False),
+        frames=Frames(dim=1),
     ),
     Adapter(
         family="HunyuanVideo",

@@ -46,7 +46,7 @@ ROWS = (
         long_skips=True,
         batched=(*_WAN_INPUTS, "control_hidden_states"),
         shared=("control_hidden_states_scale",),
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="Wan Animate",
@@ -56,14 +56,14 @@ ROWS = (
         splits=row({**_WAN, "face_adapter.*": row({"hidden_states": _WHOLE, 0: Split(dim=1, output=True)})}),
         gather=row(proj_out=_TOKENS),
         batched=(*_WAN_INPUTS, "pose_hidden_states", "face_pixel_values"),
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="ChronoEdit",
         model="ChronoEditTransformer3DModel",
         attention=row({"blocks.*.attn1": (IMAGE,)}),
         batched=_WAN_INPUTS,
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="HunyuanVideo 1.5",
@@ -88,7 +88,7 @@ ROWS = (
             "encoder_attention_mask_2",
             "image_embeds",
         ),
-        frames=Frames(clips=False, patch="patch_size_t"),
+        frames=Frames(patch="patch_size_t"),
     ),
     Adapter(
         family="FramePack",
@@ -123,7 +123,7 @@ ROWS = (
             "indices_latents_history_2x",
             "indices_latents_history_4x",
         ),
-        frames=Frames(clips=False, patch="patch_size_t"),
+        frames=Frames(patch="patch_size_t"),
     ),
     # The sound is short and stays whole on every rank; the video is cut. What the sound hears of the video, a few
     # tokens' cross-attention to all of it, is put together for every rank.
@@ -166,7 +166,7 @@ ROWS = (
             video_self_attention_mask="a mask of single queries cannot be cut; use CfgParallel or DataParallel"
         ),
         skips_attention=True,
-        frames=Frames(clips=False, argument="num_frames"),
+        frames=Frames(argument="num_frames"),
     ),
     Adapter(
         family="Kandinsky 5",
@@ -184,7 +184,7 @@ ROWS = (
         batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         shared=("visual_rope_pos", "text_rope_pos", "scale_factor"),
         refused=row(sparse_params="its blocks of keys are chosen over all tokens; use CfgParallel or DataParallel"),
-        frames=Frames(clips=False, dim=1, patch="patch_size"),
+        frames=Frames(dim=1, patch="patch_size"),
     ),
     Adapter(
         family="Cosmos",
@@ -207,7 +207,7 @@ ROWS = (
         batched=("hidden_states", "timestep", "encoder_hidden_states", "attention_mask", "condition_mask"),
         shared=("padding_mask", "fps"),
         residuals=("block_controlnet_hidden_states",),
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="Allegro",
@@ -226,7 +226,7 @@ ROWS = (
         gather=row(proj_out=_TOKENS),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "attention_mask", "encoder_attention_mask"),
         shared=("image_rotary_emb",),
-        frames=Frames(clips=False, patch="patch_size_t"),
+        frames=Frames(patch="patch_size_t"),
     ),
     Adapter(
         family="EasyAnimate",
@@ -249,7 +249,7 @@ ROWS = (
             "inpaint_latents",
             "control_latents",
         ),
-        frames=Frames(clips=False),
+        frames=Frames(),
     ),
     Adapter(
         family="Motif-Video",
@@ -267,7 +267,7 @@ ROWS = (
         gather=row(proj_out=_TOKENS),
         blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask", "image_embeds"),
-        frames=Frames(clips=False, patch="patch_size_t"),
+        frames=Frames(patch="patch_size_t"),
     ),
     # Convolutions over a frame and along time: whole frames are cut, and a rank needs its neighbours' last ones.
     Adapter(
@@ -295,7 +295,7 @@ ROWS = (
             "attention_mask",
         ),
         residuals=("controlnet_block_samples",),
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="Helios",
@@ -328,7 +328,7 @@ ROWS = (
             "indices_latents_history_mid",
             "indices_latents_history_long",
         ),
-        frames=Frames(clips=False, patch="patch_size"),
+        frames=Frames(patch="patch_size"),
     ),
     Adapter(
         family="AnyFlow",
@@ -348,7 +348,7 @@ ROWS = (
             "encoder_hidden_states",
             "encoder_hidden_states_image",
         ),
-        frames=Frames(clips=False, dim=1, patch="patch_size"),
+        frames=Frames(dim=1, patch="patch_size"),
     ),
     Adapter(
         family="Kandinsky 6",
@@ -375,6 +375,6 @@ ROWS = (
             "visual_token_type_ids",
         ),
         shared=("visual_rope_pos",),
-        frames=Frames(clips=False, dim=1, patch="patch_size"),
+        frames=Frames(dim=1, patch="patch_size"),
     ),
 )

@@ -65,8 +65,8 @@ class ClipParallel(Strategy):
             return f"{adapter.whole}; {adapter.instead}"
         if adapter.frames is None:
             return f"its row has no frames to cut into clips; {adapter.instead}"
-        if not adapter.frames.clips:
-            return "clips of it have not been compared with one rank yet; use Ulysses"
+        if adapter.in_sections:
+            return "frames of several sizes, old and new, are one sequence to it; use Ulysses"
         if any(JOINT in streams for streams in adapter.attention.values()):
             return "it joins frames and text in one sequence before its blocks; use Ulysses"
         if adapter.linear_attention or adapter.convolutions or adapter.whole_rows:

@@ -14,7 +14,7 @@ from partsong.parallel.adapters.row import IMAGE, TEXT
 from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.clip.attention import FrameAttention, Shared
 from partsong.parallel.cuts.linear_attention import TokenSums
-from partsong.parallel.cuts.tokens import SequenceParallel
+from partsong.parallel.cuts.tokens import SequenceParallel, key_mask
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, signature_of
 from partsong.parallel.ranks.mesh import Mesh
 
@@ -72,6 +72,10 @@ class ClipTokens(SequenceParallel):
             self._unit = tokens // frames
         return super()._cut(tensor, cut, name)
 
+    def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
+        """Puts the frames' tokens together; the text is whole already."""
+        return local if cut.stream == TEXT else super()._gather(local, name, cut)
+
     def _note_text(self, tensor: Tensor, cut: Split, name: str) -> None:
         """Notes the number of text tokens, all of which every rank holds."""
         length = tensor.shape[cut.dim]
@@ -96,7 +100,14 @@ class ClipTokens(SequenceParallel):
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
         """Returns the text's part of a key mask `[B, 1, 1, L]`, which must not mask the video."""
         name, streams, _ = self.layers[layer]
-        lengths = [sum(self.sizes[IMAGE]) if stream == IMAGE else self.sizes[TEXT][0] for stream in streams]
+        if mask.shape[-2] > 1:  # padding neither sees nor is seen; what it would see is read by nobody
+            mask = key_mask(mask)[0]
+        everywhere, here = (
+            [frames if stream == IMAGE else self.sizes[TEXT][0] for stream in streams]
+            for frames in (sum(self.sizes[IMAGE]), self.sizes[IMAGE][self.axis.index])
+        )
+        # A model may make the mask in its layers, where it sees this rank's frames alone.
+        lengths = here if mask.shape[-1] == sum(here) else everywhere
         if mask.ndim != 4 or mask.shape[1:] != (1, 1, sum(lengths)) or TEXT not in streams:
             raise UnsupportedError(
                 f"{name}: only masks of the text's padding, over all frames and the text, can be cut into clips; this "

@@ -46,7 +46,7 @@ from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = ["SequenceParallel", "head_counts"]
+__all__ = ["SequenceParallel", "head_counts", "key_mask"]
 
 
 class SequenceParallel(TokenCuts):
@@ -219,7 +219,7 @@ class SequenceParallel(TokenCuts):
         if streams not in known:
             # A mask of all tokens of all ranks is cut by queries and keys; one of a rank's own tokens may be a product.
             is_whole = mask.shape[-2:] == (sum(totals(sizes, streams)),) * 2
-            keys, attending = (mask, None) if is_whole else _key_mask(mask)
+            keys, attending = (mask, None) if is_whole else key_mask(mask)
             every = self._mask_of_all_queries(keys, sizes, streams)
             # Not the mask itself: what is known of it goes with it.
             known[streams] = None if keys is mask else keys, attending, every
@@ -324,7 +324,7 @@ def _is_alike(mask: Tensor, dim: int) -> bool:
     return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
-def _key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+def key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """Reads a mask of padding, in which a query that is padding itself attends to nothing.
 
     Args:

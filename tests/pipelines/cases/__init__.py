@@ -55,7 +55,7 @@ LEFT_OUT |= dict.fromkeys(TO_COME, "it has no case yet")
 LEFT_OUT |= dict.fromkeys(("DiffusionGemmaPipeline", "LLaDA2Pipeline"), _TEXT)
 
 
-def _models(name: str) -> set[str]:
+def models_of(name: str) -> set[str]:
     """The classes of the denoisers that a pipeline is declared with."""
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
     kinds = (str(parameters[part].annotation) for part in DENOISERS if part in parameters)
@@ -63,4 +63,4 @@ def _models(name: str) -> set[str]:
 
 
 #: Classes of the denoisers of all pipelines that are tried.
-MODELS: frozenset[str] = frozenset(model for case in CASES.values() for model in _models(case.pipeline))
+MODELS: frozenset[str] = frozenset(model for case in CASES.values() for model in models_of(case.pipeline))

@@ -1,0 +1,84 @@
+"""Video pipelines in clips: exact where clips see everything, and the same on any number of ranks where they do not."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+from diffusers.utils import logging
+
+from partsong import ClipParallel, Mesh, parallelize
+from partsong.ledger import Ledger
+from partsong.parallel.ranks.launch import launch
+from tests import covering
+from tests.parallel.ranks import gathered
+from tests.pipelines.case import distance
+from tests.pipelines.cases import CASES
+
+#: One pipeline or two of every newer family; ChronoEdit's has two frames.
+NAMES = (
+    "WanVACEPipeline",
+    "WanAnimatePipeline",
+    "ChronoEditPipeline",
+    "HunyuanVideo15Pipeline",
+    "LTX2Pipeline",
+    "Kandinsky5T2VPipeline",
+    "CosmosTextToWorldPipeline",
+    "Cosmos2_5_PredictBasePipeline",
+    "AllegroPipeline",
+    "EasyAnimatePipeline",
+    "MotifVideoPipeline",
+    "AnyFlowPipeline",
+    "Kandinsky6TI2VAPipeline",
+)
+PRODUCT = [(nproc, name) for nproc in (2, 3) for name in NAMES if (nproc, name) != (3, "ChronoEditPipeline")]
+#: By default every pipeline runs on two ranks or on three.
+TRIED = PRODUCT if covering.FULL else [pair for pair in PRODUCT if NAMES.index(pair[1]) % 2 == pair[0] - 2]
+
+
+@dataclass(frozen=True)
+class Clips:
+    """What a rank saw of one pipeline: distances, and bytes that were sent and predicted."""
+
+    from_serial: float
+    from_one_rank: float
+    sent: int
+    predicted: int
+
+
+def in_clips(nproc: int, names: list[str]) -> dict[str, list[Clips]]:
+    """Runs on every rank."""
+    logging.set_verbosity_error()
+    with Mesh(clip=nproc) as mesh:
+        return {name: gathered(_in_clips(name, mesh)) for name in names}
+
+
+def _in_clips(name: str, mesh: Mesh) -> Clips:
+    case = CASES[name]
+    pipe = case.make()
+    alone = case.run(pipe)
+    with parallelize(pipe, ClipParallel(window=None), mesh=mesh) as plan, Ledger(flops=False) as ledger:
+        whole = case.run(pipe)
+        predicted = plan.explain().bytes_total()[mesh.rank]
+    with parallelize(pipe, ClipParallel(window=1), mesh=mesh):
+        near = case.run(pipe)
+    with parallelize(pipe, ClipParallel(window=1), mesh=mesh.alone()):
+        near_alone = case.run(pipe)
+    sent = int(ledger.summary()["bytes_sent"])
+    return Clips(distance(whole, alone), distance(near, near_alone), sent, predicted)
+
+
+@functools.cache
+def launched(nproc: int) -> dict[str, list[Clips]]:
+    return launch(in_clips, nproc, nproc, [name for ranks, name in TRIED if ranks == nproc])
+
+
+@pytest.mark.parametrize(("nproc", "name"), TRIED)
+def test_a_video_in_clips(nproc: int, name: str) -> None:
+    rows, tolerance = launched(nproc)[name], CASES[name].tolerance
+    assert len(rows) == nproc
+    for row in rows:
+        assert row.from_serial <= tolerance
+        assert row.from_one_rank <= tolerance
+        assert row.sent == row.predicted > 0
