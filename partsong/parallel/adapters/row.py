@@ -97,7 +97,8 @@ class Frames:
 
     Attributes:
         dim: the dimension of the sample that counts frames.
-        argument: the argument that says how many there are, where the sample has no such dimension.
+        argument: the argument that says how many there are, where the sample has one dimension for all tokens.
+        sides: the arguments that say how many rows and columns of tokens a frame has there.
         patch: the configuration value that says how many of them make one frame of tokens; of several numbers the
             first counts. None means one.
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
@@ -107,6 +108,7 @@ class Frames:
 
     dim: int = 2
     argument: str | None = None
+    sides: tuple[str, ...] = ()
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()

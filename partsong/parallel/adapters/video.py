@@ -54,7 +54,7 @@ ROWS = (
         gather=row(proj_out=_TOKENS),
         shared=("rope_interpolation_scale",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask", "video_coords"),
-        frames=Frames(argument="num_frames"),
+        frames=Frames(dim=1, argument="num_frames", sides=("height", "width")),
     ),
     Adapter(
         family="CogVideoX",

@@ -166,7 +166,7 @@ ROWS = (
             video_self_attention_mask="a mask of single queries cannot be cut; use CfgParallel or DataParallel"
         ),
         skips_attention=True,
-        frames=Frames(argument="num_frames"),
+        frames=Frames(dim=1, argument="num_frames", sides=("height", "width")),
     ),
     Adapter(
         family="Kandinsky 5",
