@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.adapters.turns import Turns
 
 __all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "read_class_plan", "row"]
 
@@ -104,6 +105,10 @@ class Frames:
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
+        turns: how queries and keys turn with the frame they are of; None where positions along time are not known to
+            be relative.
+        positions: the argument in which a pipeline gives the positions of all frames; None where the model makes them
+            of what it is given.
     """
 
     dim: int = 2
@@ -112,6 +117,8 @@ class Frames:
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    turns: Turns | None = None
+    positions: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

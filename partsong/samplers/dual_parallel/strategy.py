@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.staged_blocks import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
-from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
 from partsong.samplers.long_video.staged_frames import StagedFrames
 
 __all__ = ["DualParallel"]
@@ -84,11 +83,20 @@ class DualParallel(Strategy):
         reasons = {
             "it works on rows of an image, not on tokens": adapter.rows,
             "no row says how its blocks follow each other": adapter.inferred,
-            "its positions along time are not known to be relative": adapter.model not in FRAME_TABLES,
+            "its positions along time are not known to be relative": adapter.frames is None or not adapter.frames.turns,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return None if reason is None else f"{reason}; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
-        """Returns the layers of this rank; all of them where there is one rank."""
+        """Returns the layers of this rank; all of them where there is one rank.
+
+        Raises:
+            UnsupportedError: positions of frames that are computed again are not known.
+        """
+        if self.previous == "recomputed" and adapter.frames is not None and adapter.frames.positions is not None:
+            raise UnsupportedError(
+                f"{adapter.model}: its pipeline gives the positions of a block's own frames ({adapter.frames.positions}), "
+                "not of those computed again in front of it; use DualParallel(previous='cached')"
+            )
         return StagedFrames(module, adapter, mesh, self.layers)

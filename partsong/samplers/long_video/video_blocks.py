@@ -43,7 +43,7 @@ class VideoBlocks:
 
     Attributes:
         stage: the model's blocks on this rank.
-        dim: of the frames in the pipeline's latents.
+        dim: of the frames in the pipeline's latents, or of the tokens of all of them.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
         latents: those that the block opened last begins with.
@@ -61,15 +61,18 @@ class VideoBlocks:
         denoiser = plan.denoisers[0]
         assert isinstance(denoiser.cut, StagedFrames)
         self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
-        self.pipe, self.dim = plan.target, self.stage.rotary.frames_dim
+        self.pipe, self.dim = plan.target, self.stage.frames_dim
         self.factor = _factor(self.pipe)
         total = _latent_frames(self.pipe, self.arguments, self.factor)
         self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
         self._given = self.arguments.pop("latents", None)
-        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
+        # Where tokens of all frames are counted, a frame has several.
+        self._is_packed = self.stage.counts_tokens
+        length = total if self._given is None else self._given.shape[self.dim]
+        if length % total or (length != total and not self._is_packed):
             raise ArgumentError(
-                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
-                f"the video has {sum(self.sizes)} latent frames"
+                f"latents of shape {list(self._given.shape)} were given, with {length} "
+                f"{'tokens' if self._is_packed else 'frames'}; the video has {total} latent frames"
             )
         self.drawn = draw_seeds(self.arguments.get("generator"))
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
@@ -77,7 +80,7 @@ class VideoBlocks:
         is_latent = self.arguments.get("output_type") == "latent"
         self._sample = denoiser.adapter.sample
         self.decodes = everywhere or plan.mesh.is_main
-        self._decoder = StreamingDecoder(self.pipe.vae) if self.decodes and not is_latent else None
+        self._decoder = StreamingDecoder(self.pipe.vae, total) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
 
     def close(self, tracks: MutableMapping[int, Any]) -> None:
@@ -99,7 +102,9 @@ class VideoBlocks:
         chosen["num_frames"] = (self.sizes[block] - 1) * self.factor + 1
         chosen["generator"] = self._generators(block)
         if self._given is not None:
-            chosen["latents"] = self._given.narrow(self.dim, sum(self.sizes[:block]), self.sizes[block])
+            each = self._given.shape[self.dim] // sum(self.sizes)
+            start, length = sum(self.sizes[:block]) * each, self.sizes[block] * each
+            chosen["latents"] = self._given.narrow(self.dim, start, length)
         call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
         self._text.join(call)
         replace_method(call.pipe, "prepare_latents", lambda method: self._preparing(method, block))
@@ -175,10 +180,21 @@ class VideoBlocks:
             if self._given is not None:
                 return latents
             bound = signature.bind(*args, **kwargs)
-            bound.arguments["latents"] = self._noise.like(latents, self.dim, block)
+            bound.arguments["latents"] = self._noise_like(latents, block)
             return prepare(*bound.args, **bound.kwargs)
 
         return prepare_block
+
+    def _noise_like(self, latents: Tensor, block: int) -> Tensor:
+        """Returns the noise of a block in the shape of what a pipeline has drawn."""
+        if self._is_packed:
+            apart = latents.unflatten(self.dim, (self.sizes[block], -1))
+            noise = self._noise.like(apart, self.dim, block).flatten(self.dim, self.dim + 1)
+        else:
+            noise = self._noise.like(latents, self.dim, block)
+        # Channels for a picture that is not given stay empty.
+        empty = (latents == 0).flatten(0, -2).all(dim=0)
+        return noise.masked_fill(empty, 0.0)
 
 
 def joined(outputs: Sequence[Any], dim: int) -> Any:
