@@ -1,7 +1,7 @@
 """Says how models turn queries and keys with the frame they are of: rotary positions along time, as data.
 
-All of them turn pairs of neighbouring channels, and by an angle that grows evenly from frame to frame. So a row says how
-fast each pair turns, in one of three forms.
+All of them turn pairs of neighbouring channels, and by an angle that grows evenly from frame to frame. So a row says
+how fast each pair turns, in one of three forms.
 """
 
 from __future__ import annotations

@@ -94,9 +94,10 @@ class DualParallel(Strategy):
         Raises:
             UnsupportedError: positions of frames that are computed again are not known.
         """
-        if self.previous == "recomputed" and adapter.frames is not None and adapter.frames.positions is not None:
+        given = None if adapter.frames is None else adapter.frames.positions
+        if self.previous == "recomputed" and given is not None:
             raise UnsupportedError(
-                f"{adapter.model}: its pipeline gives the positions of a block's own frames ({adapter.frames.positions}), "
-                "not of those computed again in front of it; use DualParallel(previous='cached')"
+                f"{adapter.model}: its pipeline gives the positions of a block's own frames ({given}), not of those "
+                "computed again in front of it; use DualParallel(previous='cached')"
             )
         return StagedFrames(module, adapter, mesh, self.layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -98,6 +98,15 @@ class StagedFrames(StagedBlocks):
         self.rotary.begin(named)
         return super().work(named, layout, part, received)
 
+    def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
+        """Gives a block its input in one piece, as a message has it: so the bits are those of any number of ranks."""
+        run = super()._around(number, names)
+
+        def run_contiguous(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            return run(forward, named | {name: named[name].contiguous() for name in names})
+
+        return run_contiguous
+
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Returns the bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
         assert self.loop is not None
@@ -111,7 +120,7 @@ class StagedFrames(StagedBlocks):
         """Computes attention of the frames at work, and of their text, to themselves and to the frames around."""
         assert self.loop is not None
         around = self.loop.keys.read(call.layer)
-        own = [part for part in zip(call.runs[0], _parts(call), strict=True)]
+        own = list(zip(call.runs[0], _parts(call), strict=True))
         self.loop.keys.keep(call.layer, *next((k, v) for (stream, _), (k, v) in own if stream == IMAGE))
         k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)
         v = torch.cat([call.v, *(values for _, values, _ in around)], dim=2)

@@ -21,8 +21,8 @@ class StreamingDecoder:
 
     Causal decoders need of each latent frame what their convolutions have seen of those before. It is kept here from
     one piece to the next, so what comes out equals the whole decoding and memory does not grow. Wan's takes frame by
-    frame, Mochi's any piece. CogVideoX's takes frames in pairs, so one may wait for the next piece. Other autoencoders
-    look both ways in time, or take norms over all frames: their latents are kept and decoded with the last piece.
+    frame, CogVideoX's pairs of frames, so that one may wait for the next piece. Others look both ways in time, take
+    norms over all frames, or keep nothing of those before: their latents are kept and decoded with the last piece.
 
     Args:
         vae: the autoencoder of the pipeline; its own cache is left alone.
@@ -111,14 +111,6 @@ class _Wan(_Pieces):
         return out.clamp(-1.0, 1.0)
 
 
-class _Mochi(_Pieces):
-    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out, self.seen = self.vae.decoder(z, conv_cache=self.seen)
-        dropped = self.vae.temporal_compression_ratio - 1 if self.is_first and self.vae.drop_last_temporal_frames else 0
-        self.is_first = False
-        return out[:, :, dropped:]
-
-
 class _CogVideoX(_Pieces):
     def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.waiting.append(z)
@@ -152,6 +144,5 @@ class _Whole(_Pieces):
 #: Autoencoder -> how its decoder goes on from piece to piece. The others decode a whole video.
 _KINDS: dict[str, type[_Pieces]] = {
     "AutoencoderKLWan": _Wan,
-    "AutoencoderKLMochi": _Mochi,
     "AutoencoderKLCogVideoX": _CogVideoX,
 }

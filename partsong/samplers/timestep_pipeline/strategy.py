@@ -93,7 +93,9 @@ class TimestepPipeline(Strategy):
             UnsupportedError: the model was not trained to see the past alone.
             ArgumentError: the sink is longer than a block.
         """
-        block = causal_block(module)
+        reason, block = self.refuses(adapter), causal_block(module)
+        if reason is not None:  # one rank needs this loop too
+            raise UnsupportedError(f"TimestepPipeline on {adapter.model}: {reason}")
         if block < 2:
             raise UnsupportedError(
                 f"{adapter.model}: TimestepPipeline needs a model that sees the past alone; this one's configuration "
