@@ -70,7 +70,8 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         **arguments: the pipeline's own keyword arguments, ``num_frames`` for the whole video.
 
     Yields:
-        What the pipeline returns, with the next frames; None on all ranks but the first.
+        What the pipeline returns, with the next frames, or none yet where its autoencoder waits for more latents; None
+        on all ranks but the first.
 
     Raises:
         UnsupportedError: the plan's strategy makes the video in one piece.

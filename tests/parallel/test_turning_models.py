@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKLMochi
 
 from partsong import DualParallel, TimestepPipeline
 from partsong.errors import UnsupportedError
 from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.launch import launch
+from partsong.samplers import generate
 from partsong.samplers.long_video.video_decode import StreamingDecoder
 from tests.parallel import turning_worker
+from tests.parallel.families import FAMILIES
 from tests.parallel.turning_worker import CAUSAL, TURNING
 from tests.pipelines.case import noise, randomized
+from tests.pipelines.cases import CASES
 from tests.pipelines.video_parts import cogvideox_autoencoder, hunyuan_video_autoencoder, ltx_autoencoder
 
 
@@ -78,9 +82,10 @@ def test_a_stopped_video_goes_on(name: str, tmp_path: Path) -> None:
 
 
 def _mochi_autoencoder() -> Any:
-    from diffusers import AutoencoderKLMochi
-
-    widths = {"encoder_block_out_channels": (32, 32, 32, 32), "decoder_block_out_channels": (32, 32, 32, 32)}
+    widths: dict[str, Any] = {
+        "encoder_block_out_channels": (32, 32, 32, 32),
+        "decoder_block_out_channels": (32, 32, 32, 32),
+    }
     return randomized(AutoencoderKLMochi(**widths, latent_channels=4, layers_per_block=(1, 1, 1, 1, 1)), scale=0.1)
 
 
@@ -99,8 +104,6 @@ def test_pieces_equal_the_whole_decoding(make: Any, sizes: tuple[int, ...]) -> N
 
 
 def test_positions_that_are_added_are_refused() -> None:
-    from tests.parallel.families import FAMILIES
-
     with pytest.raises(UnsupportedError, match="use_rotary_positional_embeddings=False in its configuration"):
         parallelize(FAMILIES["CogVideoX"].build(4), DualParallel())
 
@@ -109,6 +112,15 @@ def test_positions_that_are_added_are_refused() -> None:
 def test_frames_without_positions_are_not_computed_again(name: str) -> None:
     with pytest.raises(UnsupportedError, match="gives the positions of a block's own frames"):
         parallelize(TURNING[name].make(1), DualParallel(previous="recomputed"))
+
+
+def test_a_picture_to_begin_with_is_refused() -> None:
+    case = CASES["Kandinsky5I2VPipeline"]
+    with (
+        parallelize(case.make(), DualParallel(block_frames=2, context=1)) as plan,
+        pytest.raises(UnsupportedError, match="prepares more than latents"),
+    ):
+        generate(plan, **case.call(1))
 
 
 @pytest.mark.parametrize("name", [name for name in TURNING if name not in CAUSAL])

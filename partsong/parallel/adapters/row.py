@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters.turns import Turns
+from partsong.parallel.adapters.turns import FrameTurns
 
 __all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "read_class_plan", "row"]
 
@@ -117,7 +117,7 @@ class Frames:
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
-    turns: Turns | None = None
+    turns: FrameTurns | None = None
     positions: str | None = None
 
 

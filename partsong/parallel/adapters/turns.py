@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 
-__all__ = ["Falling", "Learned", "Turns", "Woven"]
+__all__ = ["Falling", "Learned", "FrameTurns", "Woven"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
+class FrameTurns:
     """Describes rotary positions along time; the base of the three forms.
 
     Attributes:
@@ -51,7 +51,7 @@ class Turns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Falling(Turns):
+class Falling(FrameTurns):
     """Describes heads whose first n channels belong to time: pair i turns by ``base ** (-2 i / n)`` a frame.
 
     Attributes:
@@ -87,7 +87,7 @@ class Falling(Turns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learned(Turns):
+class Learned(FrameTurns):
     """Describes a model that has learned how fast each pair turns.
 
     Attributes:
@@ -102,7 +102,7 @@ class Learned(Turns):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Woven(Turns):
+class Woven(FrameTurns):
     """Describes pairs of all heads in one sequence, in which time, height and width take turns.
 
     The k-th of n turns of time goes by ``base ** (k / (n - 1)) * pi`` while a video of `length` passes. A few pairs in

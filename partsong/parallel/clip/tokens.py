@@ -161,7 +161,7 @@ def token_frames(adapter: Adapter, module: Any, named: dict[str, Any]) -> int:
             f"{adapter.model}: {frames.argument} was not given, so it is not known which tokens are of which frame; "
             "give it, or use Ulysses"
         )
-    sides = [named.get(side) for side in frames.sides]
+    sides: list[Any] = [named.get(side) for side in frames.sides]
     if sides and None not in sides and tokens != count * math.prod(sides):
         raise UnsupportedError(
             f"{adapter.model}: {tokens} tokens are not {count} frames of {' x '.join(map(str, sides))}: there are "

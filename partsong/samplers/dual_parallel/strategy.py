@@ -27,7 +27,9 @@ class DualParallel(Strategy):
     model. It sees the last frames of the block before, at its own noise level, and the first frames of the block after,
     a little noisier. Every rank keeps their keys and values for its own layers, so nothing is computed twice. Messages
     are those of a pipeline of layers. There is no limit to the length: memory depends on the block and the number of
-    steps, not on the video. The result does not depend on the number of ranks, to the last bit on a CPU.
+    steps, not on the video; where an autoencoder cannot decode in pieces, the latents are kept to the end. Every block
+    sees the text as the first frames of a video do. The result does not depend on the number of ranks, to the last bit
+    on a CPU.
     Approximate; a video that fits into one block is exact. Sample with `partsong.samplers.generate` or ``stream``.
 
     Args:

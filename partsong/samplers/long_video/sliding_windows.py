@@ -60,7 +60,7 @@ def _windowed(module: Any) -> Frames | None:
     """Returns where a model has its frames if any run of them is a call of it; None where it is not."""
     row = ADAPTERS.get(type(module).__name__)
     frames = None if row is None else row.frames
-    # A model whose call says where its frames are would have to be told of windows.
+    # A model whose call says where its frames are would have to say it for every window.
     movable = frames is not None and frames.turns is not None and frames.argument is None and frames.positions is None
     return frames if movable else None
 

@@ -30,6 +30,10 @@ from partsong.samplers.pipeline.shared_text import SharedText
 __all__ = ["VideoBlocks", "frames_of", "joined"]
 
 
+#: What pipelines and their `prepare_latents` may take to go by.
+_PICTURES = frozenset({"image", "images", "video", "videos", "conditions", "control_video"})
+
+
 class VideoBlocks:
     """Makes the calls for the blocks of one video, and ends them.
 
@@ -62,14 +66,16 @@ class VideoBlocks:
         assert isinstance(denoiser.cut, StagedFrames)
         self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
         self.pipe, self.dim = plan.target, self.stage.frames_dim
+        if any(self.arguments.get(name) is not None for name in _PICTURES):
+            raise self._refused()
         self.factor = _factor(self.pipe)
         total = _latent_frames(self.pipe, self.arguments, self.factor)
         self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
-        self._given = self.arguments.pop("latents", None)
+        self._given: Tensor | None = self.arguments.pop("latents", None)
         # Where tokens of all frames are counted, a frame has several.
         self._is_packed = self.stage.counts_tokens
         length = total if self._given is None else self._given.shape[self.dim]
-        if length % total or (length != total and not self._is_packed):
+        if self._given is not None and (length % total or (length != total and not self._is_packed)):
             raise ArgumentError(
                 f"latents of shape {list(self._given.shape)} were given, with {length} "
                 f"{'tokens' if self._is_packed else 'frames'}; the video has {total} latent frames"
@@ -166,16 +172,21 @@ class VideoBlocks:
         generators = [torch.Generator().manual_seed(seeds.derive(seed, "steps", block)) for seed in self.drawn]
         return generators if len(generators) > 1 else generators[0]
 
+    def _refused(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"{type(self.pipe).__name__} prepares more than latents, so its video cannot be cut into blocks; use a "
+            "text-to-video pipeline, or ClipParallel"
+        )
+
     def _preparing(self, prepare: Method, block: int) -> Method:
         signature = inspect.signature(prepare)
+        # Pictures that a pipeline goes by would have to be cut into blocks as well.
+        is_plain = "latents" in signature.parameters and not _PICTURES & signature.parameters.keys()
 
         def prepare_block(*args: Any, **kwargs: Any) -> Any:
-            latents = prepare(*args, **kwargs)
-            if not isinstance(latents, Tensor) or "latents" not in signature.parameters:
-                raise UnsupportedError(
-                    f"{type(self.pipe).__name__} prepares more than latents, so its video cannot be cut into blocks; "
-                    "use a text-to-video pipeline, or ClipParallel"
-                )
+            latents = prepare(*args, **kwargs) if is_plain else None
+            if not isinstance(latents, Tensor):
+                raise self._refused()
             self.latents = latents
             if self._given is not None:
                 return latents
