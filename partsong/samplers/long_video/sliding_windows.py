@@ -67,13 +67,13 @@ def _windowed(module: Any) -> Frames | None:
 
 def _denoiser(pipe: Any) -> tuple[str, int]:
     """Returns the name of the pipeline's one denoiser, and the dim of frames in its latents."""
-    found = {name: frames for name, part in pipe.components.items() if (frames := _windowed(part)) is not None}
-    if len(found) != 1:
+    denoisers = {name: frames for name, part in pipe.components.items() if (frames := _windowed(part)) is not None}
+    if len(denoisers) != 1:
         raise UnsupportedError(
-            f"{type(pipe).__name__} holds {len(found)} denoisers whose frames can be cut into windows; use a pipeline "
-            "with one, such as WanPipeline or SkyReelsV2Pipeline"
+            f"{type(pipe).__name__} holds {len(denoisers)} denoisers whose frames can be cut into windows; use a "
+            "pipeline with one, such as WanPipeline or SkyReelsV2Pipeline"
         )
-    ((name, frames),) = found.items()
+    ((name, frames),) = denoisers.items()
     return name, frames.dim
 
 
