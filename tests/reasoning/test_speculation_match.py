@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.local.sampling import TokenDraw, draw
-from partsong.reasoning.local.speculation.draft import Draft
+from partsong.reasoning.local.speculation.draft import DraftTree
 from partsong.reasoning.local.speculation.match import Process, match
 
 VOCABULARY, LENGTH, END = 5, 12, 4
@@ -34,7 +34,7 @@ def plain(own: TokenDraw, process: Callable[[Sequence[int], Tensor], Tensor] | N
     return text
 
 
-def speculative(own: TokenDraw, drafts: Callable[[list[int]], Draft], process: Process | None = None) -> list[int]:
+def speculative(own: TokenDraw, drafts: Callable[[list[int]], DraftTree], process: Process | None = None) -> list[int]:
     text = list[int]()
     while len(text) < LENGTH and END not in text:
         draft = drafts(text)
@@ -47,19 +47,19 @@ def speculative(own: TokenDraw, drafts: Callable[[list[int]], Draft], process: P
 
 
 @some.composite
-def trees(some_of: some.DrawFn) -> Draft:
+def trees(some_of: some.DrawFn) -> DraftTree:
     tokens, parents = list[int](), list[int]()
     for _ in range(some_of(some.integers(0, 7))):
         parent, token = some_of(some.integers(0, len(tokens))), some_of(some.integers(0, VOCABULARY - 1))
         if (parent, token) not in zip(parents, tokens, strict=True):
             tokens.append(token)
             parents.append(parent)
-    return Draft(tuple(tokens), tuple(parents))
+    return DraftTree(tuple(tokens), tuple(parents))
 
 
 @settings(max_examples=150, deadline=None)
 @given(trees(), some.integers(0, 2**63 - 1), some.sampled_from([(0.0, 1.0), (0.7, 0.9), (1.0, 1.0)]))
-def test_any_tree_gives_the_text_of_plain_decoding(tree: Draft, seed: int, how: tuple[float, float]) -> None:
+def test_any_tree_gives_the_text_of_plain_decoding(tree: DraftTree, seed: int, how: tuple[float, float]) -> None:
     own = TokenDraw(*how, seed=seed, place=0)
     assert speculative(own, lambda text: tree) == plain(own)
 
@@ -69,12 +69,12 @@ def test_a_drafter_that_is_right_or_always_wrong() -> None:
     whole = plain(own)
     calls = list[int]()
 
-    def right(text: list[int]) -> Draft:
+    def right(text: list[int]) -> DraftTree:
         calls.append(len(text))
-        return Draft.chain(whole[len(text) :][:3])
+        return DraftTree.chain(whole[len(text) :][:3])
 
-    def wrong(text: list[int]) -> Draft:
-        return Draft.chain([(token + 1) % VOCABULARY for token in whole[len(text) :][:3]])
+    def wrong(text: list[int]) -> DraftTree:
+        return DraftTree.chain([(token + 1) % VOCABULARY for token in whole[len(text) :][:3]])
 
     assert speculative(own, right) == speculative(own, wrong) == whole
     assert len(calls) <= -(-len(whole) // 4)
@@ -90,7 +90,7 @@ def test_processors_are_run_on_the_text_of_each_node() -> None:
 
     for seed in range(20):
         own = TokenDraw(0.8, 1.0, seed=seed, place=0)
-        assert speculative(own, lambda text: Draft((0, 1, 2, 3), (0, 0, 1, 2)), once) == plain(own, once)
+        assert speculative(own, lambda text: DraftTree((0, 1, 2, 3), (0, 0, 1, 2)), once) == plain(own, once)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_processors_are_run_on_the_text_of_each_node() -> None:
 )
 def test_what_is_no_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        Draft(tokens, parents)
+        DraftTree(tokens, parents)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.speculation.ratio import Verdict, accept_block, accept_chain, accept_one_of
+from partsong.reasoning.local.speculation.ratio import Acceptance, accept_block, accept_chain, accept_one_of
 
-Rule = Callable[[Tensor, Tensor, Sequence[int], Sequence[float]], Verdict]
+Rule = Callable[[Tensor, Tensor, Sequence[int], Sequence[float]], Acceptance]
 Text = tuple[int, ...]
 #: Tokens of the vocabulary, and drafted tokens.
 VOCABULARY, DRAFTED = 3, 2
 #: A number that fails every test that can be failed.
 FAILS = 1.0 - 2**-53
 #: For each rule, the numbers given to the tests before the one at work, and whether a verdict says that it was passed.
-READ: dict[Rule, tuple[float, Callable[[Verdict, int], bool]]] = {
+READ: dict[Rule, tuple[float, Callable[[Acceptance, int], bool]]] = {
     accept_chain: (0.0, lambda verdict, place: verdict.accepted > place),
     accept_block: (FAILS, lambda verdict, place: verdict.accepted == place + 1),
     accept_one_of: (FAILS, lambda verdict, place: verdict.accepted == place),
@@ -50,7 +50,7 @@ def chance_of_passing(rule: Rule, given: tuple[Tensor, Tensor, Sequence[int]], p
     return high
 
 
-def verdicts(rule: Rule, target: Tensor, draft: Tensor, tokens: Sequence[int]) -> Iterator[tuple[float, Verdict]]:
+def verdicts(rule: Rule, target: Tensor, draft: Tensor, tokens: Sequence[int]) -> Iterator[tuple[float, Acceptance]]:
     """Every verdict that some numbers give, with its probability."""
     ends = [chance_of_passing(rule, (target, draft, tokens), place) for place in range(len(tokens))]
     for passed in itertools.product((True, False), repeat=len(tokens)):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from partsong.errors import ArgumentError
 
-__all__ = ["Draft"]
+__all__ = ["DraftTree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftTree:
     """Holds a tree of guessed tokens under the last token of a text.
 
     Node 0 is that last token; node i guesses ``tokens[i - 1]`` after the path to its parent.
@@ -24,9 +24,9 @@ class Draft:
     Raises:
         ArgumentError: the numbers of tokens and parents differ, a parent comes later, or a guess is made twice.
 
-    >>> Draft.chain([7, 8]).parents
+    >>> DraftTree.chain([7, 8]).parents
     (0, 1)
-    >>> Draft((7, 9, 8), (0, 0, 1)).child(0, 9)
+    >>> DraftTree((7, 9, 8), (0, 0, 1)).child(0, 9)
     2
     """
 
@@ -50,7 +50,7 @@ class Draft:
         object.__setattr__(self, "_children", children)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int]) -> Draft:
+    def chain(cls, tokens: Sequence[int]) -> DraftTree:
         """Makes a draft whose tokens follow each other."""
         return cls(tuple(tokens), tuple(range(len(tokens))))
 

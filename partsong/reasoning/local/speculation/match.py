@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partsong.reasoning.local.sampling import TokenDraw, draw
-from partsong.reasoning.local.speculation.draft import Draft
+from partsong.reasoning.local.speculation.draft import DraftTree
 
 __all__ = ["Match", "Process", "match"]
 
@@ -38,7 +38,7 @@ class Match:
 
 
 def match(
-    draft: Draft, logits: Tensor, own: TokenDraw, *, ends: Collection[int] = (), process: Process | None = None
+    draft: DraftTree, logits: Tensor, own: TokenDraw, *, ends: Collection[int] = (), process: Process | None = None
 ) -> Match:
     """Walks down a draft as long as the model's own draws were guessed.
 
@@ -53,7 +53,7 @@ def match(
         The tokens that plain decoding would draw, as far as the draft shows them.
 
     >>> logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
-    >>> match(Draft.chain([1, 1]), logits, TokenDraw(0.0, 1.0, seed=3, place=0)).tokens
+    >>> match(DraftTree.chain([1, 1]), logits, TokenDraw(0.0, 1.0, seed=3, place=0)).tokens
     (1, 2)
     """
     if process is not None:

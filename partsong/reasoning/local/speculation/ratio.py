@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Verdict", "accept_block", "accept_chain", "accept_one_of"]
+__all__ = ["Acceptance", "accept_block", "accept_chain", "accept_one_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Acceptance:
     """Says how much of a draft is kept.
 
     Attributes:
@@ -27,7 +27,7 @@ class Verdict:
     rest: Tensor
 
 
-def accept_chain(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Verdict:
+def accept_chain(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Acceptance:
     """Keeps each drafted token with the ratio of its probabilities, up to the first that fails.
 
     Args:
@@ -46,11 +46,11 @@ def accept_chain(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms:
     """
     for place, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
         if uniform * draft[place, token] >= target[place, token]:
-            return Verdict(place, _residual(target[place], draft[place]))
-    return Verdict(len(tokens), target[len(tokens)])
+            return Acceptance(place, _residual(target[place], draft[place]))
+    return Acceptance(len(tokens), target[len(tokens)])
 
 
-def accept_block(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Verdict:
+def accept_block(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Acceptance:
     """Keeps the longest beginning of a draft that passes as a whole; on average more than `accept_chain` does.
 
     Every beginning is tested with a number of its own, and the last one that passes counts.
@@ -78,10 +78,10 @@ def accept_block(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms:
             left = excess / mass if mass > 0 else target[place]
         if uniform < chance:
             accepted, rest = place, left
-    return Verdict(accepted, rest)
+    return Acceptance(accepted, rest)
 
 
-def accept_one_of(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Verdict:
+def accept_one_of(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Acceptance:
     """Keeps one of several tokens drafted for one place, which were drawn one after another without replacement.
 
     Args:
@@ -98,12 +98,12 @@ def accept_one_of(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms
     target, draft = target.clone(), draft.clone()
     for number, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
         if uniform * draft[token] < target[token]:
-            return Verdict(number, target)
+            return Acceptance(number, target)
         target = _residual(target, draft)
         draft[token] = 0
         if float(draft.sum()) > 0:
             draft = draft / draft.sum()
-    return Verdict(-1, target)
+    return Acceptance(-1, target)
 
 
 def _residual(target: Tensor, draft: Tensor) -> Tensor:
