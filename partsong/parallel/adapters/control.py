@@ -13,6 +13,7 @@ from torch import nn
 
 from partsong.parallel.adapters.cross import EMBEDDED
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
+from partsong.parallel.adapters.unet import BLOCKS, MASK, TRANSFORMERS
 
 __all__ = ["control_adapter_for"]
 
@@ -24,6 +25,34 @@ _POSITIONS = {"image_rotary_emb": Split(dim=0, stream=TEXT, leading=True)}
 
 _SD3 = row({**EMBEDDED, "pos_embed_input": {0: Split(dim=1, output=True)}})
 _SD3_BATCHED = ("hidden_states", "controlnet_cond", "encoder_hidden_states", "pooled_projections", "timestep")
+
+#: ControlNets of UNets: for one kind of hints, for several, and for some frames of a video.
+_OF_UNETS = ("ControlNetModel", "ControlNetUnionModel", "SparseControlNetModel")
+
+
+def _of_unet(model: str) -> Adapter:
+    """Returns the row of a ControlNet that is the first half of a UNet.
+
+    Picture and hint are convolved whole, and what they add up to is cut before the first block and for the first
+    residual, which is made of it.
+    """
+    return Adapter(
+        family="ControlNet of UNets",
+        model=model,
+        rows=True,
+        attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
+        splits=row(
+            {
+                "down_blocks.0": {"hidden_states": Split(dim=2)},
+                "controlnet_down_blocks.0": {"input": Split(dim=2)},
+            }
+        ),
+        gather=row(),
+        sample="sample",
+        batched=("sample", "timestep", "encoder_hidden_states", "controlnet_cond", "added_cond_kwargs"),
+        refused=row(attention_mask=MASK),
+    )
+
 
 ROWS: tuple[tuple[Adapter, Callable[[Any], bool]], ...] = (
     (
@@ -102,6 +131,52 @@ ROWS: tuple[tuple[Adapter, Callable[[Any], bool]], ...] = (
         ),
         lambda net: True,
     ),
+    (
+        Adapter(
+            family="HunyuanDiT ControlNet",
+            model="HunyuanDiT2DControlNetModel",
+            attention=row({"blocks.*.attn1": (IMAGE,)}),
+            splits=row({**EMBEDDED, "": {"image_rotary_emb": Split(dim=0, optional=True)}}),
+            gather=row(),
+            batched=(
+                "hidden_states",
+                "timestep",
+                "controlnet_cond",
+                "encoder_hidden_states",
+                "text_embedding_mask",
+                "encoder_hidden_states_t5",
+                "text_embedding_mask_t5",
+                "image_meta_size",
+                "style",
+            ),
+        ),
+        lambda net: True,
+    ),
+    (
+        Adapter(
+            family="Sana ControlNet",
+            model="SanaControlNetModel",
+            linear_attention=row({"transformer_blocks.*.attn1": "SanaLinearAttnProcessor2_0"}),
+            convolutions=("transformer_blocks.*.ff.conv_depth",),
+            whole_rows=True,
+            splits=row(
+                {
+                    "patch_embed": {0: Split(dim=1, output=True)},
+                    "transformer_blocks.*": {"height": Split(dim=0)},
+                }
+            ),
+            gather=row(),
+            batched=(
+                "hidden_states",
+                "encoder_hidden_states",
+                "timestep",
+                "controlnet_cond",
+                "encoder_attention_mask",
+            ),
+        ),
+        lambda net: True,
+    ),
+    *((_of_unet(name), lambda net: not net.config.global_pool_conditions) for name in _OF_UNETS),
 )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.control import control_adapter_for
+from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.clock import SideClock
@@ -144,10 +146,20 @@ def cut_controlnets(
         # One that has layers of the denoiser, or of another ControlNet, needs them without hooks.
         if adapter is None or not others.isdisjoint(net.modules()):
             continue
-        if all(denoiser.takes_shares(adapter.rows) for denoiser in denoisers):
+        if all(denoiser.takes_shares(adapter.rows) for denoiser in denoisers) and _has_known_rows(net, adapter):
             taken.append(ControlNet(plan, net, adapter, hooks))
             others.update(net.modules())
     return taken
+
+
+def _has_known_rows(net: nn.Module, adapter: Adapter) -> bool:
+    """Says whether every layer of a ControlNet can be cut into rows, where it is cut that way."""
+    try:
+        if adapter.rows:
+            refuse_unknown(net, UNET_BLOCKS, UNET_ADVICE)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def single_parts(parts: Mapping[str, Any]) -> Iterator[nn.Module]:
