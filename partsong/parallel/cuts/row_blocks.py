@@ -93,11 +93,9 @@ AUTOENCODER_ADVICE = "use ParallelVae(tile=32), which decodes overlapping tiles 
 SELF_ATTENTION = frozenset({"Attention", "WanAttentionBlock", "QwenImageAttentionBlock"})
 #: Modules of a UNet that see time, text and other conditions but never the image, and those of a ControlNet that get
 #: all rows of its hint.
-_OFF_THE_PATH = ("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj") + (
-    "controlnet_cond_embedding",
-    "control_add_embedding",
-    "control_type_proj",
-    "transformer_layes",
+_OFF_THE_PATH = (
+    *("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj"),
+    *("controlnet_cond_embedding", "control_add_embedding", "control_type_proj", "transformer_layes"),
     "spatial_ch_projs",
 )
 #: Modules that put pairs of rows together, which must not be left with half a pair.

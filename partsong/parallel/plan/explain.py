@@ -217,6 +217,7 @@ class _Account:
                 if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
                     pieces = cut.describe(seen.tokens)
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
+        lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]
 
     def stale_lines(self) -> list[str]:
