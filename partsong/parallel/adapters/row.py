@@ -154,7 +154,7 @@ class Adapter:
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
             items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
-        residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
+        residuals: arguments that hold tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
         refused_pipelines: methods by which a pipeline is known that does something to this model with which its input
             cannot be cut, with the reason.

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
+from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
@@ -167,6 +169,12 @@ class TokenCuts(Cut):
         if self.adapter.whole_frames:
             _, rows, columns = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-2] // rows * (sample.shape[-1] // columns)
+
+    def spread(self, own: Tensor) -> Tensor:
+        """Returns this rank's picture tokens `[B, own L, C]` in their place among zeros, `[B, L, C]`."""
+        sizes, index = self.shard_sizes((IMAGE,)), self.axis.index
+        before = offsets(sizes)[index]
+        return F.pad(own, (0, 0, before, sum(sizes) - before - sizes[index]))
 
     def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the tokens each rank contributes to an attention over `streams`."""
