@@ -41,6 +41,7 @@ def accept_chain(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms:
 
     Source: speculative decoding, arXiv 2211.17192 and 2302.01318.
 
+    >>> import torch
     >>> accept_chain(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), [0], [0.4]).accepted
     1
     """
