@@ -50,8 +50,8 @@ def _flux(*nets: FluxControlNetModel) -> Any:
     return FluxControlNetPipeline(**parts, controlnet=_several(FluxMultiControlNetModel, nets))
 
 
-def _several(wrapper: Any, nets: tuple[nn.Module, ...]) -> nn.Module:
-    return wrapper(list(nets)) if len(nets) > 1 else nets[0]
+def _several(wrapper: Any, nets: tuple[Any, ...]) -> Any:
+    return wrapper(list(nets)) if len(nets) > 1 else next(iter(nets))
 
 
 def _flux_net(seed: int = 0, **changed: Any) -> FluxControlNetModel:
