@@ -38,10 +38,6 @@ TO_COME = (
     "AnyFlowFARPipeline",
     "Cosmos3OmniPipeline",
     "Kandinsky6SRPipeline",
-    "LTX2DFRPipeline",
-    "LTX2DFRTemporalRefinePipeline",
-    "LTX2HDRPipeline",
-    "LTX2VideoDiffusionDecodePipeline",
     "RFD4ProteinaPipeline",
     "SanaWMPipeline",
 )
