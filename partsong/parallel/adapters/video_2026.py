@@ -374,4 +374,12 @@ ROWS = (
         shared=("visual_rope_pos",),
         frames=Frames(clips=False, dim=1, patch="patch_size"),
     ),
+    Adapter(
+        family="Kandinsky 6 SR",
+        model="Kandinsky6SRTransformer3DModel",
+        whole="which blocks of tokens attend to which is decided in every layer by the queries and keys of all of them",
+        splits=row(),
+        gather=row(),
+        batched=("hidden_states", "timestep"),
+    ),
 )

@@ -37,7 +37,6 @@ _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endsw
 TO_COME = (
     "AnyFlowFARPipeline",
     "Cosmos3OmniPipeline",
-    "Kandinsky6SRPipeline",
     "RFD4ProteinaPipeline",
     "SanaWMPipeline",
 )

@@ -125,7 +125,7 @@ def _dfr(samples: int) -> dict[str, Any]:
 
 
 def _dfr_tiles(samples: int) -> dict[str, Any]:
-    return _dfr(samples) | {"video_tiles": epilogue_tiles((4, 3, 5), 1, [])}
+    return _dfr(samples) | {"video_tiles": epilogue_tiles((4, 3, 5), 2, [1])}
 
 
 def _refined(samples: int) -> dict[str, Any]:
@@ -163,6 +163,7 @@ HERE = (
         name="LTX2DFRPipeline + tiles",
         build=lambda: _pipe(LTX2DFRPipeline, use_keyframes_abs_pos_embedding=True),
         call=_dfr_tiles,
+        samples=1,
     ),
     Case(name="LTX2DFRTemporalRefinePipeline", build=_refining, call=_refined),
     Case(name="LTX2HDRPipeline", build=lambda: _pipe(LTX2HDRPipeline), call=_hdr),
