@@ -71,14 +71,15 @@ class GuidancePair:
     Args:
         axis: the ranks over the branches.
         clock: where in the generation the call stands; its `branch` is set to the branch being computed.
+        sample: the argument that holds the noisy latents.
 
     Attributes:
         computed: how many branches the ranks shared in the call at work; 0 where each rank made the whole call.
         was_ready: whether the answer to the call at work was there already.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock) -> None:
-        self.axis, self.clock = axis, clock
+    def __init__(self, axis: Axis, clock: StepClock, sample: str) -> None:
+        self.axis, self.clock, self.sample = axis, clock, sample
         self.computed, self.was_ready = 0, False
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
@@ -119,6 +120,9 @@ class GuidancePair:
 
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
         branches = [self._expect(last, first) for last in self._last]
+        # Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
+        if len({tuple(part.shape for part in branch[self.sample]) for branch in branches}) > 1:
+            return
         self.computed = len(branches)
         outputs: dict[int, Any] = {}
         for b in self.of_rank(len(branches), self.axis.index):

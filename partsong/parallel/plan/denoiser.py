@@ -66,7 +66,7 @@ class Denoiser:
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
-        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
+        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample)
         self._shapes: dict[int, tuple[Any, ...]] = {}
         plan.clock.on_begin(self._begin)
         self._layers = KnownLayers(module) if self.cut is not None or self.attachments else None

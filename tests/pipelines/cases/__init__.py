@@ -36,14 +36,6 @@ _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endsw
 #: Pipelines without a case so far.
 TO_COME = (
     "AnyFlowFARPipeline",
-    "Cosmos3OmniPipeline",
-    "Kandinsky6SRPipeline",
-    "LTX2DFRPipeline",
-    "LTX2DFRTemporalRefinePipeline",
-    "LTX2HDRPipeline",
-    "LTX2VideoDiffusionDecodePipeline",
-    "RFD4ProteinaPipeline",
-    "SanaWMPipeline",
 )
 _TEXT = "it decodes text, which partsong.decode does"
 
