@@ -34,9 +34,7 @@ def _general_reason(name: str) -> str | None:
 _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endswith("Pipeline")}
 
 #: Pipelines without a case so far.
-TO_COME = (
-    "AnyFlowFARPipeline",
-)
+TO_COME = ("AnyFlowFARPipeline",)
 _TEXT = "it decodes text, which partsong.decode does"
 
 _TRIED = {case.pipeline for case in CASES.values()}  # among them some that diffusers has deprecated
