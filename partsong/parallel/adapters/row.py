@@ -150,7 +150,8 @@ class Adapter:
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
-        layered: arguments whose tensors have the batch second, after the layers of a text encoder.
+        layered: arguments whose tensors have the batch second, after the layers of a text encoder, or after keys and
+            values in a cache that the model fills; a dictionary is searched.
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
             items fill up.
         shared: arguments that all samples share, whatever their first dimension is.

@@ -379,6 +379,16 @@ ROWS = (
         frames=Frames(clips=False, dim=1, patch="patch_size"),
     ),
     Adapter(
+        family="AnyFlow FAR",
+        model="AnyFlowFARTransformer3DModel",
+        whole="it attends to a cache of the pipeline's, which has all tokens of earlier chunks, some at a lower resolution",
+        splits=row(),
+        gather=row(),
+        batched=("hidden_states", "timestep", "r_timestep", "encoder_hidden_states", "encoder_hidden_states_image"),
+        layered=("kv_cache",),
+        shared=("chunk_partition", "kv_cache_flag", "attention_mask"),
+    ),
+    Adapter(
         family="Kandinsky 6",
         model="Kandinsky6Transformer3DModel",
         # As in LTX-2, the sound stays whole on every rank, and so do the layers that refine the text.

@@ -239,9 +239,14 @@ def map_sample(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def samples_of(output: Any) -> list[Tensor]:
-    """Lists all tensors `[B, ...]` that a diffusers model returned, such as those of a video and of its sound."""
+    """Lists all tensors `[B, ...]` that a diffusers model returned, such as those of a video and of its sound.
+
+    A plain dictionary among them is none of its output objects but what it keeps, such as a cache.
+    """
     if isinstance(output, (Tensor, list)):
         return [sample_of(output)]
+    if type(output) is dict:
+        return []
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else ()
     return [tensor for part in parts for tensor in samples_of(part)]
 
@@ -250,7 +255,7 @@ def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Replaces every tensor `[B, ...]` that a diffusers model returned, in the order of `samples_of`."""
     if isinstance(output, (Tensor, list)):
         return map_sample(output, change)
-    if isinstance(output, Mapping):
+    if isinstance(output, Mapping) and type(output) is not dict:
         return type(output)(**{name: map_samples(part, change) for name, part in output.items()})
     return tuple(map_samples(part, change) for part in output) if isinstance(output, tuple) else output
 

@@ -35,7 +35,6 @@ _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endsw
 
 #: Pipelines without a case so far.
 TO_COME = (
-    "AnyFlowFARPipeline",
 )
 _TEXT = "it decodes text, which partsong.decode does"
 
