@@ -33,15 +33,11 @@ def _general_reason(name: str) -> str | None:
 
 _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endswith("Pipeline")}
 
-#: Pipelines without a case so far.
-TO_COME = (
-)
 _TEXT = "it decodes text, which partsong.decode does"
 
 LEFT_OUT: dict[str, str] = {name: reason for name, reason in _GENERAL.items() if reason is not None} | {
     name: reason for module in _MODULES for name, reason in getattr(module, "LEFT", {}).items()
 }
-LEFT_OUT |= dict.fromkeys(TO_COME, "it has no case yet")
 LEFT_OUT |= dict.fromkeys(("DiffusionGemmaPipeline", "LLaDA2Pipeline"), _TEXT)
 
 
