@@ -210,13 +210,16 @@ ROWS = (
     Adapter(
         family="Cosmos 3",
         model="Cosmos3OmniTransformer",
-        whole="each of its layers attends twice, causally over the text and then over text and video in one sequence",
-        splits=row(),
-        gather=row(),
+        # The text is attended to by the video and, causally, by itself: it stays whole. A call makes one sample, and
+        # its tensors have no batch dimension.
+        attention=row({"layers.*.self_attn": (TEXT, IMAGE)}),
+        keys_only=(TEXT,),
+        causal_text=True,
+        splits=row({"layers.0": row(gen_seq=Split(dim=0)), "layers.*": row(rotary_emb=Split(dim=0, items=(2, 3)))}),
+        gather=row(norm_moe_gen=Split(dim=0)),
         sample="vision_tokens",
         timestep="vision_timesteps",
-        # A call makes one sample, and its lists hold pieces of that one.
-        batched=("vision_tokens", "sound_tokens", "action_tokens"),
+        batched=("vision_tokens", "vision_timesteps", "input_ids", "sound_tokens", "action_tokens"),
     ),
     Adapter(
         family="Allegro",
@@ -228,7 +231,7 @@ ROWS = (
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
                 "transformer_blocks.*": row(
                     attention_mask=Split(dim=-1, optional=True),
-                    image_rotary_emb=Split(dim=-1, item=1, optional=True),
+                    image_rotary_emb=Split(dim=-1, items=(1,), optional=True),
                 ),
             }
         ),
@@ -307,26 +310,6 @@ ROWS = (
         frames=Frames(clips=False, patch="patch_size"),
     ),
     Adapter(
-        family="Sana-WM",
-        model="SanaWMTransformer3DModel",
-        whole="its delta rule takes frame after frame, each with the state that all frames before, or after, have left",
-        splits=row(),
-        gather=row(),
-        batched=(
-            "hidden_states",
-            "timestep",
-            "encoder_hidden_states",
-            "encoder_attention_mask",
-            "mask",
-            "camera_conditions",
-            "chunk_plucker",
-            "cam_pos_embeds",
-            "raymats",
-            "frame_valid_mask",
-        ),
-        shared=("data_info", "pos_embeds"),
-    ),
-    Adapter(
         family="Helios",
         model="HeliosTransformer3DModel",
         attention=row({"blocks.*.attn1": (IMAGE,)}),
@@ -379,16 +362,6 @@ ROWS = (
         frames=Frames(clips=False, dim=1, patch="patch_size"),
     ),
     Adapter(
-        family="AnyFlow FAR",
-        model="AnyFlowFARTransformer3DModel",
-        whole="it attends to a cache of the pipeline's, which has all tokens of earlier chunks, some at a lower resolution",
-        splits=row(),
-        gather=row(),
-        batched=("hidden_states", "timestep", "r_timestep", "encoder_hidden_states", "encoder_hidden_states_image"),
-        layered=("kv_cache",),
-        shared=("chunk_partition", "kv_cache_flag", "attention_mask"),
-    ),
-    Adapter(
         family="Kandinsky 6",
         model="Kandinsky6Transformer3DModel",
         # As in LTX-2, the sound stays whole on every rank, and so do the layers that refine the text.
@@ -414,13 +387,5 @@ ROWS = (
         ),
         shared=("visual_rope_pos",),
         frames=Frames(clips=False, dim=1, patch="patch_size"),
-    ),
-    Adapter(
-        family="Kandinsky 6 SR",
-        model="Kandinsky6SRTransformer3DModel",
-        whole="which blocks of tokens attend to which is decided in every layer by the queries and keys of all of them",
-        splits=row(),
-        gather=row(),
-        batched=("hidden_states", "timestep"),
     ),
 )

@@ -47,9 +47,7 @@ class BatchSplit:
         cut = self.rules.cut(named, rows, total)
         output = forward(**cut)
         own = sizes[self.axis.index]
-        gathered = map_samples(
-            output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples")
-        )
+        gathered = map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
         return _with_whole(gathered, cut, named)
 
     def rows(self, total: int) -> slice:

@@ -168,16 +168,20 @@ class AttentionHook(ModelHook):
         name: the module's name, for messages.
         once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
         may_skip: allows a forward without a call of the operator.
+        leaves_causal: leaves causal calls as they are: they are over tokens that every rank has.
     """
 
-    def __init__(self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False) -> None:
+    def __init__(
+        self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False, leaves_causal: bool = False
+    ) -> None:
         super().__init__()
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
+        self.leaves_causal = leaves_causal
 
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
-        with _Redirect(self._attend) as redirect:
+        with _Redirect(self._attend, self.leaves_causal) as redirect:
             output = original_forward(self)(*args, **kwargs)
         if (redirect.calls > 1 and self.once) or (redirect.calls == 0 and not self.may_skip):
             processor = type(getattr(module, "processor", module)).__name__
@@ -216,12 +220,13 @@ def original_forward(hook: ModelHook) -> Callable[..., Any]:
 
 
 class _Redirect(TorchFunctionMode):
-    def __init__(self, attend: Callable[..., Tensor]) -> None:
+    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool) -> None:
         super().__init__()
-        self.attend, self.calls = attend, 0
+        self.attend, self.leaves_causal, self.calls = attend, leaves_causal, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
+        left = self.leaves_causal and (kwargs or {}).get("is_causal", False)
+        if func is F.scaled_dot_product_attention and not left:
             self.calls += 1
             return self.attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

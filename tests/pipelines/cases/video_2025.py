@@ -275,8 +275,6 @@ HERE = (
         build=lambda: _any_flow(
             AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, chunk_partition=(1, 1, 1, 1), full_chunk_limit=2
         ),
-        call=lambda samples: (
-            _prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96}
-        ),
+        call=lambda samples: _prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
     ),
 )
