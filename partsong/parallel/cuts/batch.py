@@ -44,9 +44,11 @@ class BatchSplit:
         total = len(sample)
         sizes = split_sizes(total, self.axis.size)
         rows = self.rows(total)
-        output = forward(**self.rules.cut(named, rows, total))
+        cut = self.rules.cut(named, rows, total)
+        output = forward(**cut)
         own = sizes[self.axis.index]
-        return map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
+        gathered = map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
+        return _with_whole(gathered, cut, named)
 
     def rows(self, total: int) -> slice:
         """Returns the samples this rank computes, of `total`."""
@@ -157,6 +159,16 @@ class GuidancePair:
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in a step after the first."""
         return len(range(index, branches, self.axis.size)) * sample_bytes * (self.axis.size - 1)
+
+
+def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
+    """Returns an output in which a cut argument that the model hands back, such as a cache, is the whole one again."""
+    whole = {id(part): named[name] for name, part in cut.items()}
+    if isinstance(output, tuple):
+        return tuple(whole.get(id(part), part) for part in output)
+    if isinstance(output, Mapping):
+        return type(output)(**{name: whole.get(id(part), part) for name, part in output.items()})
+    return output
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

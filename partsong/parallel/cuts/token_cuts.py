@@ -91,9 +91,9 @@ class TokenCuts(Cut):
     def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
         if isinstance(value, Tensor):
             return self._cut(value, cut, name)
-        if isinstance(value, (list, tuple)) and cut.item is not None:
-            whole = replace(cut, item=None)
-            return type(value)(self._cut_any(x, whole, name) if i == cut.item else x for i, x in enumerate(value))
+        if isinstance(value, (list, tuple)) and cut.items:
+            whole = replace(cut, items=())
+            return type(value)(self._cut_any(x, whole, name) if i in cut.items else x for i, x in enumerate(value))
         if isinstance(value, (list, tuple)):
             return type(value)(None if item is None else self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):

@@ -136,7 +136,9 @@ class Plan(PlanState):
     def end_part(self) -> None:
         """Remembers what the steps so far have sent."""
         if any(denoiser.seen.known for denoiser in self.denoisers):
-            self.finished += bytes_by_step(self, self.denoisers, self.controlnets, self.clock.step)
+            # A call after the last step, such as one that fills a cache, counts as a step.
+            steps = self.clock.step + self.clock.is_called
+            self.finished += bytes_by_step(self, self.denoisers, self.controlnets, steps)
             self.seen.check_bytes += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
 
     def undo(self) -> None:
