@@ -34,8 +34,11 @@ Numbers in brackets are reasons, below. Behind the families is the same as one [
 _TAIL = """
 A transformer without a row is given one inferred from its structure where that is plain (embed, self-attending
 blocks, project; the text by cross-attention). Its first call is computed serially as well and refused where the two
-differ. Image-to-image, inpainting and ControlNet pipelines of a family work as the family does: a ControlNet runs on
-every rank, its residuals are cut like the tokens they are added to.
+differ. Image-to-image, inpainting and ControlNet pipelines of a family work as the family does. Where a model's tokens
+or rows are cut, so are those of its ControlNet, and each rank computes its share of the residuals: for Flux, SD3,
+Qwen-Image, HunyuanDiT, Sana and the UNets, `ControlNetUnionModel` and `SparseControlNetModel` included. Other
+ControlNets run whole on every rank, such as Z-Image's, which shares layers with the model, and those that average over
+the picture.
 """
 
 

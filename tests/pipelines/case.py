@@ -23,7 +23,7 @@ class Case:
         name: class of the pipeline, followed by what is put on it: ``StableDiffusionPipeline + IP-Adapter``.
         build: makes the pipeline with the same random weights in every process, in float64 where it can be.
         call: the arguments of a call for a number of samples, made anew each time: two or three steps, and guidance
-            where the pipeline has it. The runner adds a generator and turns the progress bar off.
+            where the pipeline has it. The runner adds a generator where there is none, and turns the progress bar off.
         samples: how many samples the call asks for; 1 for pipelines that make one at a time.
         tolerance: largest relative difference from the serial result. Set it only where the pipeline itself leaves
             float64, to 1e-4, and say there where it does.
@@ -52,9 +52,9 @@ class Case:
     def run(self, pipe: Any, **more: Any) -> list[Tensor]:
         """One call; everything it returned, as tensors in float64."""
         torch.manual_seed(3)  # some pipelines draw noise that no generator governs
-        named = self.call(self.samples) | more
+        named = {"generator": torch.Generator().manual_seed(9), **self.call(self.samples), **more}
         with torch.no_grad():
-            output = pipe(**named, generator=torch.Generator().manual_seed(9))
+            output = pipe(**named)
         tensors = [tensor.double() for tensor in _tensors(output)]
         assert tensors, f"{self.name} returned nothing to compare"
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors), f"{self.name} returned NaN"

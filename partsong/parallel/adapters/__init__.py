@@ -1,10 +1,10 @@
 """Holds what partsong knows of each architecture as data: where tokens enter and leave, and which attention mixes them.
 
 To support a new transformer, add a row to `cross`, `joint`, `pairs` or `sequences`. Video transformers go to `video`
-or `video_2026`, those of sounds to `audio`, UNets to `unet`, and UNets with temporal layers to `temporal`. Other
-packages add rows by entry points (see `partsong.plugins`). Where a diffusers class has a context-parallel plan of its
-own (``_cp_plan``), a row may leave out `splits` and `gather`; they are then read from that plan. A plain model without
-a row gets an inferred one, which its first call checks.
+or `video_2026`, those of sounds to `audio`, those whose input stays whole to `uncut`, UNets to `unet`, and UNets with
+temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a diffusers class
+has a context-parallel plan of its own (``_cp_plan``), a row may leave out `splits` and `gather`; they are then read
+from that plan. A plain model without a row gets an inferred one, which its first call checks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import audio, cross, joint, pairs, sequences, temporal, unet, video, video_2026
+from partsong.parallel.adapters import (
+    audio,
+    cross,
+    joint,
+    pairs,
+    sequences,
+    temporal,
+    uncut,
+    unet,
+    video,
+    video_2026,
+)
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Split, places
 from partsong.plugins import Registry
@@ -35,7 +46,7 @@ ADAPTERS: Mapping[str, Adapter] = Registry(
     "partsong.adapters",
     (
         *(*cross.ROWS, *joint.ROWS, *pairs.ROWS, *sequences.ROWS, *video.ROWS, *video_2026.ROWS, *audio.ROWS),
-        *(*unet.ROWS, *temporal.ROWS),
+        *(*unet.ROWS, *temporal.ROWS, *uncut.ROWS),
     ),
     name=lambda row: row.model,
     read=_read,

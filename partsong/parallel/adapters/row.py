@@ -39,7 +39,7 @@ class Split:
         gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
         tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there; a
             whole number counts them.
-        item: cut, or put together, only this item of a tuple.
+        items: cut, or put together, only these items of a tuple; empty cuts all, and puts the first together.
         ones: a single entry stands for all tokens and is left as it is.
         present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
             attends sample by sample, to these tokens only.
@@ -54,7 +54,7 @@ class Split:
     leading: bool = False
     gathered: bool = False
     tail: bool = False
-    item: int | None = None
+    items: tuple[int, ...] = ()
     ones: bool = False
     present: bool = False
 
@@ -132,7 +132,8 @@ class Adapter:
         model: class name of the diffusers transformer.
         attention: path of softmax self-attention -> the token streams it mixes, in order. Any other attention, such as
             cross-attention to a replicated text, stays local.
-        keys_only: streams that all ranks hold whole, whose tokens are attended to and do not attend themselves.
+        keys_only: streams that all ranks hold whole, whose tokens are attended to and do not attend to others.
+        causal_text: the attention modules attend to that whole text once more, causally and on every rank alike.
         gathered: path of modules that look across all tokens of the picture outside attention, such as experts that
             choose their tokens -> arguments `[B, L, C]` that they get whole; their output is cut again. Modules there
             without these arguments stay as they are.
@@ -159,11 +160,12 @@ class Adapter:
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
-        layered: arguments whose tensors have the batch second, after the layers of a text encoder.
+        layered: arguments whose tensors have the batch second, after the layers of a text encoder, or after keys and
+            values in a cache that the model fills; a dictionary is searched.
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
             items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
-        residuals: arguments that hold several tensors, batch first: what a ControlNet adds to the blocks.
+        residuals: arguments that hold tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
         refused_pipelines: methods by which a pipeline is known that does something to this model with which its input
             cannot be cut, with the reason.
@@ -182,6 +184,7 @@ class Adapter:
     model: str
     attention: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     keys_only: tuple[str, ...] = ()
+    causal_text: bool = False
     gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scaled_by_length: str | None = None
     seems_cross: bool = False

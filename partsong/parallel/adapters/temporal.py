@@ -30,9 +30,8 @@ ROWS = (
             "timestep",
             "timestep_cond",
             "added_cond_kwargs",
-            _MIDDLE,
         ),
-        residuals=(_DOWN,),
+        residuals=(_DOWN, _MIDDLE),
         refused=_MASK,
     ),
     Adapter(
@@ -51,9 +50,8 @@ ROWS = (
             "timestep",
             "class_labels",
             "timestep_cond",
-            _MIDDLE,
         ),
-        residuals=(_DOWN,),
+        residuals=(_DOWN, _MIDDLE),
         refused=_MASK,
     ),
     Adapter(

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
 
-__all__ = ["BLOCKS", "GATHER", "ROWS", "TRANSFORMERS", "cut_rows"]
+__all__ = ["BLOCKS", "GATHER", "MASK", "ROWS", "TRANSFORMERS", "cut_rows"]
 
 #: Where UNets have their blocks, and the attention to a picture inside these.
 BLOCKS = ("down_blocks.*", "mid_block", "up_blocks.*")
 TRANSFORMERS = {f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,) for blocks in BLOCKS}
+MASK = "masks over the image's own positions are not supported; leave it out"
 #: Where the rows leave a UNet.
 GATHER = row(conv_out=Split(dim=2))
 
@@ -21,9 +22,11 @@ def cut_rows(*residuals: str) -> Mapping[str, Mapping[str | int, Split]]:
     return row({"conv_in": row({0: Split(dim=2, output=True)}), **added})
 
 
-_RESIDUALS = ("down_block_additional_residuals", "down_intrablock_additional_residuals")
-_MIDDLE = "mid_block_additional_residual"
-_MASK = "masks over the image's own positions are not supported; leave it out"
+_RESIDUALS = (
+    "down_block_additional_residuals",
+    "down_intrablock_additional_residuals",
+    "mid_block_additional_residual",
+)
 
 ROWS = (
     Adapter(
@@ -32,7 +35,7 @@ ROWS = (
         rows=True,
         # Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
         attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
-        splits=cut_rows(*_RESIDUALS, _MIDDLE),
+        splits=cut_rows(*_RESIDUALS),
         gather=GATHER,
         sample="sample",
         batched=(
@@ -44,10 +47,9 @@ ROWS = (
             "timestep_cond",
             "added_cond_kwargs",
             "encoder_attention_mask",
-            _MIDDLE,
         ),
         residuals=_RESIDUALS,
-        refused=row(attention_mask=_MASK),
+        refused=row(attention_mask=MASK),
     ),
     Adapter(
         family="Unconditional UNet",
@@ -80,7 +82,7 @@ ROWS = (
             "encoder_hidden_states_1",
             "encoder_attention_mask_1",
         ),
-        refused=row(attention_mask=_MASK),
+        refused=row(attention_mask=MASK),
     ),
     Adapter(
         family="Kandinsky 3 UNet",
@@ -110,7 +112,7 @@ ROWS = (
             "added_cond_kwargs",
             "encoder_attention_mask",
         ),
-        refused=row(attention_mask=_MASK),
+        refused=row(attention_mask=MASK),
     ),
     Adapter(
         family="Prior of image embeddings",

@@ -95,7 +95,7 @@ ROWS = (
             }
         ),
         # After its blocks it drops as many tokens as the whole text has.
-        gather=row({"transformer_blocks.-1": Split(dim=1, stream=TEXT, item=1), "proj_out": _TOKENS}),
+        gather=row({"transformer_blocks.-1": Split(dim=1, stream=TEXT, items=(1,)), "proj_out": _TOKENS}),
         blocks=row(transformer_blocks=_BOTH),
         shared=("image_rotary_emb",),
         batched=(

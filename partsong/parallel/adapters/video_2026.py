@@ -216,6 +216,20 @@ ROWS = (
         frames=Frames(patch="patch_size"),
     ),
     Adapter(
+        family="Cosmos 3",
+        model="Cosmos3OmniTransformer",
+        # The text is attended to by the video and, causally, by itself: it stays whole. A call makes one sample, and
+        # its tensors have no batch dimension.
+        attention=row({"layers.*.self_attn": (TEXT, IMAGE)}),
+        keys_only=(TEXT,),
+        causal_text=True,
+        splits=row({"layers.0": row(gen_seq=Split(dim=0)), "layers.*": row(rotary_emb=Split(dim=0, items=(2, 3)))}),
+        gather=row(norm_moe_gen=Split(dim=0)),
+        sample="vision_tokens",
+        timestep="vision_timesteps",
+        batched=("vision_tokens", "vision_timesteps", "input_ids", "sound_tokens", "action_tokens"),
+    ),
+    Adapter(
         family="Allegro",
         model="AllegroTransformer3DModel",
         attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
@@ -225,7 +239,7 @@ ROWS = (
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
                 "transformer_blocks.*": row(
                     attention_mask=Split(dim=-1, optional=True),
-                    image_rotary_emb=Split(dim=-1, item=1, optional=True),
+                    image_rotary_emb=Split(dim=-1, items=(1,), optional=True),
                 ),
             }
         ),

@@ -44,9 +44,11 @@ class BatchSplit:
         total = len(sample)
         sizes = split_sizes(total, self.axis.size)
         rows = self.rows(total)
-        output = forward(**self.rules.cut(named, rows, total))
+        cut = self.rules.cut(named, rows, total)
+        output = forward(**cut)
         own = sizes[self.axis.index]
-        return map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
+        gathered = map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
+        return _with_whole(gathered, cut, named)
 
     def rows(self, total: int) -> slice:
         """Returns the samples this rank computes, of `total`."""
@@ -71,14 +73,15 @@ class GuidancePair:
     Args:
         axis: the ranks over the branches.
         clock: where in the generation the call stands; its `branch` is set to the branch being computed.
+        sample: the argument that holds the noisy latents.
 
     Attributes:
         computed: how many branches the ranks shared in the call at work; 0 where each rank made the whole call.
         was_ready: whether the answer to the call at work was there already.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock) -> None:
-        self.axis, self.clock = axis, clock
+    def __init__(self, axis: Axis, clock: StepClock, sample: str) -> None:
+        self.axis, self.clock, self.sample = axis, clock, sample
         self.computed, self.was_ready = 0, False
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
@@ -119,6 +122,9 @@ class GuidancePair:
 
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
         branches = [self._expect(last, first) for last in self._last]
+        # Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
+        if len({tuple(part.shape for part in branch[self.sample]) for branch in branches}) > 1:
+            return
         self.computed = len(branches)
         outputs: dict[int, Any] = {}
         for b in self.of_rank(len(branches), self.axis.index):
@@ -153,6 +159,16 @@ class GuidancePair:
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in a step after the first."""
         return len(range(index, branches, self.axis.size)) * sample_bytes * (self.axis.size - 1)
+
+
+def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
+    """Returns an output in which a cut argument that the model hands back, such as a cache, is the whole one again."""
+    whole = {id(part): named[name] for name, part in cut.items()}
+    if isinstance(output, tuple):
+        return tuple(whole.get(id(part), part) for part in output)
+    if isinstance(output, Mapping):
+        return type(output)(**{name: whole.get(id(part), part) for name, part in output.items()})
+    return output
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

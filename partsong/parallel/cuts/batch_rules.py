@@ -26,7 +26,7 @@ class BatchRules:
         batched: arguments whose tensors have the batch first; lists and dictionaries are searched for tensors.
         per_sample: arguments that are lists with an item per sample.
         folded: arguments whose tensors have batch x frames first.
-        layered: arguments whose tensors have the batch second.
+        layered: arguments whose tensors have the batch second; dictionaries are searched for tensors.
         padded: arguments as long as the longest item of another one -> its name, and the multiple that items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
         trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
@@ -85,11 +85,17 @@ class BatchRules:
         if name in self.folded:
             return self._frames(name, value, rows, total)
         if name in self.layered:
-            return self._samples(name, value.transpose(0, 1), rows, total).transpose(0, 1)
+            return self._layers(name, value, rows, total)
         if name in self.batched:
             return self._samples(name, value, rows, total)
         self._refuse_lookalikes(name, value, total)
         return value
+
+    def _layers(self, name: str, value: Any, rows: slice, total: int) -> Any:
+        """Cuts tensors that have the batch second; what a model writes to them reaches the whole ones."""
+        if isinstance(value, Mapping):
+            return {key: self._layers(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
+        return self._samples(name, value.transpose(0, 1), rows, total).transpose(0, 1)
 
     def _items(self, name: str, value: Any, rows: slice, total: int) -> Any:
         if value and len(value) != total:

@@ -72,7 +72,7 @@ UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL, _
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
     "IPAdapterAttnProcessor2_0 UNet2DModel AttnDownBlock2D AttnUpBlock2D AvgPool2d ResnetDownsampleBlock2D "
     "ResnetUpsampleBlock2D SimpleCrossAttnDownBlock2D SimpleCrossAttnUpBlock2D UNetMidBlock2DSimpleCrossAttn "
-    "AudioLDM2UNet2DConditionModel"
+    "AudioLDM2UNet2DConditionModel ControlNetModel ControlNetUnionModel SparseControlNetModel"
 )
 UNET_ADVICE = "use CfgParallel or DataParallel, which leave the model whole"
 _KL = "Encoder Decoder DownEncoderBlock2D UpDecoderBlock2D AttnDownEncoderBlock2D AttnUpDecoderBlock2D"
@@ -91,8 +91,13 @@ AUTOENCODER_BLOCKS = _LAYERS.union(
 AUTOENCODER_ADVICE = "use ParallelVae(tile=32), which decodes overlapping tiles and is approximate, or drop ParallelVae"
 #: Self-attention over the whole image in autoencoders.
 SELF_ATTENTION = frozenset({"Attention", "WanAttentionBlock", "QwenImageAttentionBlock"})
-#: Modules of a UNet that see time, text and other conditions but never the image.
-_OFF_THE_PATH = ("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj")
+#: Modules of a UNet that see time, text and other conditions but never the image, and those of a ControlNet that get
+#: all rows of its hint.
+_OFF_THE_PATH = (
+    *("time_", "add_", "class_embedding", "encoder_hid_proj", "text_proj"),
+    *("controlnet_cond_embedding", "control_add_embedding", "control_type_proj", "transformer_layes"),
+    "spatial_ch_projs",
+)
 #: Modules that put pairs of rows together, which must not be left with half a pair.
 _PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D", "AvgPool2d"})
 
@@ -152,7 +157,7 @@ def is_low_rank(name: str) -> bool:
 
 
 def is_off_the_path(name: str) -> bool:
-    """Says whether a module of a UNet sees time, text and other conditions, but never the image."""
+    """Says whether a module of a UNet sees time, text and other conditions, but never this rank's rows."""
     return name.startswith(_OFF_THE_PATH)
 
 

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
+from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
@@ -89,9 +91,9 @@ class TokenCuts(Cut):
     def _cut_any(self, value: Any, cut: Split, name: str) -> Any:
         if isinstance(value, Tensor):
             return self._cut(value, cut, name)
-        if isinstance(value, (list, tuple)) and cut.item is not None:
-            whole = replace(cut, item=None)
-            return type(value)(self._cut_any(x, whole, name) if i == cut.item else x for i, x in enumerate(value))
+        if isinstance(value, (list, tuple)) and cut.items:
+            whole = replace(cut, items=())
+            return type(value)(self._cut_any(x, whole, name) if i in cut.items else x for i, x in enumerate(value))
         if isinstance(value, (list, tuple)):
             return type(value)(None if item is None else self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):
@@ -167,6 +169,12 @@ class TokenCuts(Cut):
         if self.adapter.whole_frames:
             _, rows, columns = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-2] // rows * (sample.shape[-1] // columns)
+
+    def spread(self, own: Tensor) -> Tensor:
+        """Returns this rank's picture tokens `[B, own L, C]` in their place among zeros, `[B, L, C]`."""
+        sizes, index = self.shard_sizes((IMAGE,)), self.axis.index
+        before = offsets(sizes)[index]
+        return F.pad(own, (0, 0, before, sum(sizes) - before - sizes[index]))
 
     def shard_sizes(self, streams: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the tokens each rank contributes to an attention over `streams`."""

@@ -93,8 +93,9 @@ class SequenceParallel(TokenCuts):
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
             once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
-            may_skip = self.adapter.skips_attention
-            hooks.add(child, AttentionHook(attend, name, once=once, may_skip=may_skip), "attention")
+            skips, causal = self.adapter.skips_attention, self.adapter.causal_text
+            hook = AttentionHook(attend, name, once=once, may_skip=skips, leaves_causal=causal)
+            hooks.add(child, hook, "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
 
@@ -152,7 +153,7 @@ class SequenceParallel(TokenCuts):
         """Puts the tokens of an output together; of several, those of the item that the cut names, or the first."""
         if isinstance(output, Tensor):
             return self._gather(output, name, cut)
-        item = cut.item or 0
+        item = cut.items[0] if cut.items else 0
         return (*output[:item], self._gather(output[item], name, cut), *output[item + 1 :])
 
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
@@ -348,7 +349,7 @@ def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tup
 
 def head_counts(module: Any) -> tuple[int, int, int]:
     """Returns query heads, key/value heads and head dimension of an attention module that has not been called yet."""
-    heads = module.heads if hasattr(module, "heads") else module.num_heads
+    heads = _first(module, "heads", "num_heads", "num_attention_heads")
     queries = _first(module, "to_q", "to_query")
     if getattr(module, "fused_projections", False) or queries is None:
         head_dim = _first(module, "head_dim", "dim_heads") or module.inner_dim // heads

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import Adapter
+from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.cuts.row_blocks import (
     UNET_ADVICE,
@@ -51,7 +52,7 @@ class RowParallel(Cut):
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
         self._even, self._reads_text = halves_evenly(module), reads_text(module)
-        self._row_bytes = 0
+        self._row_bytes, self._widths = 0, (1,)
 
     def _is_attention(self, name: str) -> bool:
         """Says whether a module is a self-attention over the image."""
@@ -68,13 +69,28 @@ class RowParallel(Cut):
         """
         assert self.adapter.splits is not None and self.adapter.gather is not None
         refuse_unknown(self.module, UNET_BLOCKS, UNET_ADVICE)
-        entry = next(path for path in self.adapter.splits if path)
         aside = [name for name, _ in self.module.named_children() if is_off_the_path(name)]
-        self.split.attach(hooks, skip=(entry, *aside))
-        hooks.add(self.module.get_submodule(entry), OutputHook(self._cut), "split-output")
-        hooks.add(self.module.get_submodule(next(iter(self.adapter.gather))), OutputHook(self._gather), "gather")
+        # Nothing is cut before the first convolution.
+        self.split.attach(hooks, skip=("conv_in", *aside))
+        for path, cuts in self.adapter.splits.items():
+            if path:
+                self._attach_entry(hooks, self.module.get_submodule(path), cuts)
+        for path in self.adapter.gather:
+            hooks.add(self.module.get_submodule(path), OutputHook(self._gather), "gather")
         signature = signature_of(self.module)
         hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
+
+    def _attach_entry(self, hooks: HookSet, module: nn.Module, cuts: Mapping[str | int, Split]) -> None:
+        """Puts the hook on that cuts the one output of a module, or the arguments that are named."""
+        names = [str(name) for name, cut in cuts.items() if not cut.output]
+        if not names:
+            hooks.add(module, OutputHook(self._cut), "split-output")
+            return
+
+        def change(named: dict[str, Any]) -> None:
+            named |= {name: self._cut(named[name]) for name in names}
+
+        hooks.add(module, InputHook(change, signature_of(module)), "split")
 
     def begin_forward(self, sample: Tensor) -> None:
         """Lays the rows of a call out over the ranks.
@@ -88,6 +104,7 @@ class RowParallel(Cut):
                 f"{self.adapter.model}: {height} rows are no multiple of {factor}, and its blocks put rows together in "
                 "pairs; use a height that halves evenly"
             )
+        self._widths = halved(sample.shape[-1], self._paddings)
         self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, len(sample))
 
     def abandon(self) -> None:
@@ -125,7 +142,20 @@ class RowParallel(Cut):
         return type(value)(self._cut_residuals(part) for part in value)
 
     def _cut(self, image: Tensor) -> Tensor:
-        return image[:, :, self.split.own].contiguous()
+        return image[:, :, self.split.own_at(0)].contiguous()
+
+    def spread(self, own: Tensor) -> Tensor:
+        """Returns this rank's rows `[B, C, own H, W]` of any level in their place among zeros, `[B, C, H, W]`."""
+        levels, index = self.split.levels, self.axis.index
+        # Near the last row two levels may have as many here, and then the width tells.
+        shapes = [(levels.sizes(level)[index], width) for level, width in enumerate(self._widths)]
+        level = shapes.index((own.shape[2], own.shape[3]))
+        if shapes.count(shapes[level]) > 1:
+            raise UnsupportedError(
+                f"{self.adapter.model}: an image {self._widths[0]} wide is too narrow to be cut; use fewer ranks"
+            )
+        rows = self.split.own_at(level)
+        return F.pad(own, (0, 0, rows.start, levels.heights[level] - rows.stop))
 
     def _gather(self, rows: Tensor) -> Tensor:
         # Frames may be folded into the batch.

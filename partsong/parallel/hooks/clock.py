@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["StepClock"]
+__all__ = ["SideClock", "StepClock"]
 
 
 class StepClock:
@@ -111,6 +111,28 @@ class StepClock:
     def is_last_step(self) -> bool:
         """Says whether no further step follows; False where the number of steps is unknown."""
         return self.num_steps is not None and self.step >= self.num_steps - 1
+
+
+class SideClock(StepClock):
+    """Follows the steps of a denoiser's clock for a model that is called beside the denoiser.
+
+    Its branches are the calls of that model within a step, and the denoiser's are not counted.
+
+    Args:
+        main: the denoiser's clock.
+    """
+
+    def __init__(self, main: StepClock) -> None:
+        super().__init__()
+        self.driven, self._main = True, main
+        main.on_begin(self.begin)
+
+    def enter(self, timestep: Any = None) -> None:
+        """Notes a call of the model; the step is the main clock's, whatever the timestep."""
+        if self.step != self._main.step:
+            self._calls = 0
+        self.step, self.num_steps, self._times = self._main.step, self._main.num_steps, self._main._times
+        super().enter(timestep)
 
 
 def _first(timestep: Any) -> float:

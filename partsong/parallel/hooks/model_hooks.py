@@ -168,16 +168,20 @@ class AttentionHook(ModelHook):
         name: the module's name, for messages.
         once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
         may_skip: allows a forward without a call of the operator.
+        leaves_causal: leaves causal calls as they are: they are over tokens that every rank has.
     """
 
-    def __init__(self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False) -> None:
+    def __init__(
+        self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False, leaves_causal: bool = False
+    ) -> None:
         super().__init__()
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
+        self.leaves_causal = leaves_causal
 
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
-        with _Redirect(self._attend) as redirect:
+        with _Redirect(self._attend, self.leaves_causal) as redirect:
             output = original_forward(self)(*args, **kwargs)
         if (redirect.calls > 1 and self.once) or (redirect.calls == 0 and not self.may_skip):
             processor = type(getattr(module, "processor", module)).__name__
@@ -216,12 +220,13 @@ def original_forward(hook: ModelHook) -> Callable[..., Any]:
 
 
 class _Redirect(TorchFunctionMode):
-    def __init__(self, attend: Callable[..., Tensor]) -> None:
+    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool) -> None:
         super().__init__()
-        self.attend, self.calls = attend, 0
+        self.attend, self.leaves_causal, self.calls = attend, leaves_causal, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
+        left = self.leaves_causal and (kwargs or {}).get("is_causal", False)
+        if func is F.scaled_dot_product_attention and not left:
             self.calls += 1
             return self.attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -243,7 +248,7 @@ def samples_of(output: Any) -> list[Tensor]:
     if isinstance(output, (Tensor, list)):
         return [sample_of(output)]
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else ()
-    return [tensor for part in parts for tensor in samples_of(part)]
+    return [tensor for part in parts if not _is_kept(part) for tensor in samples_of(part)]
 
 
 def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -251,8 +256,16 @@ def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, (Tensor, list)):
         return map_sample(output, change)
     if isinstance(output, Mapping):
-        return type(output)(**{name: map_samples(part, change) for name, part in output.items()})
-    return tuple(map_samples(part, change) for part in output) if isinstance(output, tuple) else output
+        parts = {name: part if _is_kept(part) else map_samples(part, change) for name, part in output.items()}
+        return type(output)(**parts)
+    if isinstance(output, tuple):
+        return tuple(part if _is_kept(part) else map_samples(part, change) for part in output)
+    return output
+
+
+def _is_kept(part: Any) -> bool:
+    """Says whether a part of an output is a plain dictionary: what a pipeline keeps, such as a cache, and no sample."""
+    return type(part) is dict
 
 
 def sample_of(output: Any) -> Tensor:

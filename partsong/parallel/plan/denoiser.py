@@ -19,6 +19,7 @@ from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
 from partsong.parallel.plan.seen import Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -42,6 +43,7 @@ class Denoiser:
         seen: the shapes of its calls.
         shared: the ranks that share the call at work: all of them, or those of one guidance branch.
         attachments: what strategies have put on its blocks.
+        has_shares: whether this rank has its share of the residuals only, from a ControlNet that is cut too.
     """
 
     def __init__(self, plan: PlanState, module: nn.Module, hooks: HookSet) -> None:
@@ -51,7 +53,7 @@ class Denoiser:
         self.seen = Seen()
         refuse(plan.strategies, self.adapter, mesh)
         self.verified = not self.adapter.inferred or mesh.world_size == 1
-        self.stages = plan.stages()
+        self.stages = plan.stages(plan.clock)
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
         self.shared = self.everyone
@@ -64,10 +66,11 @@ class Denoiser:
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
-        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock)
+        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample)
         self._shapes: dict[int, tuple[Any, ...]] = {}
         plan.clock.on_begin(self._begin)
-        self._modules = [*module.modules()] if self.cut is not None or self.attachments else None
+        self._layers = KnownLayers(module) if self.cut is not None or self.attachments else None
+        self.has_shares = False
         hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
 
     def _cut(self) -> Cut | None:
@@ -79,7 +82,7 @@ class Denoiser:
         if mesh.axis(*TOKEN_AXES).size == 1:
             return None
         if self.adapter.rows:
-            return RowParallel(self.module, self.adapter, mesh, tuple(self.stages), plan.borders())
+            return RowParallel(self.module, self.adapter, mesh, tuple(self.stages), plan.borders(plan.clock))
         return SequenceParallel(self.module, self.adapter, mesh, self.stages)
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -88,14 +91,15 @@ class Denoiser:
             self.plan.check_loop()
             return self._compute(forward, **named)
         self._refuse(named)
-        self._check_device(named[self.adapter.sample])
+        if self.checked:
+            check_device(self.adapter.model, named[self.adapter.sample], self.plan.mesh)
         self.plan.follow_scheduler()
         clock = self.plan.clock
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
             self.plan.share_random_state()
-        if (clock.step, clock.branch) == (0, 0):
-            self._check_modules()
+        if (clock.step, clock.branch) == (0, 0) and self._layers is not None:
+            self._layers.check()
         self._note_step(named, clock.step)
         shared = functools.partial(self._share, functools.partial(self._compute, forward))
         if self.verified:
@@ -109,27 +113,6 @@ class Denoiser:
         if not clock.driven:
             self.plan.close_record()
         return output
-
-    def _check_modules(self) -> None:
-        """Refuses a model whose layers have changed since they were hooked."""
-        if self._modules is None or self._modules == [*self.module.modules()]:
-            return
-        known = set(self._modules)
-        fresh = next((name for name, child in self.module.named_modules() if child not in known), None)
-        changed = f"{fresh} is new" if fresh else "some are gone"
-        raise UnsupportedError(
-            f"the layers of {self.adapter.model} have changed since parallelize(): {changed}; load adapters such as "
-            "LoRA first, or call undo() and parallelize() again"
-        )
-
-    def _check_device(self, latents: Tensor | list[Tensor]) -> None:
-        """Refuses a model that has been moved to where its ranks have no connection."""
-        device, ours = latents[0].device, self.plan.mesh.device
-        if self.checked and device.type != ours.type:
-            raise UnsupportedError(
-                f"the latents of {self.adapter.model} are on {device}, and the ranks of this plan exchange on {ours}; "
-                f"move the pipeline there, or make a mesh on {device}"
-            )
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:
         """Refuses, before any work, a call of a strategy's own loop that has no correct form or differs between ranks.
@@ -148,7 +131,7 @@ class Denoiser:
         if step in self.seen.steps:
             return
         if len(self.seen.steps) < AGREED_STEPS and self.checked:
-            check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
+            check_alike(self.everyone, {name: named.get(name) for name in self.compared})
         elif self.checked and self.plan.loop is None:
             self.comparison.check()
             self.comparison.post(named[self.adapter.sample], step)
@@ -208,6 +191,19 @@ class Denoiser:
         self._shapes.clear()
 
     def _refuse(self, named: dict[str, Any]) -> None:
-        for name, reason in self.adapter.refused.items() if self.cut is not None else ():
-            if named.get(name) is not None:
-                raise UnsupportedError(f"{self.adapter.model}: {name} was given; {reason}")
+        if self.cut is not None:
+            check_given(self.adapter.model, self.adapter.refused, named)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Lists the arguments that must be the same on every rank: not residuals of which each has its share."""
+        return self.adapter.batched if self.has_shares else self.adapter.compared
+
+    def takes_shares(self, rows: bool) -> bool:
+        """Says whether it reads no more of a residual than this rank's share.
+
+        Args:
+            rows: the share is one of an image's rows, not of tokens.
+        """
+        is_known = bool(self.adapter.residuals) and not self.adapter.inferred
+        return is_known and type(self.cut) is (RowParallel if rows else SequenceParallel)

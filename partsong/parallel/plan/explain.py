@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.plan.control import ControlNet
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.seen import DenoiserCall, Seen
 from partsong.parallel.plan.state import PlanState
@@ -15,7 +16,7 @@ from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 from partsong.parallel.ranks.shards import split_sizes
-from partsong.parallel.strategy import Coder
+from partsong.parallel.strategy import Coder, Cut
 
 __all__ = ["Explanation", "bytes_by_step", "explain"]
 
@@ -59,25 +60,36 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Coder]) -> Explanation:
+def explain(
+    plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Coder], controlnets: Sequence[ControlNet]
+) -> Explanation:
     """Predicts, for the shapes that were seen last, what a plan moves.
 
     Args:
         plan: strategies on a mesh.
         denoisers: the models they are attached to.
         coders: the autoencoders they are attached to.
+        controlnets: the ControlNets that are cut as the denoisers are.
     """
-    return _Account(plan, denoisers, coders).explanation()
+    return _Account(plan, denoisers, coders, controlnets).explanation()
 
 
-def bytes_by_step(plan: PlanState, denoisers: Sequence[Denoiser], steps: int) -> list[tuple[int, ...]]:
+def bytes_by_step(
+    plan: PlanState, denoisers: Sequence[Denoiser], controlnets: Sequence[ControlNet], steps: int
+) -> list[tuple[int, ...]]:
     """Predicts the bytes each rank sends in the first steps of the generation at work."""
-    return _Account(plan, denoisers, ()).by_step(steps)
+    return _Account(plan, denoisers, (), controlnets).by_step(steps)
 
 
 class _Account:
-    def __init__(self, plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Coder]) -> None:
-        self.plan, self.denoisers, self.coders = plan, denoisers, coders
+    def __init__(
+        self,
+        plan: PlanState,
+        denoisers: Sequence[Denoiser],
+        coders: Sequence[Coder],
+        controlnets: Sequence[ControlNet],
+    ) -> None:
+        self.plan, self.denoisers, self.coders, self.controlnets = plan, denoisers, coders, controlnets
         self.degrees, self.world_size = plan.mesh.degrees, plan.mesh.world_size
 
     def explanation(self) -> Explanation:
@@ -109,15 +121,15 @@ class _Account:
         return index
 
     def step_bytes(self, step: int, rank: int) -> int:
-        total = 0
         agreement = 8 * NUMBERS_PER_VALUE * (self.world_size - 1)
+        total = sum(self.control_bytes(net, step, rank, agreement) for net in self.controlnets)
         for denoiser in self.denoisers:
             called = self.called_in(denoiser) if denoiser.seen.known else []
             if step in called:
                 position = called.index(step)
                 total += self.denoiser_bytes(denoiser, step, rank)
                 if position < AGREED_STEPS:
-                    total += agreement * len(denoiser.adapter.compared)
+                    total += agreement * len(denoiser.compared)
                 elif self.plan.loop is None:
                     total += agreement
         return total
@@ -154,12 +166,33 @@ class _Account:
         if denoiser.cut is None:
             return 0
         denoiser.cut.recall(call.notes[branch])
-        index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
-        when = (0 if begins else step, self.plan.clock.num_steps == step + 1)
-        return denoiser.cut.predict(batch, dict(call.tokens[branch]), _itemsize(denoiser.module), index, when)
+        return self.forward_bytes(denoiser, denoiser.cut, batch, call.tokens[branch], (step, begins), rank)
+
+    def control_bytes(self, net: ControlNet, step: int, rank: int, agreement: int) -> int:
+        total = 0
+        for call in net.calls_of(step):
+            net.cut.recall(call.notes)
+            total += self.forward_bytes(net, net.cut, call.batch, call.tokens, (step, call.begins), rank)
+            total += agreement * len(net.adapter.compared) * call.is_compared
+        return total
+
+    def forward_bytes(
+        self,
+        under: Denoiser | ControlNet,
+        cut: Cut,
+        batch: int,
+        tokens: Mapping[str, int],
+        step: tuple[int, bool],
+        rank: int,
+    ) -> int:
+        """Counts what a rank sends in one forward of a step (its number, whether nothing from before it fits)."""
+        index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
+        number, begins = step
+        when = (0 if begins else number, self.plan.clock.num_steps == number + 1)
+        return cut.predict(batch, dict(tokens), _itemsize(under.module), index, when)
 
     def once_bytes(self, rank: int) -> int:
         seen, peers = self.plan.seen, self.world_size - 1
@@ -167,7 +200,7 @@ class _Account:
         total += (sum(seen.latents) + seen.state_bytes) * peers if rank == 0 else 0
         total += seen.check_bytes + sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
         total += sum(coder.predict(rank) for coder in self.coders)
-        total += sum(stage.bytes_once for denoiser in self.denoisers for stage in denoiser.stages)
+        total += sum(stage.bytes_once for under in (*self.denoisers, *self.controlnets) for stage in under.stages)
         size = self.degrees["data"]
         for samples, sample_bytes in seen.decoded:
             index = self.place(rank, "data")
@@ -184,6 +217,7 @@ class _Account:
                 if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
                     pieces = cut.describe(seen.tokens)
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
+        lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]
 
     def stale_lines(self) -> list[str]:

@@ -31,8 +31,7 @@ def follow_pipeline(
         methods: takes the replaced methods of the pipeline and its scheduler.
         shares_decoder: whether the samples are decoded on different ranks of the ``data`` axis.
     """
-    scheduler = getattr(pipe, "scheduler", None)
-    if scheduler is None:
+    if _scheduler(pipe) is None:
         return
     if plan.loop is not None:
         # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
@@ -56,9 +55,16 @@ def follow_pipeline(
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
 
 
+def _scheduler(pipe: Any) -> Any:
+    """Returns the scheduler of a pipeline: of several that step together under names of their own, the first."""
+    own = getattr(pipe, "scheduler", None)
+    named = (name for name in getattr(pipe, "components", ()) if name.endswith("_scheduler"))
+    return own if own is not None else next((getattr(pipe, name) for name in sorted(named)), None)
+
+
 def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> None:
     """Lets the pipeline's scheduler drive the clock, also one that was put in the place of the first."""
-    scheduler = pipe.scheduler
+    scheduler = _scheduler(pipe)
     if plan.scheduler is scheduler:
         return
     is_late = plan.scheduler is not None
@@ -167,10 +173,11 @@ def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
     )
 
     def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        total = named[first].shape[0]
-        if total < 2:
+        latents = named[first]
+        if not isinstance(latents, Tensor) or len(latents) < 2:  # a decoder of molecules takes a dictionary
             return forward(**named)
-        output = split.run(forward, named, named[first])
+        total = len(latents)
+        output = split.run(forward, named, latents)
         plan.seen.decoded.append((total, sample_of(output)[0].nbytes))
         return output
 

@@ -13,6 +13,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
+from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.explain import Explanation, bytes_by_step, explain
 from partsong.parallel.plan.follow import follow_pipeline
@@ -70,6 +71,7 @@ class Plan(PlanState):
     Attributes:
         target: the pipeline or module.
         denoisers: its denoisers under the plan.
+        controlnets: its ControlNets that are cut as the denoisers are.
         coders: its autoencoders under the plan.
         strategies: what was attached.
         mesh: the ranks.
@@ -85,13 +87,15 @@ class Plan(PlanState):
         self.target, self._owns_mesh = target, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
         self.denoisers: list[Denoiser] = []
+        self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
         try:
             for module in modules:
                 self.denoisers.append(Denoiser(self, module, self._hooks))
                 _refuse_pipeline(target, self.denoisers[-1])
-            self._keep_from_others(modules)
             self.loop = own_loop(strategies, mesh, target, modules)
+            self._cut_controlnets()
+            self._keep_from_others()
             self.coders = [coder for s in strategies if (coder := s.codes(target, mesh)) is not None]
             for coder in self.coders:
                 coder.attach(self._hooks, self.clock)
@@ -101,10 +105,19 @@ class Plan(PlanState):
             self.undo()
             raise
 
-    def _keep_from_others(self, denoisers: list[nn.Module]) -> None:
+    def _cut_controlnets(self) -> None:
+        """Cuts the ControlNets of a pipeline whose scheduler tells the step."""
+        if isinstance(self.target, nn.Module) or getattr(self.target, "scheduler", None) is None or self.loop:
+            return
+        self.controlnets = cut_controlnets(self, self.target.components, self.denoisers, self._hooks)
+        for denoiser in self.denoisers:
+            denoiser.has_shares = bool(self.controlnets)
+
+    def _keep_from_others(self) -> None:
         """Keeps the hooks out of calls of other parts of the pipeline, such as a ControlNet that shares layers."""
-        for part in {} if isinstance(self.target, nn.Module) else self.target.components.values():
-            if isinstance(part, nn.Module) and part not in denoisers:
+        hooked = {under.module for under in (*self.denoisers, *self.controlnets)}
+        for part in single_parts({} if isinstance(self.target, nn.Module) else self.target.components):
+            if part not in hooked:
                 self._hooks.keep_from(part)
 
     def explain(self) -> Explanation:
@@ -118,12 +131,14 @@ class Plan(PlanState):
                 "call the pipeline once before explain(): the bytes depend on the picture's size, and this rank has "
                 "computed nothing under this plan yet (a run taken up again may find all of its work done)"
             )
-        return explain(self, self.denoisers, self.coders)
+        return explain(self, self.denoisers, self.coders, self.controlnets)
 
     def end_part(self) -> None:
         """Remembers what the steps so far have sent."""
         if any(denoiser.seen.known for denoiser in self.denoisers):
-            self.finished += bytes_by_step(self, self.denoisers, self.clock.step)
+            # A call after the last step, such as one that fills a cache, counts as a step.
+            steps = self.clock.step + self.clock.is_called
+            self.finished += bytes_by_step(self, self.denoisers, self.controlnets, steps)
             self.seen.check_bytes += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
 
     def undo(self) -> None:
@@ -149,8 +164,8 @@ class Plan(PlanState):
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
-        for denoiser in self.denoisers:
-            denoiser.abandon()
+        for under in (*self.denoisers, *self.controlnets):
+            under.abandon()
 
 
 def _denoisers(target: Any) -> list[nn.Module]:

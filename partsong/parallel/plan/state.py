@@ -49,19 +49,27 @@ class PlanState:
         self.finished: list[tuple[int, ...]] = []
         self._in_loop, self._is_new_call = False, True
 
-    def stages(self) -> list[Stage]:
-        """Returns the chain of attention stages, outermost call first; axes of one rank add none."""
-        every = [stage for strategy in self.strategies for stage in strategy.stages(self.mesh, self.clock)]
+    def stages(self, clock: StepClock | None = None) -> list[Stage]:
+        """Returns a new chain of attention stages, outermost call first; axes of one rank add none.
+
+        Args:
+            clock: tells the step and the branch of the model that attends. Default: the plan's own.
+        """
+        every = [stage for strategy in self.strategies for stage in strategy.stages(self.mesh, clock or self.clock)]
         chain = [stage for stage in every if stage.axis.size > 1]
         chain.sort(key=lambda stage: -AXES.index(stage.axis.name))
         if {"ring", "patch"} <= {stage.axis.name for stage in chain}:
             raise UnsupportedError("patches and a ring cannot share an attention; combine either with Ulysses")
         return chain
 
-    def borders(self) -> Borders:
-        """Returns how ranks that hold neighbouring rows of an image learn of each other's."""
+    def borders(self, clock: StepClock | None = None) -> Borders:
+        """Returns how ranks that hold neighbouring rows of an image learn of each other's.
+
+        Args:
+            clock: tells the step and the branch of the model with these rows. Default: the plan's own.
+        """
         axis = self.mesh.axis(*TOKEN_AXES)
-        chosen = (borders for s in self.strategies if (borders := s.borders(axis, self.clock)) is not None)
+        chosen = (borders for s in self.strategies if (borders := s.borders(axis, clock or self.clock)) is not None)
         return next(chosen, None) or SyncBorders(axis)
 
     def begin_call(self) -> None:

@@ -33,25 +33,12 @@ def _general_reason(name: str) -> str | None:
 
 _GENERAL = {name: _general_reason(name) for name in dir(diffusers) if name.endswith("Pipeline")}
 
-#: Pipelines without a case so far.
-TO_COME = (
-    "AnyFlowFARPipeline",
-    "Cosmos3OmniPipeline",
-    "Kandinsky6SRPipeline",
-    "LTX2DFRPipeline",
-    "LTX2DFRTemporalRefinePipeline",
-    "LTX2HDRPipeline",
-    "LTX2VideoDiffusionDecodePipeline",
-    "RFD4ProteinaPipeline",
-    "SanaWMPipeline",
-)
 _TEXT = "it decodes text, which partsong.decode does"
 
 _TRIED = {case.pipeline for case in CASES.values()}  # among them some that diffusers has deprecated
 LEFT_OUT: dict[str, str] = {name: reason for name, reason in _GENERAL.items() if reason and name not in _TRIED} | {
     name: reason for module in _MODULES for name, reason in getattr(module, "LEFT", {}).items()
 }
-LEFT_OUT |= dict.fromkeys(TO_COME, "it has no case yet")
 LEFT_OUT |= dict.fromkeys(("DiffusionGemmaPipeline", "LLaDA2Pipeline"), _TEXT)
 
 

@@ -1,7 +1,8 @@
-"""Cosmos 1, 2 and 2.5."""
+"""Cosmos 1, 2, 2.5 and 3."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from diffusers import (
@@ -9,6 +10,8 @@ from diffusers import (
     Cosmos2_5_PredictBasePipeline,
     Cosmos2TextToImagePipeline,
     Cosmos2VideoToWorldPipeline,
+    Cosmos3OmniPipeline,
+    Cosmos3OmniTransformer,
     CosmosTextToWorldPipeline,
     CosmosTransformer3DModel,
     CosmosVideoToWorldPipeline,
@@ -112,6 +115,48 @@ def _flow() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(use_karras_sigmas=True)
 
 
+class _Spelling:
+    """A tokenizer that gives every letter a number."""
+
+    eos_token_id = 1
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        """Knows one special token."""
+        return 2
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> SimpleNamespace:
+        """What is said, without a frame around it."""
+        return SimpleNamespace(input_ids=[3 + ord(letter) % 29 for letter in messages[-1]["content"]])
+
+
+def _omni() -> Cosmos3OmniPipeline:
+    transformer = Cosmos3OmniTransformer(
+        head_dim=12,
+        hidden_size=24,
+        intermediate_size=32,
+        latent_channel=4,
+        patch_latent_dim=16,
+        num_attention_heads=6,
+        num_hidden_layers=2,
+        num_key_value_heads=3,
+        vocab_size=32,
+        rope_axes_dim=(2, 2, 2),
+    )
+    return Cosmos3OmniPipeline(
+        transformer=randomized(transformer),
+        text_tokenizer=_Spelling(),
+        vae=wan_autoencoder(),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        enable_safety_checker=False,
+    )
+
+
+def _spoken(samples: int) -> dict[str, Any]:
+    sizes = {"height": 48, "width": 80, "num_frames": 9, "add_resolution_template": False}
+    steps = {"num_inference_steps": 2, "output_type": "latent", "add_duration_template": False}
+    return {"prompt": "a red kite", "negative_prompt": "blur", **sizes, **steps}
+
+
 HERE = (
     Case(
         name="CosmosTextToWorldPipeline",
@@ -150,4 +195,5 @@ HERE = (
         ),
         call=_video,
     ),
+    Case(name="Cosmos3OmniPipeline", build=_omni, call=_spoken, samples=1),
 )

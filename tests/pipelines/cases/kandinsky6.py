@@ -1,11 +1,18 @@
-"""Kandinsky 6, which makes videos with their sound."""
+"""Kandinsky 6, which makes videos with their sound, and its model that makes videos larger."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, Kandinsky6TI2VAPipeline, Kandinsky6Transformer3DModel
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    Kandinsky6SRPipeline,
+    Kandinsky6SRTransformer3DModel,
+    Kandinsky6SRVAE,
+    Kandinsky6TI2VAPipeline,
+    Kandinsky6Transformer3DModel,
+)
 from diffusers.models.autoencoders.autoencoder_mmaudio import MMAudioVAE
 from diffusers.models.autoencoders.mmaudio_vocoder import MMAudioVocoder
 
@@ -53,6 +60,43 @@ def _call(samples: int) -> dict[str, Any]:
     }
 
 
+def _larger() -> Kandinsky6SRPipeline:
+    transformer = Kandinsky6SRTransformer3DModel(
+        in_visual_dim=4,
+        out_visual_dim=4,
+        time_dim=8,
+        model_dim=24,
+        ff_dim=32,
+        num_visual_blocks=2,
+        axes_dims=(4, 2, 2),
+        nabla_threshold=0.4,
+        nabla_window=(1, 1, 1),
+        tile_sizes=((64, 64),),
+    )
+    vae = Kandinsky6SRVAE(
+        latent_channels=4,
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        layers_per_block=1,
+    )
+    return Kandinsky6SRPipeline(
+        transformer=randomized(transformer, torch.float32),
+        vae=randomized(vae, torch.float32),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+
+
+def _small_video(samples: int) -> dict[str, Any]:
+    """A video of three windows, of which two are made at a time."""
+    return {
+        "video": noise(samples, 5, 3, 32, 64, seed=5, dtype=torch.float32).sigmoid(),
+        "resolution_scale": 2,
+        "num_inference_steps": 2,
+        "tiles_batch_size": 2,
+        "output_type": "pt",
+    }
+
+
 HERE = (
     Case(name="Kandinsky6TI2VAPipeline", build=_pipe, call=_call, tolerance=1e-4),  # the model turns to float32
     Case(
@@ -61,4 +105,5 @@ HERE = (
         call=_call,
         tolerance=1e-4,
     ),
+    Case(name="Kandinsky6SRPipeline", build=_larger, call=_small_video, samples=1, tolerance=1e-4),
 )

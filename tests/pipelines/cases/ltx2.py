@@ -7,17 +7,26 @@ from typing import Any
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     LTX2ConditionPipeline,
+    LTX2DFRPipeline,
+    LTX2DFRTemporalRefinePipeline,
+    LTX2HDRPipeline,
     LTX2ImageToVideoPipeline,
     LTX2InContextPipeline,
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
+    LTXEulerAncestralRFScheduler,
 )
-from diffusers.pipelines.ltx2 import LTX2TextConnectors
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors
+from diffusers.pipelines.ltx2.dfr_layout import epilogue_tiles
+from diffusers.pipelines.ltx2.pipeline_ltx2_hdr_lora import LTX2HDRReferenceCondition
 
 from tests.pipelines.case import Case, noise, randomized
 from tests.pipelines.video_parts import kept, ltx2_audio_autoencoder, ltx2_autoencoder, pictures
 
-LEFT = {"LTX2LatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call"}
+LEFT = {
+    "LTX2LatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call",
+    "LTX2VideoDiffusionDecodePipeline": "it has no denoiser: its autoencoder denoises within one call of its own",
+}
 
 
 def _transformer(**changed: Any) -> LTX2VideoTransformer3DModel:
@@ -58,9 +67,9 @@ def _connectors() -> LTX2TextConnectors:
     return randomized(connectors)
 
 
-def _pipe(kind: Any, **changed: Any) -> Any:
+def _pipe(kind: Any, more: dict[str, Any] | None = None, scheduler: Any = None, **changed: Any) -> Any:
     return kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
         vae=ltx2_autoencoder(),
         audio_vae=ltx2_audio_autoencoder(),
         text_encoder=None,
@@ -68,6 +77,19 @@ def _pipe(kind: Any, **changed: Any) -> Any:
         connectors=_connectors(),
         transformer=_transformer(**changed),
         vocoder=None,
+        **more or {},
+    )
+
+
+def _refining() -> Any:
+    upsampler = LTX2LatentUpsamplerModel(
+        in_channels=4, mid_channels=32, num_blocks_per_stage=1, spatial_upsample=False, temporal_upsample=True
+    )
+    return _pipe(
+        LTX2DFRTemporalRefinePipeline,
+        {"temporal_latent_upsampler": randomized(upsampler)},
+        LTXEulerAncestralRFScheduler(eta=0.5),
+        use_keyframes_abs_pos_embedding=True,
     )
 
 
@@ -96,6 +118,35 @@ def _from_picture(samples: int) -> dict[str, Any]:
     return _prompts(samples) | {"image": pictures(1, 96, 160)[0], "image_crf": 0}
 
 
+def _dfr(samples: int) -> dict[str, Any]:
+    """The frames are made up to 25, and one of them is made twice, as a keyframe."""
+    names = ("prompt_embeds", "prompt_attention_mask", "output_type", "height", "width", "num_frames")
+    return {name: _prompts(samples)[name] for name in names} | {"sigmas": [1.0, 0.5]}
+
+
+def _dfr_tiles(samples: int) -> dict[str, Any]:
+    return _dfr(samples) | {"video_tiles": epilogue_tiles((4, 3, 5), 2, [1])}
+
+
+def _refined(samples: int) -> dict[str, Any]:
+    """Two windows of a video of 49 frames, whose keyframes are given."""
+    given = {
+        "latents": noise(samples, 4, 7, 3, 5, seed=3),
+        "keyframes_latents": noise(samples, 4, 2, 3, 5, seed=4),
+        "keyframe_positions": [24, 48],
+        "audio_latents": noise(samples, 2, 12, 4, seed=5),
+        "num_frames": 49,
+    }
+    return _dfr(samples) | given
+
+
+def _hdr(samples: int) -> dict[str, Any]:
+    left_out = ("audio_stg_scale",)
+    named = {name: value for name, value in _prompts(samples).items() if name not in left_out}
+    shown = LTX2HDRReferenceCondition(frames=pictures(17, 96, 160), strength=0.9)
+    return named | {"reference_conditions": [shown], "guidance_scale": 3.0}
+
+
 HERE = (
     Case(name="LTX2Pipeline", build=lambda: _pipe(LTX2Pipeline), call=_prompts),
     Case(name="LTX2Pipeline + perturbed guidance", build=lambda: _pipe(LTX2Pipeline), call=_perturbed),
@@ -103,4 +154,17 @@ HERE = (
     Case(name="LTX2ImageToVideoPipeline", build=lambda: _pipe(LTX2ImageToVideoPipeline), call=_from_picture, samples=1),
     Case(name="LTX2ConditionPipeline", build=lambda: _pipe(LTX2ConditionPipeline), call=_prompts),
     Case(name="LTX2InContextPipeline", build=lambda: _pipe(LTX2InContextPipeline), call=_prompts),
+    Case(
+        name="LTX2DFRPipeline",
+        build=lambda: _pipe(LTX2DFRPipeline, use_keyframes_abs_pos_embedding=True),
+        call=_dfr,
+    ),
+    Case(
+        name="LTX2DFRPipeline + tiles",
+        build=lambda: _pipe(LTX2DFRPipeline, use_keyframes_abs_pos_embedding=True),
+        call=_dfr_tiles,
+        samples=1,
+    ),
+    Case(name="LTX2DFRTemporalRefinePipeline", build=_refining, call=_refined),
+    Case(name="LTX2HDRPipeline", build=lambda: _pipe(LTX2HDRPipeline), call=_hdr),
 )

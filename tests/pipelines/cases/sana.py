@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderDC,
     DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
     SanaControlNetModel,
     SanaControlNetPipeline,
     SanaPAGPipeline,
@@ -15,12 +16,15 @@ from diffusers import (
     SanaSprintImg2ImgPipeline,
     SanaSprintPipeline,
     SanaTransformer2DModel,
+    SanaWMPipeline,
+    SanaWMTransformer3DModel,
     SCMScheduler,
 )
 
 from tests.parallel.image_families import KeepPrecision
 from tests.pipelines.case import Case, noise, randomized
 from tests.pipelines.parts import picture
+from tests.pipelines.video_parts import kept, ltx2_autoencoder, pictures
 
 _SETTINGS = {
     "patch_size": 1,
@@ -108,6 +112,45 @@ def _guided(samples: int) -> dict[str, Any]:
     return _prompts(samples) | unwanted | {"negative_prompt_attention_mask": keep}
 
 
+def _world() -> SanaWMPipeline:
+    transformer = SanaWMTransformer3DModel(
+        in_channels=4,
+        num_layers=2,
+        hidden_size=24,
+        num_attention_heads=3,
+        softmax_every_n=2,
+        linear_head_dim=8,
+        chunk_plucker_post_attn_blocks=2,
+        caption_channels=12,
+    )
+    return SanaWMPipeline(
+        tokenizer=None,
+        text_encoder=None,
+        vae=ltx2_autoencoder(),
+        transformer=randomized(transformer),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+    )
+
+
+def _walk(samples: int) -> dict[str, Any]:
+    """Three frames of latents, seen by a camera that goes forward and turns."""
+    return {
+        "prompt": "",
+        "prompt_embeds": noise(samples, 1, 7, 12, seed=1),
+        "prompt_attention_mask": kept(samples),
+        "negative_prompt_embeds": noise(samples, 1, 7, 12, seed=2),
+        "negative_prompt_attention_mask": kept(samples, present=3),
+        "image": pictures(1, 96, 160)[0],
+        "action": "w-8,jw-8",
+        "intrinsics": [80.0, 80.0, 80.0, 48.0],
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "height": 96,
+        "width": 160,
+        "num_frames": 17,
+    }
+
+
 HERE = (
     Case(name="SanaPipeline", build=lambda: _pipe(SanaPipeline), call=_guided),
     # Perturbed linear attention is computed in float32.
@@ -128,4 +171,6 @@ HERE = (
         build=lambda: _pipe(SanaSprintImg2ImgPipeline, sprint=True),
         call=lambda samples: _prompts(samples) | {"image": picture(samples, 64, 32), "strength": 0.7},
     ),
+    # Its camera and its recurrence over frames are computed in float32.
+    Case(name="SanaWMPipeline", build=_world, call=_walk, samples=1, tolerance=1e-4),
 )

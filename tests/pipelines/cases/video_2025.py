@@ -8,6 +8,8 @@ import torch
 from diffusers import (
     AllegroPipeline,
     AllegroTransformer3DModel,
+    AnyFlowFARPipeline,
+    AnyFlowFARTransformer3DModel,
     AnyFlowPipeline,
     AnyFlowTransformer3DModel,
     AutoencoderKLAllegro,
@@ -197,8 +199,8 @@ def _pyramid_call(samples: int) -> dict[str, Any]:
     return named
 
 
-def _any_flow() -> AnyFlowPipeline:
-    transformer = AnyFlowTransformer3DModel(
+def _any_flow(kind: Any, model: Any, **changed: Any) -> Any:
+    transformer = model(
         **_HEADS,
         **_CHANNELS,
         text_dim=12,
@@ -206,8 +208,9 @@ def _any_flow() -> AnyFlowPipeline:
         ffn_dim=32,
         num_layers=2,
         rope_max_seq_len=32,
+        **changed,
     )
-    return AnyFlowPipeline(
+    return kind(
         vae=wan_autoencoder(),
         transformer=randomized(transformer),
         scheduler=FlowMapEulerDiscreteScheduler(),
@@ -263,7 +266,15 @@ HERE = (
     ),
     Case(
         name="AnyFlowPipeline",
-        build=_any_flow,
+        build=lambda: _any_flow(AnyFlowPipeline, AnyFlowTransformer3DModel),
         call=lambda samples: _prompts(samples) | {"num_frames": 9, "guidance_scale": 3.0},
+    ),
+    Case(
+        name="AnyFlowFARPipeline",
+        # Four chunks of a frame each, of which the last sees the first at half its resolution.
+        build=lambda: _any_flow(
+            AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, chunk_partition=(1, 1, 1, 1), full_chunk_limit=2
+        ),
+        call=lambda samples: _prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
     ),
 )

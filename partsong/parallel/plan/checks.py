@@ -1,0 +1,57 @@
+"""Refuses calls of a hooked model that cannot be right: on another device, with other layers, with other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.ranks.mesh import Mesh
+
+__all__ = ["KnownLayers", "check_device", "check_given"]
+
+
+class KnownLayers:
+    """Remembers the layers of a model that has been hooked.
+
+    Args:
+        module: the model, with its hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self._layers = module, [*module.modules()]
+
+    def check(self) -> None:
+        """Compares them with the layers that the model has now.
+
+        Raises:
+            UnsupportedError: there is another layer, or one is gone.
+        """
+        if self._layers == [*self.module.modules()]:
+            return
+        known = set(self._layers)
+        fresh = next((name for name, child in self.module.named_modules() if child not in known), None)
+        changed = f"{fresh} is new" if fresh else "some are gone"
+        raise UnsupportedError(
+            f"the layers of {type(self.module).__name__} have changed since parallelize(): {changed}; load adapters "
+            "such as LoRA first, or call undo() and parallelize() again"
+        )
+
+
+def check_device(model: str, latents: Tensor | list[Tensor], mesh: Mesh) -> None:
+    """Refuses a model that has been moved to where its ranks have no connection."""
+    device, ours = latents[0].device, mesh.device
+    if device.type != ours.type:
+        raise UnsupportedError(
+            f"the latents of {model} are on {device}, and the ranks of this plan exchange on {ours}; "
+            f"move the pipeline there, or make a mesh on {device}"
+        )
+
+
+def check_given(model: str, refused: Mapping[str, str], named: Mapping[str, Any]) -> None:
+    """Refuses a call with an argument that no parallel form here handles."""
+    for name, reason in refused.items():
+        if named.get(name) is not None:
+            raise UnsupportedError(f"{model}: {name} was given; {reason}")

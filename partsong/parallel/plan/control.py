@@ -1,0 +1,168 @@
+"""Runs the ControlNets of a pipeline on this rank's share of the tokens or rows, as its denoiser runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.adapters.control import control_adapter_for
+from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
+from partsong.parallel.cuts.tokens import SequenceParallel
+from partsong.parallel.cuts.unet import RowParallel
+from partsong.parallel.hooks.clock import SideClock
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
+from partsong.parallel.plan.denoiser import Denoiser
+from partsong.parallel.plan.state import PlanState
+from partsong.parallel.ranks.agreement import AGREED_STEPS, check_alike
+from partsong.parallel.ranks.mesh import AXES
+
+__all__ = ["ControlCall", "ControlNet", "cut_controlnets", "single_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall:
+    """Remembers what one call of a ControlNet was.
+
+    Attributes:
+        batch: samples in it.
+        tokens: tokens per stream.
+        notes: what else its bytes depend on (see `Cut.call_notes`).
+        begins: nothing of an earlier step fits it, so it reads nothing stale.
+        is_compared: the ranks compared what they were given.
+    """
+
+    batch: int
+    tokens: Mapping[str, int]
+    notes: Any
+    begins: bool
+    is_compared: bool
+
+
+class ControlNet:
+    """Runs one ControlNet under a plan.
+
+    What a call returns has its full size, with zeros in place of the other ranks' shares. So it may be scaled, and
+    added to what another ControlNet returns, and the denoiser cuts it like any residual.
+
+    Args:
+        plan: the strategies and their mesh.
+        module: the ControlNet.
+        adapter: its row.
+        hooks: takes the hooks.
+
+    Attributes:
+        stages: the attention stages, its own: what they keep from step to step is not the denoiser's.
+        cut: how its input is cut over ranks.
+        calls: its calls in each step of this generation.
+    """
+
+    def __init__(self, plan: PlanState, module: nn.Module, adapter: Adapter, hooks: HookSet) -> None:
+        self.plan, self.module, self.adapter = plan, module, adapter
+        self.clock = SideClock(plan.clock)
+        self.stages = plan.stages(self.clock)
+        self.cut = self._cut()
+        self.cut.attach(hooks)
+        self.everyone = plan.mesh.axis(*AXES)
+        self.calls: dict[int, list[ControlCall]] = {}
+        self._shapes: dict[int, tuple[Any, ...]] = {}
+        self._layers = KnownLayers(module)
+        plan.clock.on_begin(self._begin)
+        hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
+
+    def _cut(self) -> SequenceParallel | RowParallel:
+        mesh = self.plan.mesh
+        if self.adapter.rows:
+            borders = self.plan.borders(self.clock)
+            return RowParallel(self.module, self.adapter, mesh, tuple(self.stages), borders)
+        return SequenceParallel(self.module, self.adapter, mesh, self.stages)
+
+    def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """Makes one call on this rank; returns what the ControlNet does, filled up with zeros."""
+        sample = named[self.adapter.sample]
+        check_given(self.adapter.model, self.adapter.refused, named)
+        check_device(self.adapter.model, sample, self.plan.mesh)
+        self._layers.check()
+        self.plan.follow_scheduler()
+        self.clock.enter()
+        step, begins = self.clock.step, self._begins(named)
+        is_compared = step in [*self.calls, step][:AGREED_STEPS]
+        if is_compared:
+            check_alike(self.everyone, {name: named.get(name) for name in self.adapter.compared})
+        self.cut.begin_forward(sample)
+        output = forward(**named)
+        tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
+        call = ControlCall(len(sample), tokens, self.cut.call_notes(), begins, is_compared)
+        self.calls.setdefault(step, []).append(call)
+        return tree_map(lambda part: self.cut.spread(part) if isinstance(part, Tensor) else part, output)
+
+    def _begins(self, named: dict[str, Any]) -> bool:
+        """Says whether a call is the first of its place in a step, or takes another shape than the one before."""
+        branch = self.clock.branch
+        shapes = tuple(value.shape for value in named.values() if isinstance(value, Tensor))
+        before, self._shapes[branch] = self._shapes.get(branch), shapes
+        if before is not None and before != shapes:
+            self.clock.change(branch)
+        return before != shapes
+
+    def calls_of(self, step: int) -> Sequence[ControlCall]:
+        """Lists the calls of a step; those of a step still to come are like the last ones."""
+        if step in self.calls or step < max(self.calls, default=step + 1):
+            return self.calls.get(step, ())
+        last = max(self.calls)
+        is_compared = len(self.calls) + step - last <= AGREED_STEPS
+        return [replace(call, begins=False, is_compared=is_compared) for call in self.calls[last]]
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        self.cut.abandon()
+
+    def _begin(self) -> None:
+        self.calls.clear()
+        self._shapes.clear()
+
+
+def cut_controlnets(
+    plan: PlanState, parts: Mapping[str, Any], denoisers: Sequence[Denoiser], hooks: HookSet
+) -> list[ControlNet]:
+    """Cuts the ControlNets of a pipeline as its denoisers are cut; those where that cannot be done stay whole.
+
+    Args:
+        plan: the strategies and their mesh.
+        parts: the components of the pipeline.
+        denoisers: its denoisers, hooked.
+        hooks: takes the hooks.
+    """
+    taken: list[ControlNet] = []
+    others = {module for denoiser in denoisers for module in denoiser.module.modules()}
+    for net in single_parts(parts):
+        adapter = control_adapter_for(net)
+        # One that has layers of the denoiser, or of another ControlNet, needs them without hooks.
+        if adapter is None or not others.isdisjoint(net.modules()):
+            continue
+        if all(denoiser.takes_shares(adapter.rows) for denoiser in denoisers) and _has_known_rows(net, adapter):
+            taken.append(ControlNet(plan, net, adapter, hooks))
+            others.update(net.modules())
+    return taken
+
+
+def _has_known_rows(net: nn.Module, adapter: Adapter) -> bool:
+    """Says whether every layer of a ControlNet can be cut into rows, where it is cut that way."""
+    try:
+        if adapter.rows:
+            refuse_unknown(net, UNET_BLOCKS, UNET_ADVICE)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def single_parts(parts: Mapping[str, Any]) -> Iterator[nn.Module]:
+    """Yields the models of a pipeline, each once, and those in a wrapper of several ControlNets one by one."""
+    models = [part for part in parts.values() if isinstance(part, nn.Module)]
+    yield from dict.fromkeys(model for part in models for model in getattr(part, "nets", [part]))
