@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["can_stream", "generate", "stream"]
 
-#: Dim of the frames in the latents of the models that streams know.
-LATENT_FRAMES = 2
-
 
 def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Any:
     """Samples with a plan, using the loop its strategies need, and returns the pipeline's output type.
@@ -55,7 +52,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
                 "the entry point partsong.strategies"
             )
         return row.loop(plan, plan.loop, **arguments)
-    dim = _frames_dim(arguments)
+    dim = _frames_dim(plan, arguments)
     parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
     return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
@@ -73,7 +70,8 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         **arguments: the pipeline's own keyword arguments, ``num_frames`` for the whole video.
 
     Yields:
-        What the pipeline returns, with the next frames; None on all ranks but the first.
+        What the pipeline returns, with the next frames, or none yet where its autoencoder waits for more latents; None
+        on all ranks but the first.
 
     Raises:
         UnsupportedError: the plan's strategy makes the video in one piece.
@@ -92,7 +90,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
     parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
-    return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(arguments))
+    return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(plan, arguments))
 
 
 def can_stream(strategy: Strategy | None) -> bool:
@@ -104,9 +102,10 @@ def _streaming() -> str:
     return " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None)
 
 
-def _frames_dim(arguments: Mapping[str, Any]) -> int:
+def _frames_dim(plan: Plan, arguments: Mapping[str, Any]) -> int:
     """Returns the dim of frames in an output: latents keep the model's order of dims, pictures come frame by frame."""
-    return LATENT_FRAMES if arguments.get("output_type") == "latent" else 1
+    frames = plan.denoisers[0].adapter.frames
+    return frames.dim if frames is not None and arguments.get("output_type") == "latent" else 1
 
 
 def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:

@@ -124,6 +124,27 @@ def _mochi_inputs(frames: int, batch: int) -> dict[str, Any]:
     return more.mochi_inputs(SIDE, batch) | {"hidden_states": _video(frames, batch)}
 
 
+def _as_wan(inputs: Callable[[int, int], dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:
+    """The video as Wan is given it, and the model's other inputs."""
+    return lambda frames, batch: inputs(SIDE, batch) | {"hidden_states": _video(frames, batch)}
+
+
+def _vace_inputs(frames: int, batch: int) -> dict[str, Any]:
+    control = torch.randn(batch, 6, frames, SIDE, SIDE)
+    return _as_wan(newer.wan_vace_inputs)(frames, batch) | {"control_hidden_states": control}
+
+
+def _allegro_inputs(frames: int, batch: int) -> dict[str, Any]:
+    grids = torch.cartesian_prod(torch.arange(frames), torch.arange(GRID), torch.arange(GRID)).T[:, None]
+    tables = tuple((torch.randn(size, 4).cos(), torch.randn(size, 4).sin()) for size in (frames, GRID, GRID))
+    return _as_wan(newer.allegro_inputs)(frames, batch) | {"image_rotary_emb": (tables, tuple(grids))}
+
+
+def _any_flow_inputs(frames: int, batch: int) -> dict[str, Any]:
+    video, times = torch.randn(batch, frames, 4, SIDE, SIDE), torch.full((batch, frames), 400.0)
+    return newer.any_flow_inputs(SIDE, batch) | {"hidden_states": video, "r_timestep": times}
+
+
 @dataclass(frozen=True)
 class Video:
     """How to make a tiny video model and its inputs.
@@ -183,6 +204,13 @@ VIDEOS = {
         _build(more.hunyuan_video_first_frame), _hunyuan_video_inputs, GRID**2, text=7
     ),
     "Mochi": Video(_build(more.mochi), _mochi_inputs, GRID**2, text=7, ragged=True),
+    "Wan VACE": Video(_build(newer.wan_vace), _vace_inputs, GRID**2),
+    "ChronoEdit": Video(_build(newer.chrono_edit), _wan_inputs, GRID**2),
+    "HunyuanVideo 1.5": Video(_build(newer.hunyuan_video_15), _as_wan(newer.hunyuan_video_15_inputs), GRID**2, text=17),
+    "Cosmos": Video(_build(newer.cosmos), _as_wan(more.wan_inputs), GRID**2),
+    "Allegro": Video(_build(newer.allegro), _allegro_inputs, GRID**2),
+    "EasyAnimate": Video(_build(newer.easy_animate), _as_wan(more.wan_inputs), GRID**2, text=7, text_first=True),
+    "AnyFlow": Video(_build(newer.any_flow), _any_flow_inputs, GRID**2, times=1),
 }
 #: Those that the knobs are tried out on; the others meet one setting that leaves frames out, and one that does not.
 MAIN = ("AnimateDiff", "UNet3D", "Wan")
@@ -243,6 +271,7 @@ class _ByDefinition(TorchFunctionMode):
         q, k, v = (x.unflatten(2, (len(self.picks), self.video.unit)) for x in (q, k, v))
         hidden = torch.zeros(len(q), 1, 1, text, dtype=q.dtype)
         if mask is not None:
+            mask = mask.any(dim=-2, keepdim=True)  # padding attends to nothing, which nothing sees
             hidden = hidden.masked_fill(~mask[..., :text] if self.video.text_first else ~mask[..., tokens:], -math.inf)
         seen = [([*range(len(self.picks))], [0.0] * len(self.picks), text_q)]
         seen = [*zip(self.picks, self.boosts, q.unbind(2), strict=True), *seen]

@@ -17,7 +17,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize, predict
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
-from tests.parallel.clip_models import LONGEST, MAIN, VIDEOS, attention_by_definition
+from tests.parallel.clip_models import GRID, LONGEST, MAIN, VIDEOS, attention_by_definition
 from tests.parallel.clip_pipelines import PIPES
 from tests.parallel.ranks import error, gathered
 
@@ -193,6 +193,7 @@ def _refused_calls() -> dict[str, str]:
         "mask": lambda: pipe.unet(**call | {"attention_mask": torch.ones(2, 48)}),
         "too few frames of tokens": lambda: transformer(**wan.call(1)),
         "frames not told": lambda: packed(**tokens | {"num_frames": None, "video_coords": torch.ones(2, 3, 36)}),
+        "tokens of no frame": lambda: packed(**tokens | {"height": GRID - 1}),
         "causal frames": lambda: causal(**forced),
     }
     with torch.no_grad(), contextlib.ExitStack() as stack:

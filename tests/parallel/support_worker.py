@@ -6,7 +6,7 @@ from typing import Any
 
 from partsong.knobs import kebab
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
-from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.samplers.long_video.frame_rotary import turning_models
 from partsong.samplers.registry import strategies
 from partsong.samplers.structure_guidance.strategy import MODELS as GUIDED
 from tests.parallel.clip_models import VIDEOS
@@ -29,7 +29,7 @@ TESTED_ELSEWHERE = (
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {("step-cache", model) for model in ADAPTERS}
     | {("structure-guidance", model) for model in GUIDED}
-    | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in FRAME_TABLES}
+    | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in turning_models()}
 )
 
 

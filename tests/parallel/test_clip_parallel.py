@@ -147,6 +147,7 @@ REFUSED = {
     "tokens of clips": "does not compose with strategies that cut tokens yet; combine it with CfgParallel",
     "emphasis beside text": "emphasis on frames would drown the text",
     "frames not told": "num_frames was not given, so it is not known which tokens are of which frame",
+    "tokens of no frame": "36 tokens are not 4 frames of 2 x 3: there are others among them",
     "causal frames": "only masks of the text's padding, over all frames and the text, can be cut into clips",
     "free noise later": "was replaced since parallelize(), for example by FreeNoise; undo() the plan",
 }

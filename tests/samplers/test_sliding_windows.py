@@ -11,12 +11,25 @@ from partsong.parallel import parallelize
 from partsong.samplers.long_video.sliding_windows import sliding_windows
 from tests.parallel.dual_worker import call, pipeline
 from tests.parallel.pipelines import PIPES
+from tests.parallel.ranks import error
+from tests.parallel.turning_worker import TURNING, Moving, in_float64
 
 
 def test_one_window_is_the_pipeline() -> None:
     pipe = pipeline()
     with torch.no_grad():
         assert torch.equal(sliding_windows(pipe, window=8, stride=4, **call(21)).frames, pipe(**call(21)).frames)
+
+
+@pytest.mark.parametrize("name", ["HunyuanVideo", "Mochi"])
+def test_windows_that_touch_are_videos_of_their_own(name: str) -> None:
+    turning = TURNING[name]
+    latents = turning.noise(6)
+    with in_float64():
+        pipe = turning.make(2, Moving())
+        got = sliding_windows(pipe, window=3, stride=3, **turning.call(6, latents=latents)).frames
+        apart = [pipe(**turning.call(3, latents=half)).frames for half in latents.split(3, dim=2)]
+    assert error(got, torch.cat(apart, dim=2)) <= 1e-10
 
 
 def test_windows_are_averaged_with_weights_that_fall_towards_their_ends() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.adapters.turns import FrameTurns
 
 __all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "read_class_plan", "row"]
 
@@ -97,19 +98,27 @@ class Frames:
 
     Attributes:
         dim: the dimension of the sample that counts frames.
-        argument: the argument that says how many there are, where the sample has no such dimension.
+        argument: the argument that says how many there are, where the sample has one dimension for all tokens.
+        sides: the arguments that say how many rows and columns of tokens a frame has there.
         patch: the configuration value that says how many of them make one frame of tokens; of several numbers the
             first counts. None means one.
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
+        turns: how queries and keys turn with the frame they are of; None where positions along time are not known to
+            be relative.
+        positions: the argument in which a pipeline gives the positions of all frames; None where the model makes them
+            of what it is given.
     """
 
     dim: int = 2
     argument: str | None = None
+    sides: tuple[str, ...] = ()
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    turns: FrameTurns | None = None
+    positions: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Factored, Frames, Split, row
+from partsong.parallel.adapters.turns import Falling, Learned, Woven
 
 __all__ = ["ROWS"]
 
@@ -18,13 +19,15 @@ def _outputs(dim: int) -> Mapping[int, Split]:
     return row({index: Split(dim=dim, output=True) for index in (0, 1)})
 
 
+_ROTARY = row(use_rotary_positional_embeddings=True, use_learned_positional_embeddings=False)
+
 ROWS = (
     Adapter(
         family="Wan",
         model="WanTransformer3DModel",
         attention=row({"blocks.*.attn1": (IMAGE,)}),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image"),
-        frames=Frames(patch="patch_size"),
+        frames=Frames(patch="patch_size", turns=Falling()),
     ),
     Adapter(
         family="SkyReels-V2",
@@ -41,7 +44,7 @@ ROWS = (
         # The last modulation, per token too, is no module's argument and cannot be cut, so it gets all tokens.
         gather=row({"blocks.-1": _TOKENS}),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image", "fps"),
-        frames=Frames(patch="patch_size"),
+        frames=Frames(patch="patch_size", turns=Falling()),
     ),
     Adapter(
         family="LTX-Video",
@@ -54,7 +57,12 @@ ROWS = (
         gather=row(proj_out=_TOKENS),
         shared=("rope_interpolation_scale",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask", "video_coords"),
-        frames=Frames(argument="num_frames"),
+        frames=Frames(
+            dim=1,
+            argument="num_frames",
+            sides=("height", "width"),
+            turns=Woven(length=20.0, scale="rope_interpolation_scale", refused="video_coords"),
+        ),
     ),
     Adapter(
         family="CogVideoX",
@@ -71,7 +79,9 @@ ROWS = (
         blocks=row(transformer_blocks=_BOTH),
         shared=("image_rotary_emb",),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "timestep_cond", "ofs"),
-        frames=Frames(dim=1, patch="patch_size_t"),
+        frames=Frames(
+            dim=1, patch="patch_size_t", turns=Falling(others=(3, 8), needs=_ROTARY), positions="image_rotary_emb"
+        ),
     ),
     Adapter(
         family="ConsisID",
@@ -122,7 +132,7 @@ ROWS = (
             "pooled_projections",
             "guidance",
         ),
-        frames=Frames(patch="patch_size_t"),
+        frames=Frames(patch="patch_size_t", turns=Falling(channels="rope_axes_dim", base="rope_theta")),
     ),
     Adapter(
         family="Mochi",
@@ -138,7 +148,7 @@ ROWS = (
         gather=row(proj_out=_TOKENS),
         blocks=row(transformer_blocks=_BOTH),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask"),
-        frames=Frames(),
+        frames=Frames(turns=Learned(parameter="pos_frequencies")),
     ),
     # The tokens of every frame are cut alike, so a rank has the same places in all frames and all times of these.
     Adapter(

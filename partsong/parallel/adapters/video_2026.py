@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Frames, Split, row
+from partsong.parallel.adapters.turns import Falling
 
 __all__ = ["ROWS"]
 
@@ -166,7 +167,7 @@ ROWS = (
             video_self_attention_mask="a mask of single queries cannot be cut; use CfgParallel or DataParallel"
         ),
         skips_attention=True,
-        frames=Frames(argument="num_frames"),
+        frames=Frames(dim=1, argument="num_frames", sides=("height", "width")),
     ),
     Adapter(
         family="Kandinsky 5",
@@ -184,7 +185,12 @@ ROWS = (
         batched=("hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
         shared=("visual_rope_pos", "text_rope_pos", "scale_factor"),
         refused=row(sparse_params="its blocks of keys are chosen over all tokens; use CfgParallel or DataParallel"),
-        frames=Frames(dim=1, patch="patch_size"),
+        frames=Frames(
+            dim=1,
+            patch="patch_size",
+            turns=Falling(channels="axes_dims", slowed="scale_factor"),
+            positions="visual_rope_pos",
+        ),
     ),
     Adapter(
         family="Cosmos",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,15 +150,22 @@ def token_frames(adapter: Adapter, module: Any, named: dict[str, Any]) -> int:
         named: its arguments.
 
     Raises:
-        UnsupportedError: the argument that gives the number of frames is missing.
+        UnsupportedError: the argument that gives the number of frames is missing, or not all tokens are of frames.
     """
     frames = adapter.frames
     assert frames is not None
-    count = named[adapter.sample].shape[frames.dim] if frames.argument is None else named.get(frames.argument)
+    tokens = named[adapter.sample].shape[frames.dim]
+    count = tokens if frames.argument is None else named.get(frames.argument)
     if count is None:
         raise UnsupportedError(
             f"{adapter.model}: {frames.argument} was not given, so it is not known which tokens are of which frame; "
             "give it, or use Ulysses"
+        )
+    sides: list[Any] = [named.get(side) for side in frames.sides]
+    if sides and None not in sides and tokens != count * math.prod(sides):
+        raise UnsupportedError(
+            f"{adapter.model}: {tokens} tokens are not {count} frames of {' x '.join(map(str, sides))}: there are "
+            "others among them, such as pictures to go by, which belong to no frame; use Ulysses"
         )
     patch = None if frames.patch is None else module.config[frames.patch]
     return int(count) // int((patch[0] if isinstance(patch, list | tuple) else patch) or 1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.samplers.dual_parallel.strategy import DualParallel
-from partsong.samplers.long_video.frame_contexts import INPUT, NeighbourKeys, Visit
+from partsong.samplers.long_video.frame_contexts import NeighbourKeys, Visit
 from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal, parts_of, write_cut
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -132,7 +132,7 @@ class _Queue:
         yield from self.blocks.finished(map(self.journal.block, range(self.finished)))
         if (first := self.tracks.pop(0, None)) is not None:
             first.call.close()
-        self.keys.load(self.journal.keys(cut), [*self.stage.own_layers, INPUT])
+        self.keys.load(self.journal.keys(cut), self.stage.owns)
         tensors, values = self.journal.latents(cut)
         for block in self.order.members(cut):
             if block >= self.finished:
@@ -225,12 +225,11 @@ class _Queue:
         event = track.call.event
         assert isinstance(event, Denoise)
         self.denoiser.begin_call(event.arguments, self.order.round)
-        name, dim = self.denoiser.adapter.sample, self.blocks.dim
-        sample = event.arguments[name]
-        shape = list(sample.shape)
-        shape[dim] += self.keys.in_front(block)
+        sample, dim = event.arguments[self.denoiser.adapter.sample], self.blocks.dim
+        shape, frames = list(sample.shape), self.keys.frames[block] + self.keys.in_front(block)
+        shape[dim] = shape[dim] // self.keys.frames[block] * frames
         # What lies in front is not known yet on every rank, only how much it is.
-        layout = self.stage.layout({**event.arguments, name: sample.new_zeros(shape)})
+        layout = self.stage.layout(self.stage.widened(event.arguments, sample.new_zeros(shape), frames))
         return _Item(event.arguments, layout, None, Visit(block, track.step, track.branch), self.order.round)
 
     def _work(self, item: _Item, received: Tensor | None) -> Tensor:
@@ -243,9 +242,9 @@ class _Queue:
             self._record = item.round
         clock.step, clock.branch = item.round, item.visit.branch
         self.keys.visit = item.visit
-        name = self.denoiser.adapter.sample
-        sample = self.keys.widened(item.arguments[name], self.blocks.dim)
-        result = self.stage.work({**item.arguments, name: sample}, item.layout, None, received)
+        sample = self.keys.widened(item.arguments[self.denoiser.adapter.sample], self.blocks.dim)
+        frames = self.keys.frames[item.visit.block] + self.keys.in_front(item.visit.block)
+        result = self.stage.work(self.stage.widened(item.arguments, sample, frames), item.layout, None, received)
         self.denoiser.seen.note_call(sample, item.layout.owners, item.visit.branch)
         return result
 
@@ -255,8 +254,9 @@ class _Queue:
         track = self.tracks[block]
         sample = torch.empty_like(item.layout.owners).contiguous()
         item.layout.write(sample, None, output)
-        in_front = self.keys.in_front(block)
-        sample = sample.narrow(self.blocks.dim, in_front, sample.shape[self.blocks.dim] - in_front).contiguous()
+        in_front, length = self.keys.in_front(block), sample.shape[self.blocks.dim]
+        in_front *= length // (in_front + self.keys.frames[block])
+        sample = sample.narrow(self.blocks.dim, in_front, length - in_front).contiguous()
         event = track.send(item.layout.returned(sample))
         if isinstance(event, Denoise) and track.branch == self.calls:
             raise UnsupportedError(

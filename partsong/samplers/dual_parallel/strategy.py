@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.staged_blocks import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
-from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
 from partsong.samplers.long_video.staged_frames import StagedFrames
 
 __all__ = ["DualParallel"]
@@ -28,7 +27,9 @@ class DualParallel(Strategy):
     model. It sees the last frames of the block before, at its own noise level, and the first frames of the block after,
     a little noisier. Every rank keeps their keys and values for its own layers, so nothing is computed twice. Messages
     are those of a pipeline of layers. There is no limit to the length: memory depends on the block and the number of
-    steps, not on the video. The result does not depend on the number of ranks, to the last bit on a CPU.
+    steps, not on the video; where an autoencoder cannot decode in pieces, the latents are kept to the end. Every block
+    sees the text as the first frames of a video do. The result does not depend on the number of ranks, to the last bit
+    on a CPU.
     Approximate; a video that fits into one block is exact. Sample with `partsong.samplers.generate` or ``stream``.
 
     Args:
@@ -84,11 +85,21 @@ class DualParallel(Strategy):
         reasons = {
             "it works on rows of an image, not on tokens": adapter.rows,
             "no row says how its blocks follow each other": adapter.inferred,
-            "its positions along time are not known to be relative": adapter.model not in FRAME_TABLES,
+            "its positions along time are not known to be relative": adapter.frames is None or not adapter.frames.turns,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return None if reason is None else f"{reason}; {adapter.instead}"
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
-        """Returns the layers of this rank; all of them where there is one rank."""
+        """Returns the layers of this rank; all of them where there is one rank.
+
+        Raises:
+            UnsupportedError: positions of frames that are computed again are not known.
+        """
+        given = None if adapter.frames is None else adapter.frames.positions
+        if self.previous == "recomputed" and given is not None:
+            raise UnsupportedError(
+                f"{adapter.model}: its pipeline gives the positions of a block's own frames ({given}), not of those "
+                "computed again in front of it; use DualParallel(previous='cached')"
+            )
         return StagedFrames(module, adapter, mesh, self.layers)

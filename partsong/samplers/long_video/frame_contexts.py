@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,7 +90,7 @@ class NeighbourKeys:
 
         Args:
             sample: its own frames.
-            dim: of the frames.
+            dim: of the frames, or of the tokens of all of them.
 
         Raises:
             UnsupportedError: the block before made fewer calls in this step.
@@ -100,7 +100,8 @@ class NeighbourKeys:
         block, step, branch = self.visit.block, self.visit.step, self.visit.branch
         frames = min(self.context, self.frames[block])
         if frames and block + 1 < len(self.frames):
-            last = sample.narrow(dim, self.frames[block] - frames, frames).clone()
+            each = sample.shape[dim] // self.frames[block]
+            last = sample.narrow(dim, (self.frames[block] - frames) * each, frames * each).clone()
             self._put((self.visit, INPUT, True), (last, last.new_empty(0)))
         if not self.in_front(block):
             return sample
@@ -151,12 +152,12 @@ class NeighbourKeys:
             for name, tensor in zip("kv", pair, strict=True)
         }
 
-    def load(self, tensors: Mapping[str, Tensor], layers: Collection[int]) -> None:
-        """Takes over what another run held, for some layers."""
+    def load(self, tensors: Mapping[str, Tensor], owns: Callable[[int], bool]) -> None:
+        """Takes over what another run held, for the attentions of this rank."""
         for name, k in tensors.items():
             *numbers, kind = name.split(".")
             block, step, branch, layer, last = map(int, numbers)
-            if kind == "k" and layer in layers:
+            if kind == "k" and (layer == INPUT or owns(layer)):
                 self._put((Visit(block, step, branch), layer, bool(last)), (k, tensors[f"{name[:-1]}v"]))
 
     def _put(self, key: tuple[Visit, int, bool], pair: _KeyValues) -> None:
@@ -235,11 +236,11 @@ class CausalKeys:
                 tensors |= {f"{layer}.{step}.{branch}.{place}.k": k, f"{layer}.{step}.{branch}.{place}.v": v}
         return tensors
 
-    def load(self, tensors: Mapping[str, Tensor], layers: Collection[int], steps: Collection[int]) -> None:
-        """Takes over what another run held, for some layers and steps."""
+    def load(self, tensors: Mapping[str, Tensor], owns: Callable[[int], bool], steps: Collection[int]) -> None:
+        """Takes over what another run held, for the attentions of this rank and some steps."""
         for name in sorted(tensors):  # the window in order
             layer, step, branch, place, kind = name.split(".")
-            if kind != "k" or int(layer) not in layers or int(step) not in steps:
+            if kind != "k" or not owns(int(layer)) or int(step) not in steps:
                 continue
             past = self._past.setdefault((int(layer), int(step), int(branch)), _Past())
             pair = (tensors[name], tensors[f"{name[:-1]}v"])

@@ -33,7 +33,11 @@ def with_progress(parts: Generator[Any, None, None], pipe: Any, total: int | Non
             for part in parts:
                 if part is not None:
                     count, last = _frames(part, dim), time.perf_counter() - start
-                    later, frames, first = later + (count if frames else 0), frames + count, first or last
+                    later, frames, first = (
+                        later + (count if frames else 0),
+                        frames + count,
+                        first or (last if count else 0.0),
+                    )
                     bar.update(count)
                 yield part
         finally:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.samplers.long_video.frame_rotary import FRAME_TABLES
+from partsong.parallel.adapters import ADAPTERS, Frames
+from partsong.samplers.long_video.frame_rotary import FrameRotary
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 
 __all__ = ["sliding_windows"]
@@ -42,6 +43,7 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
         raise ArgumentError(f"window={window}, stride={stride}; windows must overlap or touch: 1 <= stride <= window")
     name, dim = _denoiser(pipe)
     module = getattr(pipe, name)
+    FrameRotary(module, ADAPTERS[type(module).__name__])  # refuses a model without relative positions
     with PausedCall(pipe, name, arguments) as call, torch.no_grad():
         event = call.send()
         while not isinstance(event, Finished):
@@ -54,15 +56,25 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
         return event.output
 
 
+def _windowed(module: Any) -> Frames | None:
+    """Returns where a model has its frames if any run of them is a call of it; None where it is not."""
+    row = ADAPTERS.get(type(module).__name__)
+    frames = None if row is None else row.frames
+    # A model whose call says where its frames are would have to say it for every window.
+    movable = frames is not None and frames.turns is not None and frames.argument is None and frames.positions is None
+    return frames if movable else None
+
+
 def _denoiser(pipe: Any) -> tuple[str, int]:
     """Returns the name of the pipeline's one denoiser, and the dim of frames in its latents."""
-    names = [name for name, part in pipe.components.items() if type(part).__name__ in FRAME_TABLES]
-    if len(names) != 1:
+    denoisers = {name: frames for name, part in pipe.components.items() if (frames := _windowed(part)) is not None}
+    if len(denoisers) != 1:
         raise UnsupportedError(
-            f"{type(pipe).__name__} holds {len(names)} denoisers whose frames can be cut into windows; use a pipeline "
-            f"with one {' or '.join(FRAME_TABLES)}"
+            f"{type(pipe).__name__} holds {len(denoisers)} denoisers whose frames can be cut into windows; use a "
+            "pipeline with one, such as WanPipeline or SkyReelsV2Pipeline"
         )
-    return names[0], FRAME_TABLES[type(getattr(pipe, names[0])).__name__][1]
+    ((name, frames),) = denoisers.items()
+    return name, frames.dim
 
 
 def _answer(module: Any, arguments: dict[str, Any], dim: int, window: int, stride: int) -> tuple[Tensor]:

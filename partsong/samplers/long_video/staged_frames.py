@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.adapters.row import IMAGE, TEXT
 from partsong.parallel.attention_call import AttentionCall, attend_locally
+from partsong.parallel.clip.tokens import token_frames
 from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.long_video.frame_rotary import FrameRotary
@@ -62,28 +64,48 @@ class StagedFrames(StagedBlocks):
     parts_name = "videos"
 
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, layers: tuple[int, ...] | None = None) -> None:
-        if any(streams != (IMAGE,) for streams in adapter.attention.values()):
-            raise UnsupportedError(f"{adapter.model}: text and video share one attention; use Ulysses or ClipParallel")
-        self.rotary = FrameRotary(module)
+        self.rotary = FrameRotary(module, adapter)
+        assert adapter.frames is not None
+        #: Dim of the frames in latents and in the model's output, or of the tokens of all of them.
+        self.frames_dim, self.counts_tokens = adapter.frames.dim, adapter.frames.argument is not None
         super().__init__(module, adapter, mesh, layers)
         #: The loop at work, or the last one, which `Plan.explain` may be asked about.
         self.loop: FrameLoop | None = None
         #: Bytes that each stage sends in one call, by its number of frames.
         self.sent: dict[int, tuple[int, ...]] = {}
 
-    @property
-    def own_layers(self) -> list[int]:
-        """Lists the numbers of the attentions that this rank computes."""
+    def owns(self, layer: int) -> bool:
+        """Says whether this rank computes an attention, by the number of one of its calls."""
         mine = tuple(f"{self.blocks[number].name}." for number in self.own)
-        return [number for number, (name, _, _) in enumerate(self.layers) if name.startswith(mine)]
+        return self.layers[layer % len(self.layers)][0].startswith(mine)
+
+    def widened(self, named: Mapping[str, Any], sample: Tensor, frames: int) -> dict[str, Any]:
+        """Returns the arguments of a call with another sample, which has so many frames."""
+        assert self.adapter.frames is not None
+        count = self.adapter.frames.argument
+        return {**named, self.adapter.sample: sample, **({} if count is None else {count: frames})}
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
         """Says what a call looks like, and remembers what each stage sends for its number of frames."""
         layout = super().layout(named)
         passed = [sum(tensor.nbytes for tensor in tensors) for tensors in layout.inputs[None][1:]]
         answer = layout.owners.nbytes * (self.pipe.size - 1)
-        self.sent[layout.owners.shape[self.rotary.frames_dim]] = (*passed, answer)
+        self.sent[token_frames(self.adapter, self.module, dict(named))] = (*passed, answer)
         return layout
+
+    def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
+        """Runs this rank's blocks on the frames at work; see `StagedBlocks.work`."""
+        self.rotary.begin(named)
+        return super().work(named, layout, part, received)
+
+    def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
+        """Gives a block its input in one piece, as a message has it: so the bits are those of any number of ranks."""
+        run = super()._around(number, names)
+
+        def run_contiguous(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            return run(forward, named | {name: named[name].contiguous() for name in names})
+
+        return run_contiguous
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Returns the bytes the rank at `index` sends in one call of the model per block, as the loop counts steps."""
@@ -95,21 +117,33 @@ class StagedFrames(StagedBlocks):
         return None if self.loop is None else self.loop.kept()
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Computes attention of the frames at work to themselves and to those around."""
+        """Computes attention of the frames at work, and of their text, to themselves and to the frames around."""
         assert self.loop is not None
         around = self.loop.keys.read(call.layer)
-        self.loop.keys.keep(call.layer, call.k, call.v)
-        if not around:
-            return attend_locally(replace(call, masks=None))
+        own = list(zip(call.runs[0], _parts(call), strict=True))
+        self.loop.keys.keep(call.layer, *next((k, v) for (stream, _), (k, v) in own if stream == IMAGE))
         k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)
         v = torch.cat([call.v, *(values for _, values, _ in around)], dim=2)
-        return attend_locally(replace(call, k=k, v=v, sizes=(k.shape[2],), index=0, masks=None))
+        masks = None
+        if call.masks is not None and len(own) > 1:
+            # It hides padding of the text; all frames around are seen.
+            (mask,) = call.masks
+            masks = (F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=float(mask.dtype == torch.bool)),)
+        return attend_locally(replace(call, k=k, v=v, sizes=(k.shape[2],), index=0, masks=masks))
 
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
         """Drops a causal model's own mask over frames, which lets the frames of one block see each other."""
+        if TEXT in self.layers[layer][1]:
+            return super()._masks(mask, sizes, layer)
         if mask.dtype != torch.bool or not bool(mask.all()):
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "
                 "the model has in one of its causal blocks"
             )
         return (mask,)
+
+
+def _parts(call: AttentionCall) -> list[tuple[Tensor, Tensor]]:
+    """Returns keys and values of each stream in an attention."""
+    lengths = [length for _, length in call.runs[0]]
+    return list(zip(call.k.split(lengths, dim=2), call.v.split(lengths, dim=2), strict=True))

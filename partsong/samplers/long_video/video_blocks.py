@@ -30,6 +30,10 @@ from partsong.samplers.pipeline.shared_text import SharedText
 __all__ = ["VideoBlocks", "frames_of", "joined"]
 
 
+#: What pipelines and their `prepare_latents` may take to go by.
+_PICTURES = frozenset({"image", "images", "video", "videos", "conditions", "control_video"})
+
+
 class VideoBlocks:
     """Makes the calls for the blocks of one video, and ends them.
 
@@ -43,7 +47,7 @@ class VideoBlocks:
 
     Attributes:
         stage: the model's blocks on this rank.
-        dim: of the frames in the pipeline's latents.
+        dim: of the frames in the pipeline's latents, or of the tokens of all of them.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
         latents: those that the block opened last begins with.
@@ -61,15 +65,20 @@ class VideoBlocks:
         denoiser = plan.denoisers[0]
         assert isinstance(denoiser.cut, StagedFrames)
         self.plan, self.stage, self.arguments = plan, denoiser.cut, dict(arguments)
-        self.pipe, self.dim = plan.target, self.stage.rotary.frames_dim
+        self.pipe, self.dim = plan.target, self.stage.frames_dim
+        if any(self.arguments.get(name) is not None for name in _PICTURES):
+            raise self._refused()
         self.factor = _factor(self.pipe)
         total = _latent_frames(self.pipe, self.arguments, self.factor)
         self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
-        self._given = self.arguments.pop("latents", None)
-        if self._given is not None and self._given.shape[self.dim] != sum(self.sizes):
+        self._given: Tensor | None = self.arguments.pop("latents", None)
+        # Where tokens of all frames are counted, a frame has several.
+        self._is_packed = self.stage.counts_tokens
+        length = total if self._given is None else self._given.shape[self.dim]
+        if self._given is not None and (length % total or (length != total and not self._is_packed)):
             raise ArgumentError(
-                f"latents of shape {list(self._given.shape)} were given, with {self._given.shape[self.dim]} frames; "
-                f"the video has {sum(self.sizes)} latent frames"
+                f"latents of shape {list(self._given.shape)} were given, with {length} "
+                f"{'tokens' if self._is_packed else 'frames'}; the video has {total} latent frames"
             )
         self.drawn = draw_seeds(self.arguments.get("generator"))
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
@@ -77,7 +86,7 @@ class VideoBlocks:
         is_latent = self.arguments.get("output_type") == "latent"
         self._sample = denoiser.adapter.sample
         self.decodes = everywhere or plan.mesh.is_main
-        self._decoder = StreamingDecoder(self.pipe.vae) if self.decodes and not is_latent else None
+        self._decoder = StreamingDecoder(self.pipe.vae, total) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
 
     def close(self, tracks: MutableMapping[int, Any]) -> None:
@@ -99,7 +108,9 @@ class VideoBlocks:
         chosen["num_frames"] = (self.sizes[block] - 1) * self.factor + 1
         chosen["generator"] = self._generators(block)
         if self._given is not None:
-            chosen["latents"] = self._given.narrow(self.dim, sum(self.sizes[:block]), self.sizes[block])
+            each = self._given.shape[self.dim] // sum(self.sizes)
+            start, length = sum(self.sizes[:block]) * each, self.sizes[block] * each
+            chosen["latents"] = self._given.narrow(self.dim, start, length)
         call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
         self._text.join(call)
         replace_method(call.pipe, "prepare_latents", lambda method: self._preparing(method, block))
@@ -161,24 +172,40 @@ class VideoBlocks:
         generators = [torch.Generator().manual_seed(seeds.derive(seed, "steps", block)) for seed in self.drawn]
         return generators if len(generators) > 1 else generators[0]
 
+    def _refused(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"{type(self.pipe).__name__} prepares more than latents, so its video cannot be cut into blocks; use a "
+            "text-to-video pipeline, or ClipParallel"
+        )
+
     def _preparing(self, prepare: Method, block: int) -> Method:
         signature = inspect.signature(prepare)
+        # Pictures that a pipeline goes by would have to be cut into blocks as well.
+        is_plain = "latents" in signature.parameters and not _PICTURES & signature.parameters.keys()
 
         def prepare_block(*args: Any, **kwargs: Any) -> Any:
-            latents = prepare(*args, **kwargs)
-            if not isinstance(latents, Tensor) or "latents" not in signature.parameters:
-                raise UnsupportedError(
-                    f"{type(self.pipe).__name__} prepares more than latents, so its video cannot be cut into blocks; "
-                    "use a text-to-video pipeline, or ClipParallel"
-                )
+            latents = prepare(*args, **kwargs) if is_plain else None
+            if not isinstance(latents, Tensor):
+                raise self._refused()
             self.latents = latents
             if self._given is not None:
                 return latents
             bound = signature.bind(*args, **kwargs)
-            bound.arguments["latents"] = self._noise.like(latents, self.dim, block)
+            bound.arguments["latents"] = self._noise_like(latents, block)
             return prepare(*bound.args, **bound.kwargs)
 
         return prepare_block
+
+    def _noise_like(self, latents: Tensor, block: int) -> Tensor:
+        """Returns the noise of a block in the shape of what a pipeline has drawn."""
+        if self._is_packed:
+            apart = latents.unflatten(self.dim, (self.sizes[block], -1))
+            noise = self._noise.like(apart, self.dim, block).flatten(self.dim, self.dim + 1)
+        else:
+            noise = self._noise.like(latents, self.dim, block)
+        # Channels for a picture that is not given stay empty.
+        empty = (latents == 0).flatten(0, -2).all(dim=0)
+        return noise.masked_fill(empty, 0.0)
 
 
 def joined(outputs: Sequence[Any], dim: int) -> Any:

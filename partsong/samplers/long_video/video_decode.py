@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,70 +13,136 @@ from partsong.errors import UnsupportedError
 
 __all__ = ["StreamingDecoder"]
 
+logger = logging.getLogger(__name__)
+
 
 class StreamingDecoder:
     """Decodes the latents of a video in pieces, in order.
 
-    Wan's decoder is causal: each latent frame needs what its convolutions have seen of those before, which is kept
-    here from one piece to the next. What comes out equals the whole decoding bit for bit, and memory does not grow.
+    Causal decoders need of each latent frame what their convolutions have seen of those before. It is kept here from
+    one piece to the next, so what comes out equals the whole decoding and memory does not grow. Wan's takes frame by
+    frame, CogVideoX's pairs of frames, so that one may wait for the next piece. Others look both ways in time, take
+    norms over all frames, or keep nothing of those before: their latents are kept and decoded with the last piece.
 
     Args:
         vae: the autoencoder of the pipeline; its own cache is left alone.
+        frames: latent frames of the whole video.
 
     Raises:
-        UnsupportedError: the autoencoder's decoding cannot be cut in time exactly.
+        UnsupportedError: the autoencoder would decode in tiles, each from the first frame on.
     """
 
-    def __init__(self, vae: Any) -> None:
-        if type(vae).__name__ != "AutoencoderKLWan":
-            raise UnsupportedError(
-                f"{type(vae).__name__} cannot decode a video in pieces exactly; AutoencoderKLWan can (its decoder is "
-                'causal). Ask for output_type="latent" and decode the whole'
-            )
-        if vae.use_tiling:
+    def __init__(self, vae: Any, frames: int) -> None:
+        self.vae, self.left = vae, frames
+        kind = _KINDS.get(type(vae).__name__)
+        if kind is not None and vae.use_tiling:
             raise UnsupportedError("tiled decoding starts anew for every tile; call vae.disable_tiling()")
-        self.vae = vae
-        self._seen: list[Any] | None = None
+        if kind is None:
+            logger.warning(
+                "%s does not decode in pieces: its latents are kept, and all frames come at the end", type(vae).__name__
+            )
+        self._decoder: _Pieces = (kind or _Whole)(vae, frames)
         # Every block's call has its own thread, and most systems' allocators an arena per thread, which keeps what
         # was freed there. Decoded in many threads, a long video would leave the memory of a decoding in each.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="partsong-decoder")
 
-    def decode(self, z: Tensor, return_dict: bool = True) -> Any:
+    def decode(self, z: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Decodes the next latents; called and answered as the autoencoder's own ``decode``.
 
         Args:
             z: `[B, C, f, h, w]`, as the pipeline gives them to its autoencoder.
+            *args: what else the pipeline gives it.
             return_dict: answers with an output object instead of a tuple.
+            **kwargs: as `args`.
 
         Returns:
-            ``4 (f - 1) + 1`` frames `[B, 3, F, H, W]` for the first piece (with a factor of 4 in time), 4 f afterwards.
+            `[B, 3, F, H, W]`: of a causal decoder with a factor of 4 in time ``4 (f - 1) + 1`` frames for the first
+            piece and 4 f afterwards; of others none before the last piece.
         """
         inference = torch.is_inference_mode_enabled()
-        return self._worker.submit(self._decode, z, return_dict, inference).result()
+        return self._worker.submit(self._decode, z, args, kwargs, return_dict, inference).result()
 
     def close(self) -> None:
         """Ends the thread; nothing is decoded afterwards."""
         self._worker.shutdown(wait=False)
 
-    def _decode(self, z: Tensor, return_dict: bool, inference: bool) -> Any:
-        with torch.inference_mode(inference), torch.no_grad():
-            return self._pieces(z, return_dict)
-
-    def _pieces(self, z: Tensor, return_dict: bool) -> Any:
-        from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+    def _decode(self, z: Tensor, args: Any, kwargs: Any, return_dict: bool, inference: bool) -> Any:
         from diffusers.models.autoencoders.vae import DecoderOutput
 
-        vae, first = self.vae, self._seen is None
-        if self._seen is None:
+        with torch.inference_mode(inference), torch.no_grad():
+            out = self._decoder.decode(z, *args, **kwargs)
+        return DecoderOutput(sample=out) if return_dict else (out,)
+
+
+class _Pieces:
+    """Decodes pieces of one video with one autoencoder."""
+
+    def __init__(self, vae: Any, frames: int) -> None:
+        self.vae, self.left = vae, frames
+        self.is_first = True
+        self.seen: Any = None
+        self.waiting: list[Tensor] = []
+
+    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Decodes the next latents."""
+        raise NotImplementedError
+
+    def nothing(self, z: Tensor, side: int) -> Tensor:
+        """Returns no frames, of the right size."""
+        return z.new_zeros((len(z), self.vae.config.out_channels, 0, z.shape[3] * side, z.shape[4] * side))
+
+
+class _Wan(_Pieces):
+    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+        vae, first = self.vae, self.seen is None
+        if self.seen is None:
             vae.clear_cache()
-            self._seen = [None] * vae._conv_num
+            self.seen = [None] * vae._conv_num
         x = vae.post_quant_conv(z)
         pieces = []
         for frame in range(z.shape[2]):
             start = {"first_chunk": True} if first and frame == 0 else {}
-            pieces.append(vae.decoder(x[:, :, frame : frame + 1], feat_cache=self._seen, feat_idx=[0], **start))
+            pieces.append(vae.decoder(x[:, :, frame : frame + 1], feat_cache=self.seen, feat_idx=[0], **start))
         out = torch.cat(pieces, dim=2)
         if vae.config.patch_size is not None:
             out = unpatchify(out, patch_size=vae.config.patch_size)
-        out = out.clamp(-1.0, 1.0)
-        return DecoderOutput(sample=out) if return_dict else (out,)
+        return out.clamp(-1.0, 1.0)
+
+
+class _CogVideoX(_Pieces):
+    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.waiting.append(z)
+        z = torch.cat(self.waiting, dim=2)
+        batch, total, pieces = self.vae.num_latent_frames_batch_size, self.left, []
+        # The first batch takes what does not divide; a video of less than one batch is one.
+        size = min(total, batch + total % batch) if self.is_first else batch
+        while z.shape[2] >= size > 0:
+            piece, z = z[:, :, :size], z[:, :, size:]
+            piece = piece if self.vae.post_quant_conv is None else self.vae.post_quant_conv(piece)
+            out, self.seen = self.vae.decoder(piece, conv_cache=self.seen)
+            pieces.append(out)
+            self.is_first, size = False, batch
+        self.waiting = [z]
+        return (
+            torch.cat(pieces, dim=2) if pieces else self.nothing(z, 2 ** (len(self.vae.config.block_out_channels) - 1))
+        )
+
+
+class _Whole(_Pieces):
+    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.waiting.append(z)
+        self.left -= z.shape[2]
+        if self.left > 0:
+            return self.nothing(z, self.vae.spatial_compression_ratio)
+        whole, self.waiting = torch.cat(self.waiting, dim=2), []
+        out: Tensor = self.vae.decode(whole, *args, return_dict=False, **kwargs)[0]
+        return out
+
+
+#: Autoencoder -> how its decoder goes on from piece to piece. The others decode a whole video.
+_KINDS: dict[str, type[_Pieces]] = {
+    "AutoencoderKLWan": _Wan,
+    "AutoencoderKLCogVideoX": _CogVideoX,
+}

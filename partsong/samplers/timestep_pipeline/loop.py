@@ -142,7 +142,7 @@ class _Chain:
         if self.journal is None or self.cut is None:
             return
         yield from self.blocks.finished(map(self.journal.block, range(self.first)))
-        self.keys.load(self.journal.keys(self.cut), self.stage.own_layers, self.own)
+        self.keys.load(self.journal.keys(self.cut), self.stage.owns, self.own)
 
     def run(self) -> Iterator[Any]:
         """Works slot by slot; all ranks yield a block in the same slot, so a consumer may stop them together."""
