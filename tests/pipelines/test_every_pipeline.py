@@ -16,6 +16,9 @@ from tests.pipelines.worker import Outcome
 
 PRODUCT = list(itertools.product((2, 3), CASES, worker.STRATEGIES))
 
+#: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.
+ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
+
 
 def _covering() -> list[tuple[int, str, str]]:
     """Every pipeline, every strategy on every family, and every family and strategy on two ranks and on three."""
@@ -24,7 +27,8 @@ def _covering() -> list[tuple[int, str, str]]:
     cases = {family: itertools.cycle([name for name in CASES if FAMILY[name] == family]) for family in FAMILY.values()}
     taken = [(nproc, next(cases[family]), strategy) for nproc, family, strategy in wanted]
     rest = [name for name in CASES if name not in {case for _, case, _ in taken}]
-    return taken + [(2, name, strategy) for name, strategy in zip(rest, itertools.cycle(worker.STRATEGIES))]
+    others = [(2, name, strategy) for name, strategy in zip(rest, itertools.cycle(worker.STRATEGIES))]
+    return list(dict.fromkeys((*taken, *others, *ALWAYS)))
 
 
 TRIED = PRODUCT if covering.FULL else _covering()
