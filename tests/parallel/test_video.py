@@ -11,6 +11,7 @@ import torch
 from partsong import DynamicSequence, Ring, Ulysses
 from partsong.errors import UnsupportedError
 from partsong.parallel import ADAPTERS, Strategy, predict
+from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
 from partsong.parallel.ranks.launch import launch
 from tests.parallel import video_worker as worker
 from tests.parallel.families import FAMILIES
@@ -84,13 +85,22 @@ HEADS = {"num_attention_heads": 12, "attention_head_dim": 8}
 
 
 def sent(family: str, strategy: Strategy, ranks: int, outputs: int, **config: Any) -> int:
-    """Bytes that a rank sends in one call, its output of so many numbers per token left out."""
+    """Bytes that a rank sends in one call, but for its output and for the numbers by which ranks compare latents.
+
+    Args:
+        family: of the model.
+        strategy: what cuts it.
+        ranks: how many.
+        outputs: numbers of its output per token.
+        config: of the model.
+    """
     model, named = FAMILIES[family].build(6), FAMILIES[family].call(6, BATCH, torch.float64)
     model = type(model)(**{**model.config, **HEADS, **config}).double()
     named["hidden_states"] = torch.zeros(BATCH, 4, FRAMES, SIDE, SIDE).double()
     said = predict(model, strategy, ranks=ranks, **named).bytes_per_step
     assert len(set(said)) == 1, "even shares"
-    return said[0] - BATCH * FRAMES * TOKENS // ranks * outputs * 8 * (ranks - 1)
+    compared = 8 * NUMBERS_PER_VALUE * (ranks - 1)
+    return said[0] - compared - BATCH * FRAMES * TOKENS // ranks * outputs * 8 * (ranks - 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
