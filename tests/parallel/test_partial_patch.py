@@ -13,6 +13,7 @@ import torch
 from partsong import PartialPatch, parse_strategy
 from partsong.errors import ArgumentError
 from partsong.parallel import mesh_for
+from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import partial_worker
@@ -65,7 +66,8 @@ def test_only_the_portion_is_sent(nproc: int) -> None:
     for rank, case in enumerate(results(nproc)["cases"]["one stream"]):
         keys_and_values = layers * SENT[nproc][rank] * batch * 2 * width * number
         gathered = OWN[nproc][rank] * (nproc - 1) * batch * outputs * number
-        want = [branches * (keys_and_values + gathered)] * 2 + [branches * gathered]
+        compared = 8 * NUMBERS_PER_VALUE * (nproc - 1)  # by which ranks see that their latents are the same
+        want = [branches * (keys_and_values + gathered) + compared] * 2 + [branches * gathered + compared]
         assert case["bytes_by_step"][2:] == want, "nothing is sent in the last step: nobody would read it"
 
 

@@ -125,7 +125,6 @@ class Usage:
             cached=self.cached + cut.cached,
             completion=self.completion + kept,
             wasted=self.wasted + lost,
-            reported=self.reported and (cut.reported or not cut.completion),
         )
 
 
