@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.hooks.clock import StepClock
@@ -123,7 +124,7 @@ class GuidancePair:
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
         branches = [self._expect(last, first) for last in self._last]
         # Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
-        if len({tuple(part.shape for part in branch[self.sample]) for branch in branches}) > 1:
+        if len({tuple(part.shape for part in tree_leaves(branch[self.sample])) for branch in branches}) > 1:
             return
         self.computed = len(branches)
         outputs: dict[int, Any] = {}

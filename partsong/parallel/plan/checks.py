@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.mesh import Mesh
@@ -40,9 +41,16 @@ class KnownLayers:
         )
 
 
-def check_device(model: str, latents: Tensor | list[Tensor], mesh: Mesh) -> None:
-    """Refuses a model that has been moved to where its ranks have no connection."""
-    device, ours = latents[0].device, mesh.device
+def check_device(model: str, latents: Any, mesh: Mesh) -> None:
+    """Refuses a model that has been moved to where its ranks have no connection.
+
+    Args:
+        model: its name.
+        latents: a tensor, or lists of tensors for samples with several pictures.
+        mesh: the ranks.
+    """
+    tensor = next((part for part in tree_leaves(latents) if isinstance(part, Tensor)), None)
+    device, ours = mesh.device if tensor is None else tensor.device, mesh.device
     if device.type != ours.type:
         raise UnsupportedError(
             f"the latents of {model} are on {device}, and the ranks of this plan exchange on {ours}; "
