@@ -221,6 +221,8 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {row["class"] for row in rows} == {"exact", "approximate"}
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
+    assert run("list", "drafters", "--json", tmp_path / "d.json") == 0
+    assert [row["name"] for row in read(tmp_path / "d.json")["rows"]][:2] == ["ngram", "jacobi"]
     for name in ("wan vace", "WanVACETransformer3DModel", "WanVACEPipeline"):
         assert run("list", "support", name, "--json", tmp_path / "one.json") == 0
         rows = json.loads((tmp_path / "one.json").read_text())["rows"]

@@ -50,7 +50,9 @@ def make_engine(options: Asking) -> Engine:
     threads = options.threads or (1 if model in zoo.MODELS else None)
     if threads is not None:
         torch.set_num_threads(threads)
-    return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device))
+    return open_engine(
+        EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, speculate=options.speculate)
+    )
 
 
 def _check(options: Asking) -> None:
@@ -60,5 +62,8 @@ def _check(options: Asking) -> None:
         return
     if options.model is None:
         raise ArgumentError("--server needs --model: the name under which the server has it")
-    if options.dtype is not None or options.device is not None or options.threads is not None:
-        raise ArgumentError("--dtype, --device and --threads are for a model in this process; leave them out")
+    here = (options.dtype, options.device, options.threads, options.speculate or None)
+    if any(option is not None for option in here):
+        raise ArgumentError(
+            "--dtype, --device, --threads and --speculate are for a model in this process; leave them out"
+        )

@@ -46,13 +46,14 @@ def list_summary(result: dict[str, Any]) -> str:
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """Returns the models, strategies, supported pairs, rules, caches, ways to think or suites as flat rows."""
+    """Returns models, strategies, supported pairs, rules, caches, drafters, ways to think or suites as flat rows."""
     listers = {
         "models": _models,
         "strategies": _strategies,
         "support": lambda: _support_of(options.name) if options.name is not None else _support(),
         "rules": _rules,
         "caches": _caches,
+        "drafters": _drafters,
         "thinking": _thinking,
         "suites": _suites,
     }
@@ -121,6 +122,15 @@ def _caches() -> list[dict[str, Any]]:
     return [
         {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
         for name, kind in CACHES.items()
+    ]
+
+
+def _drafters() -> list[dict[str, Any]]:
+    from partsong.kernels.speculation.registry import MODEL_FREE
+
+    return [
+        {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
+        for name, kind in MODEL_FREE.items()
     ]
 
 

@@ -120,6 +120,12 @@ class Video(Sampling):
     """Continue the run of this journal with the options it was started with; --nproc, --out and --json may differ."""
 
 
+#: Who guesses tokens ahead.
+Drafters = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoding(_Common):
     """Holds the options that text and eval share."""
@@ -188,6 +194,9 @@ class Asking(_Common):
     """At most this many tokens in one answer."""
     temperature: Temperature = 1.0
     """How freely tokens are drawn; 0 takes the most likely ones."""
+    speculate: Drafters = ()
+    """Guess tokens ahead and verify them (see `partsong list drafters`): the text is the same and comes sooner where
+    guesses are right. May be given several times. Only for a model in this process."""
     top_p: Annotated[float, Number(0.0, 1.0, above=True)] = 1.0
     """Draw only from the most likely tokens that together have this probability."""
     concurrency: Positive = 64
@@ -335,7 +344,8 @@ class List(_Common):
     """List what there is to choose from."""
 
     what: Annotated[
-        Literal["models", "strategies", "support", "rules", "caches", "thinking", "suites"], tyro.conf.Positional
+        Literal["models", "strategies", "support", "rules", "caches", "drafters", "thinking", "suites"],
+        tyro.conf.Positional,
     ]
     """What to list."""
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None

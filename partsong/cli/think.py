@@ -105,6 +105,9 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['prefill']} prompt tokens, {result['prefill_cached']} of them computed before; "
         f"{result['seconds']:.2f} s with {result['engine']}",
     ]
+    if result["tokens_drafted"]:
+        kept = result["tokens_drafted"] - result["tokens_rejected"]
+        lines.append(f"{result['tokens_drafted']} tokens guessed ahead, {kept} of them right")
     why = {"decided": "no missing vote could change the answer", "confident": "the votes were clear enough"}
     if result["stopped"] == "budget":
         lines.append(f"the budget ended the run: {result['spent']}")

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.sampling import TokenDraw, draw
 
 EOS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz .:"

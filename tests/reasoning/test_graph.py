@@ -50,7 +50,9 @@ def test_a_summary_by_hand() -> None:
         ("end", ("a",), ("b",), 7, "stop"),
     ]:
         node = graph.add(CallNode(name=name, request=Request(messages=()), reads=reads, waits=waits))
-        node.completion = Completion(text="", finish=finish, usage=Usage(prompt=100, cached=40, completion=tokens))
+        node.completion = Completion(
+            text="", finish=finish, usage=Usage(prompt=100, cached=40, completion=tokens, drafted=3, rejected=1)
+        )
         node.end = 9.0 if name == "b" else 1.0
     assert graph.summary(["end"], ["a", "b", "end"]) == {
         "calls": 4,
@@ -59,6 +61,8 @@ def test_a_summary_by_hand() -> None:
         "tokens_critical": 37,
         "tokens_cancelled": 5,
         "tokens_wasted": 0,
+        "tokens_drafted": 12,
+        "tokens_rejected": 4,
         "prefill": 400,
         "prefill_cached": 160,
         "estimated": 0,

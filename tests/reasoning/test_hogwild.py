@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from partsong.errors import UnsupportedError
+from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.reasoning import Parameters
 from partsong.reasoning.hogwild import workers as hogwild_workers
 from partsong.reasoning.hogwild.attention import Feed, forward
@@ -19,7 +20,6 @@ from partsong.reasoning.hogwild.cache import PAGE, SLAB, BlockStore
 from partsong.reasoning.hogwild.rotary import rotary_of
 from partsong.reasoning.hogwild.workers import Writing
 from partsong.reasoning.local.model import FAMILIES, LocalModel
-from partsong.reasoning.local.sampling import TokenDraw, draw
 from partsong.seeds import derive
 from tests.reasoning.hogwild_twin import EOS, Twin, tiny, tokenizer, work
 

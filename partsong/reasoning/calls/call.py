@@ -102,6 +102,8 @@ class Usage:
         cached: tokens of the prompt whose keys were there already.
         completion: tokens of the answer, hidden reasoning included.
         wasted: tokens that earlier attempts had written when they failed.
+        drafted: tokens that were guessed ahead and verified, where the engine speculates.
+        rejected: how many of these did not become part of the answer.
         reported: whether the engine counted them; False is an estimate.
     """
 
@@ -109,6 +111,8 @@ class Usage:
     cached: int = 0
     completion: int = 0
     wasted: int = 0
+    drafted: int = 0
+    rejected: int = 0
     reported: bool = True
 
     def after(self, cut: Usage, *, is_cut: bool) -> Usage:
@@ -125,6 +129,8 @@ class Usage:
             cached=self.cached + cut.cached,
             completion=self.completion + kept,
             wasted=self.wasted + lost,
+            drafted=self.drafted + cut.drafted,
+            rejected=self.rejected + cut.rejected,
         )
 
 

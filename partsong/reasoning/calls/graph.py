@@ -106,6 +106,7 @@ class CallGraph:
               run, in tokens.
             - ``tokens_cancelled``: tokens of calls that were halted or cancelled.
             - ``tokens_wasted``: tokens of failed attempts, which are in no other number.
+            - ``tokens_drafted``: tokens that the engine guessed ahead; ``tokens_rejected`` of them came to nothing.
             - ``prefill``: prompt tokens; ``prefill_cached`` of them had their keys already.
             - ``estimated``: calls whose tokens the engine did not count.
             - ``truncated``: calls that ran out of tokens.
@@ -120,6 +121,8 @@ class CallGraph:
             "tokens_critical": self.longest({*accepted, *awaited}, waits=True),
             "tokens_cancelled": sum(node.tokens for node in done if node.waste),
             "tokens_wasted": sum(u.wasted for u in usage),
+            "tokens_drafted": sum(u.drafted for u in usage),
+            "tokens_rejected": sum(u.rejected for u in usage),
             "prefill": sum(u.prompt for u in usage),
             "prefill_cached": sum(u.cached for u in usage),
             "estimated": sum(not u.reported for u in usage),

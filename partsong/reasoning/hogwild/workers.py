@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from partsong.errors import ArgumentError
+from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.hogwild.attention import Feed, forward
 from partsong.reasoning.hogwild.cache import BlockStore, CacheBlock
@@ -18,7 +19,6 @@ from partsong.reasoning.hogwild.layouts import Table, WorkerLayout
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, fill
 from partsong.reasoning.hogwild.rotary import rotary_of
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.sampling import TokenDraw, draw
 from partsong.reasoning.local.stops import AnswerText
 from partsong.seeds import derive
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,19 @@ class AnswerStore:
         """Writes tokens `[layers, kv_heads, tokens, head_dim]` into a row, beginning at a slot."""
         where = slice(first, first + keys.shape[2])
         self.keys[:, row, :, where], self.values[:, row, :, where] = keys, values
+
+    def gather(self, row: int, first: int, places: Sequence[int]) -> None:
+        """Moves tokens of a row together, so that they follow each other from a slot on.
+
+        Args:
+            row: the row.
+            first: the slot.
+            places: where each of them is, counted from that slot, in rising order.
+        """
+        come_from = torch.tensor(places, device=self.keys.device) + first
+        where = slice(first, first + len(places))
+        for store in (self.keys, self.values):
+            store[:, row, :, where] = store[:, row].index_select(2, come_from)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first tokens of a row over those of another row."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from partsong.kernels.speculation.draft import DraftTree
 from partsong.reasoning.local.answer_store import AnswerStore
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode
@@ -113,19 +114,21 @@ class Batch:
         """Takes note that the rows, or the nodes above them, are not the same as before."""
         self._branches = None
 
-    def forward(self, chunks: Sequence[tuple[PrefixNode, int]]) -> tuple[Tensor, list[Tensor | None]]:
-        """Computes one token of every row, and the next tokens of prompts.
+    def forward(
+        self, chunks: Sequence[tuple[PrefixNode, int]], drafts: Sequence[DraftTree] = ()
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Computes the next token of every row with the guesses at those after it, and the next tokens of prompts.
 
         Args:
             chunks: (node, how many tokens to compute); a node comes after those it continues.
+            drafts: the guesses of each row; empty if there are none at all.
 
         Returns:
-            Logits `[rows, vocabulary]`, and for each chunk the logits `[vocabulary]` after its last token, if the node
-            ends there and a call needs them.
+            Logits `[tokens, vocabulary]` after each row's token and after its guesses, row by row, and for each chunk
+            the logits `[vocabulary]` after its last token, if the node ends there and a call needs them.
         """
-        tokens = [row.next_token for row in self.rows]
-        positions = [row.position for row in self.rows]
-        marks = [row.mark for row in self.rows]
+        tokens, positions, marks = self._written(drafts)
+        written = len(tokens)
         keep, placed, has_logits = list(range(len(tokens))), list[Chunk](), list[bool]()
         for node, count in chunks:
             placed.append(Chunk(node, node.done, count, len(tokens)))
@@ -136,15 +139,38 @@ class Batch:
             if has_logits[-1]:
                 keep.append(len(tokens) - 1)
         lengths = [row.length for row in self.rows]
-        self.store.reserve(len(self.rows), max(lengths, default=0) + 1)
+        self.store.reserve(len(self.rows), max(lengths, default=0) + 1 + max(map(len, drafts), default=0))
         if self._branches is None:
             self._branches = branches_of([row.shared for row in self.rows], self.model.device)
-        step = AttentionStep(self.store, lengths, self._branches, placed)
+        step = AttentionStep(self.store, lengths, self._branches, placed, [draft.parents for draft in drafts])
         logits = self.model.forward(tokens, positions, keep, step, marks)
-        for row in self.rows:
-            row.tail.append(row.next_token)
-        ends = iter(logits[len(self.rows) :])
-        return logits[: len(self.rows)], [next(ends).clone() if each else None for each in has_logits]
+        ends = iter(logits[written:])
+        return logits[:written], [next(ends).clone() if each else None for each in has_logits]
+
+    def _written(self, drafts: Sequence[DraftTree]) -> tuple[list[int], list[int], list[int]]:
+        """Lists tokens, positions and marks of what the rows feed in a step."""
+        if not any(map(len, drafts)):
+            rows = self.rows
+            return [row.next_token for row in rows], [row.position for row in rows], [row.mark for row in rows]
+        tokens, positions, marks = list[int](), list[int](), list[int]()
+        for row, draft in zip(self.rows, drafts, strict=True):
+            tokens += (row.next_token, *draft.tokens)
+            positions += [row.position + depth for depth in draft.depths]
+            marks += [row.mark] * len(draft.depths)
+        return tokens, positions, marks
+
+    def advance(self, row: BatchRow, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """Makes the tokens that were fed and kept part of a row.
+
+        Args:
+            row: the row.
+            path: the nodes of its draft that are kept, node 0 first.
+            tokens: what was drawn after each of them; the last is fed next.
+        """
+        if path[-1] >= len(path):  # other nodes lie between them
+            self.store.gather(self.rows.index(row), row.length, path)
+        row.tail += (row.next_token, *tokens[:-1])
+        row.next_token = tokens[-1]
 
     def keys_of(self, row: BatchRow) -> tuple[Tensor, Tensor]:
         """Returns keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""

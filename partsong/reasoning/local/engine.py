@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from partsong.errors import ArgumentError
+from partsong.kernels.speculation.costs import costs_by_tokens, usual_costs
+from partsong.kernels.speculation.drafter import DrafterKnobs
+from partsong.kernels.speculation.registry import drafters_of
+from partsong.kernels.speculation.speculator import Speculator
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Parameters, Request
 from partsong.reasoning.calls.engine import Progress
@@ -57,6 +61,11 @@ class LocalEngine:
         end_tokens: ids that end an answer. None takes those of the model and its tokenizer. An empty collection lets
             every answer run to its last token.
         thoughts: embeddings that mark the threads of forks (ParaThinker); None ignores marks.
+        speculate: who guesses tokens ahead, which a step then verifies: knobs such as ``Ngram()``, or their text form
+            such as ``"ngram:length=8"``; several guess together. The text stays the same whoever guesses, and comes
+            sooner where guesses are right. `Usage.drafted` and `Usage.rejected` count them.
+        step_costs: number of tokens in a step -> its seconds by those of a step over one token. Guesses are verified as
+            far as they pay by these. Default: measured ones, for large and small models on CPUs and for GPUs.
         name: what journals call the engine. Default: made from the model and the dtype.
 
     Raises:
@@ -88,10 +97,14 @@ class LocalEngine:
         pack: bool | None = None,
         end_tokens: Collection[int] | None = None,
         thoughts: ThoughtEmbeddings | None = None,
+        speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
+        step_costs: Mapping[int, float] | None = None,
         name: str | None = None,
     ) -> None:
         sizes = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "cache_mb": cache_mb}
         check_knobs(type_hints(LocalEngine.__init__), sizes)
+        drafters = drafters_of(speculate)
+        costs = None if step_costs is None else costs_by_tokens(step_costs)
         loaded = load(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
         # Two threads may not use a tokenizer at once: this one belongs to the worker.
@@ -105,6 +118,7 @@ class LocalEngine:
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             kept_tokens=int(cache_mb * 1e6 / self.model.bytes_per_token),
+            speculator=_speculator(self.model, self.tokenizer, drafters, costs),
         )
         self._worker = Worker(scheduler, self.name)
         self._end = weakref.finalize(self, _end, self._worker, self.model)
@@ -164,6 +178,16 @@ def _end(worker: Worker, model: LocalModel) -> None:
     # A thread that is inside torch while the interpreter shuts down would crash the process.
     worker.join()
     model.close()
+
+
+def _speculator(
+    model: LocalModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafters: Sequence[DrafterKnobs],
+    costs: tuple[float, ...] | None,
+) -> Speculator:
+    own = usual_costs(model.num_weights, on_cpu=model.device.type == "cpu")
+    return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own))
 
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -69,6 +69,7 @@ class LocalModel:
         )
         assert isinstance(weight, Tensor) and isinstance(head, Tensor)
         self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
+        self.num_weights = sum(each.numel() for each in module.parameters())
         # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
         self._module: Any = module if owned else copy.deepcopy(module, shared)

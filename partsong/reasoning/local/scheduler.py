@@ -9,11 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from partsong.kernels.keyed_draw import draw
+from partsong.kernels.speculation.draft import DraftTree
+from partsong.kernels.speculation.match import Match, follow, node_draws
+from partsong.kernels.speculation.speculator import Speculator
 from partsong.reasoning.calls.call import Completion
 from partsong.reasoning.local.batch import Batch, BatchRow
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
-from partsong.reasoning.local.sampling import draw
 from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.threads.layout import TokenRun, Tokens
 
@@ -51,11 +54,20 @@ class Scheduler:
         max_rows: how many branches are written together.
         prefill_chunk: how many tokens of prompts are computed beside the rows in a step, so that these do not wait.
         kept_tokens: how many tokens keep their keys after use.
+        speculator: guesses tokens that a step then verifies. Default: a step computes one token of every row.
     """
 
-    def __init__(self, model: LocalModel, *, max_rows: int, prefill_chunk: int, kept_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LocalModel,
+        *,
+        max_rows: int,
+        prefill_chunk: int,
+        kept_tokens: int,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.model, self.max_rows, self.prefill_chunk = model, max_rows, prefill_chunk
-        self.kept_tokens = kept_tokens
+        self.kept_tokens, self.speculator = kept_tokens, speculator or Speculator()
         self.waiting: deque[Ticket] = deque()
         self._held: list[tuple[Ticket, PrefixNode]] = []
         self._pending: list[PrefixNode] = []
@@ -64,6 +76,7 @@ class Scheduler:
     def reset(self) -> None:
         """Forgets all calls and keys."""
         model = self.model
+        self.speculator.reset()
         self.batch = Batch(model)
         self.tree = PrefixTree(model.room_for, self.kept_tokens, self.batch.note_cut)
         self.waiting.clear()
@@ -82,14 +95,17 @@ class Scheduler:
         chunks = self._plan()
         logits: Tensor | None = None
         rows = list(self.batch.rows)
+        # The token that plain decoding would draw in this step needs no guess.
+        rooms = [row.ticket.max_tokens - len(row.ticket.answer) - 1 for row in rows]
+        drafts = self.speculator.propose(rows, rooms)
         if rows or chunks:
-            logits, ends = self.batch.forward(chunks)
+            logits, ends = self.batch.forward(chunks, drafts)
             for (node, count), end in zip(chunks, ends, strict=True):
                 node.done += count
                 node.logits = end if end is not None else node.logits
         self._pending = [node for node in self._pending if not node.complete]
         ready = [(ticket, node) for ticket, node in self._held if node.complete and node.logits is not None]
-        drawn = self._draw(rows, logits, ready)
+        drawn = self._draw(rows, drafts, logits, ready)
         self._held = [held for held in self._held if held not in ready]
         self.tree.trim()
         return news + drawn
@@ -103,12 +119,20 @@ class Scheduler:
             return []
         self.waiting = deque(ticket for ticket in self.waiting if not ticket.cancelled)
         for row in [row for row in self.batch.rows if row.ticket.cancelled]:
-            self.batch.leave(row)
+            self._leave(row)
         for ticket, node in [held for held in self._held if held[0].cancelled]:
             self._held.remove((ticket, node))
             node.users -= 1
             self._forget(node)
         return [SchedulerReport(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
+
+    def _join(self, row: BatchRow) -> None:
+        self.batch.join(row)
+        self.speculator.join(row, row.ticket.draft_text())
+
+    def _leave(self, row: BatchRow) -> None:
+        self.speculator.leave(row)
+        self.batch.leave(row)
 
     def _forget(self, node: PrefixNode | None) -> None:
         """Drops prompts that nobody waits for and that are not computed yet."""
@@ -136,7 +160,7 @@ class Scheduler:
             ticket.cached -= 1
             assert node.parent is not None
             leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
-            self.batch.join(BatchRow(ticket, leaf, node.tokens[-1], node.mark))
+            self._join(BatchRow(ticket, leaf, node.tokens[-1], node.mark))
             return
         node.users += 1
         self._held.append((ticket, node))
@@ -183,29 +207,55 @@ class Scheduler:
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     def _draw(
-        self, rows: list[BatchRow], logits: Tensor | None, ready: list[tuple[Ticket, PrefixNode]]
+        self,
+        rows: list[BatchRow],
+        drafts: Sequence[DraftTree],
+        logits: Tensor | None,
+        ready: list[tuple[Ticket, PrefixNode]],
     ) -> list[SchedulerReport]:
         first = [node.logits for _, node in ready if node.logits is not None]
         every = [*([logits] if logits is not None else []), *([torch.stack(first)] if first else [])]
-        tickets = [row.ticket for row in rows] + [ticket for ticket, _ in ready]
-        if not tickets:
+        if not every or not (rows or ready):
             return []
         whole = every[0] if len(every) == 1 else torch.cat(every)
-        tokens = draw(whole, [ticket.draw for ticket in tickets])
-        _note_logprobs(whole, tokens, tickets)
-        news: list[SchedulerReport] = []
-        for row, token in zip(rows, tokens, strict=False):
-            row.next_token = token
-            if self._take(row.ticket, token, news):
-                self._keep(row)
-                self.batch.leave(row)
-        for (ticket, node), token in zip(ready, tokens[len(rows) :], strict=True):
-            if not self._take(ticket, token, news):
-                self.batch.join(BatchRow(ticket, node, token, ticket.prompt.mark))
+        trees = drafts or [DraftTree()] * len(rows)
+        draws = [each for row, tree in zip(rows, trees, strict=True) for each in node_draws(tree, row.ticket.draw)]
+        tokens = draw(whole, draws + [ticket.draw for ticket, _ in ready])
+        news, ended, begin = list[SchedulerReport](), list[BatchRow](), 0
+        for row, tree in zip(rows, trees, strict=True):
+            here = slice(begin, begin + 1 + len(tree))
+            if self._go_on(row, tree, follow(tree, tokens[here], row.ticket.ends), whole[here], news):
+                ended.append(row)
+            begin = here.stop
+        # A row that leaves gives its place to another: only now do all of them hold what they drew.
+        for row in ended:
+            self._keep(row)
+            self._leave(row)
+        for (ticket, node), token, after in zip(ready, tokens[begin:], whole[begin:], strict=True):
+            if not self._take(ticket, token, after, news):
+                self._join(BatchRow(ticket, node, token, ticket.prompt.mark))
             node.users -= 1
         return news
 
-    def _take(self, ticket: Ticket, token: int, news: list[SchedulerReport]) -> bool:
+    def _go_on(self, row: BatchRow, tree: DraftTree, match: Match, logits: Tensor, news: list[SchedulerReport]) -> bool:
+        """Takes what a row has drawn, up to a token that ends its answer; returns whether there was one."""
+        taken, ended, ticket = 0, False, row.ticket
+        ticket.drafted += len(tree)
+        ticket.rejected += len(tree)
+        while taken < len(match.tokens) and not ended:
+            node, token = match.path[taken], match.tokens[taken]
+            ticket.rejected -= tree.child(node, token) is not None
+            ended = self._take(ticket, token, logits[node], news)
+            taken += 1
+        self.batch.advance(row, match.path[:taken], match.tokens[:taken])
+        if not ended:
+            self.speculator.observe(row, ticket.draw, tree, match)
+        return ended
+
+    def _take(self, ticket: Ticket, token: int, logits: Tensor, news: list[SchedulerReport]) -> bool:
+        """Takes a drawn token and reports it; returns whether it ends the answer."""
+        if ticket.parameters.logprobs:
+            ticket.note(*_logprobs(logits, token, ticket.parameters.logprobs))
         text, completion = ticket.take(token)
         ended, confidence = completion is not None, tuple(ticket.confidence[-1:])
         news.append(SchedulerReport(ticket, text, len(ticket.answer), confidence, ended, completion))
@@ -229,14 +279,10 @@ class Scheduler:
         node.done = len(tail)
 
 
-def _note_logprobs(logits: Tensor, tokens: Sequence[int], tickets: Sequence[Ticket]) -> None:
-    """Notes the drawn tokens' log-probabilities under the model itself, before temperature and nucleus.
+def _logprobs(logits: Tensor, token: int, alternatives: int) -> tuple[float, float]:
+    """Computes a drawn token's log-probability under the model itself, before temperature and nucleus.
 
-    The confidence is that of DeepConf (Fu et al., arXiv 2508.15260, equation 2).
+    The second number is the confidence of DeepConf (Fu et al., arXiv 2508.15260, equation 2).
     """
-    for index, (token, ticket) in enumerate(zip(tokens, tickets, strict=True)):
-        if ticket.parameters.logprobs:
-            row = logits[index]
-            row = (row if row.dtype is torch.float64 else row.float()).log_softmax(dim=-1)
-            ticket.logprobs.append(float(row[token]))
-            ticket.confidence.append(-float(row.topk(ticket.parameters.logprobs).values.mean()))
+    row = (logits if logits.dtype is torch.float64 else logits.float()).log_softmax(dim=-1)
+    return float(row[token]), -float(row.topk(alternatives).values.mean())

@@ -78,26 +78,48 @@ def _together(rows: list[int], device: torch.device) -> slice | Tensor:
 
 
 class AttentionStep:
-    """Computes the attention of one forward: of a token of every row, then of chunks of prompts.
+    """Computes the attention of one forward: of one or several tokens of every row, then of chunks of prompts.
 
     Args:
         store: the keys of what the rows have written.
-        lengths: how many tokens each row has there, without the one of this step.
+        lengths: how many tokens each row has there, without those of this step.
         branches: what else the rows read.
         chunks: the chunks of prompts.
+        parents: for every row the nodes of its draft, each by the node before it (see `DraftTree`). A row's tokens are
+            node 0 and these. Default: one token per row.
     """
 
-    def __init__(self, store: AnswerStore, lengths: Sequence[int], branches: Branches, chunks: Iterable[Chunk]) -> None:
+    def __init__(
+        self,
+        store: AnswerStore,
+        lengths: Sequence[int],
+        branches: Branches,
+        chunks: Iterable[Chunk],
+        parents: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.store, self.branches, self.chunks = store, branches, tuple(chunks)
-        self.num_rows = len(lengths)
-        device = store.keys.device
-        self._slots = torch.tensor(lengths, dtype=torch.int64, device=device)
-        self._rows = torch.arange(self.num_rows, device=device)
-        self._longest = max(lengths, default=0) + 1
+        self.num_rows, device = len(lengths), store.keys.device
+        counts = [1 + len(draft) for draft in parents] if parents else [1] * self.num_rows
+        self.num_tokens, self._most = sum(counts), max(counts, default=1)
+        self._longest = max((length + count for length, count in zip(lengths, counts, strict=True)), default=1)
+        slots, rows = (
+            torch.tensor(lengths, dtype=torch.int64, device=device),
+            torch.arange(self.num_rows, device=device),
+        )
         self._hidden: Tensor | None = None
-        if len(set(lengths)) > 1:
-            unseen = torch.arange(self._longest, device=device) > self._slots[:, None]
-            self._hidden = unseen[:, None, None]
+        #: Where each token stands among `_most` tokens of every row; None if they all have as many.
+        self._padded: Tensor | None = None
+        if self._most == 1:
+            self._slots, self._rows = slots, rows
+            if len(set(lengths)) > 1:
+                self._hidden = (torch.arange(self._longest, device=device) > slots[:, None])[:, None, None]
+            return
+        node = torch.cat([torch.arange(count) for count in counts]).to(device)
+        self._rows = rows.repeat_interleave(torch.tensor(counts, device=device))
+        self._slots = slots[self._rows] + node
+        if min(counts) < self._most:
+            self._padded = self._rows * self._most + node
+        self._hidden = _hidden_of(slots, parents, self._most, self._longest)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Writes the step's keys, then attends.
@@ -112,27 +134,26 @@ class AttentionStep:
         Returns:
             `[1, tokens, heads, head_dim]`.
         """
-        rows = self.num_rows
+        count = self.num_tokens
         # Every key is written before any is read: a chunk may continue one of the same step.
-        if rows:
-            self.store.keys[layer][self._rows, :, self._slots] = key[0, :, :rows].transpose(0, 1)
-            self.store.values[layer][self._rows, :, self._slots] = value[0, :, :rows].transpose(0, 1)
+        if count:
+            self.store.keys[layer][self._rows, :, self._slots] = key[0, :, :count].transpose(0, 1)
+            self.store.values[layer][self._rows, :, self._slots] = value[0, :, :count].transpose(0, 1)
         for chunk in self.chunks:
             here, there = _span(chunk.place, chunk.count), _span(chunk.first, chunk.count)
             assert chunk.node.keys is not None and chunk.node.values is not None
             chunk.node.keys[layer][:, there] = key[0, :, here]
             chunk.node.values[layer][:, there] = value[0, :, here]
-        parts = [self._rows_attend(layer, query[0, :, :rows].transpose(0, 1), scale)] if rows else []
+        parts = [self._rows_attend(layer, query[0, :, :count].transpose(0, 1), scale)] if count else []
         for chunk in self.chunks:
             parts.append(_chunk_attends(layer, query[:, :, _span(chunk.place, chunk.count)], chunk, scale))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """Lets one query per row, `[rows, heads, head_dim]`, attend to its chain and to its own tokens."""
+        """Lets queries of rows, `[tokens, heads, head_dim]`, attend to their chains and to their rows' own tokens."""
         keys, values = self.store.keys[layer], self.store.values[layer]
-        rows, (heads, width), longest = self.num_rows, keys.shape[1::2], self._longest
-        split = (query * scale).view(rows, heads, -1, keys.shape[3])
-        width = self.branches.width
+        rows, heads, longest, width = self.num_rows, keys.shape[1], self._longest, self.branches.width
+        split = self._by_rows(query * scale, heads)
         scores = split.new_empty(*split.shape[:3], width + longest)
         if self.branches.ragged:
             scores[..., :width] = -math.inf
@@ -142,7 +163,7 @@ class AttentionStep:
             scores[which, :, :, where] = _by_row(part, split.shape[2])
         own_keys, own_values = (x[:rows].reshape(-1, *x.shape[2:])[:, :longest] for x in (keys, values))
         own = torch.bmm(split.reshape(-1, *split.shape[2:]), own_keys.transpose(1, 2)).view(*split.shape[:3], longest)
-        scores[..., width:] = own if self._hidden is None else own.masked_fill_(self._hidden, -math.inf)
+        scores[..., width:] = own if self._hidden is None else self._hide(own)
         weights = scores.softmax(dim=-1)
         out = torch.bmm(weights[..., width:].reshape(-1, split.shape[2], longest), own_values).view(split.shape)
         for node, where, which in self.branches.parts:
@@ -150,7 +171,49 @@ class AttentionStep:
             read = torch.bmm(_by_head(weights[which, :, :, where]), node.values[layer])
             # The rows are a slice or distinct indices, so nothing is added twice into one place.
             out[which] += _by_row(read, split.shape[2])
-        return out.view(rows, -1, split.shape[3])
+        return self._by_tokens(out)
+
+    def _hide(self, scores: Tensor) -> Tensor:
+        """Takes keys out of scores `[rows, kv_heads, tokens * group, slots]`, in place."""
+        assert self._hidden is not None
+        apart = scores.view(*scores.shape[:2], self._most, -1, scores.shape[3])
+        return apart.masked_fill_(self._hidden[..., None, :], -math.inf).view_as(scores)
+
+    def _by_rows(self, query: Tensor, heads: int) -> Tensor:
+        """Turns `[tokens, heads, head_dim]` into `[rows, kv_heads, tokens * group, head_dim]`."""
+        if self._most == 1:
+            return query.view(self.num_rows, heads, -1, query.shape[2])
+        if self._padded is not None:
+            padded = query.new_zeros(self.num_rows * self._most, *query.shape[1:])
+            padded[self._padded] = query
+            query = padded
+        split = query.view(self.num_rows, self._most, heads, -1, query.shape[2])
+        return split.transpose(1, 2).reshape(self.num_rows, heads, -1, query.shape[2])
+
+    def _by_tokens(self, out: Tensor) -> Tensor:
+        """Turns the result of `_by_rows` back."""
+        rows, heads, _, width = out.shape
+        if self._most == 1:
+            return out.view(rows, -1, width)
+        flat = out.view(rows, heads, self._most, -1, width).transpose(1, 2).reshape(rows * self._most, -1, width)
+        return flat if self._padded is None else flat[self._padded]
+
+
+def _hidden_of(lengths: Tensor, parents: Sequence[Sequence[int]], most: int, longest: int) -> Tensor:
+    """Says which slots each token does not see, `[rows, 1, tokens, slots]`: all but those before, and its ancestors.
+
+    Places beside the draft of a row that has a shorter one see what node 0 sees; nobody reads what comes of them.
+    """
+    sees = torch.zeros(len(parents), most, most, dtype=torch.bool)
+    for row, draft in enumerate(parents):
+        sees[row, :, 0] = True
+        for node, parent in enumerate(draft, 1):
+            sees[row, node] |= sees[row, parent]
+            sees[row, node, node] = True
+    own = torch.arange(longest, device=lengths.device) - lengths[:, None]  # the node whose key is in a slot
+    among = own.clamp(0, most - 1)[:, None].expand(-1, most, -1)
+    seen = sees.to(lengths.device).gather(2, among) & (own < most)[:, None]
+    return ~(seen | (own < 0)[:, None])[:, None]
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from partsong.kernels.keyed_draw import TokenDraw
+from partsong.kernels.speculation.drafter import DraftText
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.calls.engine import Progress
 from partsong.reasoning.local.prompt import Prompt
-from partsong.reasoning.local.sampling import TokenDraw
 from partsong.reasoning.local.stops import AnswerText
+from partsong.reasoning.threads.layout import TokenRun, lay_out
 
 __all__ = ["Ticket"]
 
@@ -34,6 +36,8 @@ class Ticket:
         answer: the tokens drawn.
         logprobs: their log-probabilities.
         confidence: their confidence.
+        drafted: how many tokens were guessed and verified.
+        rejected: how many of them were no part of the answer.
     """
 
     prompt: Prompt
@@ -51,11 +55,19 @@ class Ticket:
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    drafted: int = 0
+    rejected: int = 0
 
     @property
     def draw(self) -> TokenDraw:
         """Says how the next token is drawn."""
         return TokenDraw(self.parameters.temperature, self.parameters.top_p, self.seed, len(self.answer))
+
+    def draft_text(self) -> DraftText:
+        """Returns what drafters read of it."""
+        parts = self.prompt.parts
+        is_plain = not self.prompt.mark and all(isinstance(part, TokenRun) for part in parts)
+        return DraftText([*lay_out(parts).tokens, *self.answer], self.draw, is_plain)
 
     def take(self, token: int) -> tuple[str, Completion | None]:
         """Takes a drawn token; returns the new text, and the completion if this was the last token."""
@@ -67,6 +79,11 @@ class Ticket:
             return new, self.completion("stop")
         return new, self.completion("length") if len(self.answer) >= self.max_tokens else None
 
+    def note(self, logprob: float, confidence: float) -> None:
+        """Notes the log-probability and the confidence of the next token that is taken."""
+        self.logprobs.append(logprob)
+        self.confidence.append(confidence)
+
     def completion(self, finish: str) -> Completion:
         """Returns what has been written, as a completion."""
         assert finish in ("stop", "length")
@@ -75,7 +92,13 @@ class Ticket:
         return Completion(
             text=text,
             finish="stop" if finish == "stop" else "length",
-            usage=Usage(prompt=self.prompt.num_tokens, cached=self.cached, completion=len(self.answer)),
+            usage=Usage(
+                prompt=self.prompt.num_tokens,
+                cached=self.cached,
+                completion=len(self.answer),
+                drafted=self.drafted,
+                rejected=self.rejected,
+            ),
             logprobs=tuple(self.logprobs) if has_logprobs else None,
             confidence=tuple(self.confidence) if has_logprobs else None,
             tokens=tokens,

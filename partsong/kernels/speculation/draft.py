@@ -19,10 +19,12 @@ class DraftTree:
     Attributes:
         tokens: a token for each node after the first.
         parents: the node before each of them; it comes earlier, and its children differ.
+        chances: how likely each guess is if its parent is right, in [0, 1]; empty where nobody knows.
         depths: how many tokens after the last one each node lies, node 0 included.
 
     Raises:
-        ArgumentError: the numbers of tokens and parents differ, a parent comes later, or a guess is made twice.
+        ArgumentError: there are not as many tokens as parents and chances, a parent comes later, or a guess is made
+            twice.
 
     >>> DraftTree.chain([7, 8]).parents
     (0, 1)
@@ -32,12 +34,15 @@ class DraftTree:
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
     depths: tuple[int, ...] = field(init=False)
     _children: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ArgumentError(f"a draft of {len(self.tokens)} tokens was given {len(self.parents)} parents")
+        if self.chances and len(self.chances) != len(self.tokens):
+            raise ArgumentError(f"a draft of {len(self.tokens)} tokens was given {len(self.chances)} chances")
         depths, children = [0], dict[tuple[int, int], int]()
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1):
             if not 0 <= parent < node:
@@ -50,12 +55,46 @@ class DraftTree:
         object.__setattr__(self, "_children", children)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int]) -> DraftTree:
+    def chain(cls, tokens: Sequence[int], chances: Sequence[float] = ()) -> DraftTree:
         """Makes a draft whose tokens follow each other."""
-        return cls(tuple(tokens), tuple(range(len(tokens))))
+        return cls(tuple(tokens), tuple(range(len(tokens))), tuple(chances))
+
+    @classmethod
+    def union(cls, drafts: Sequence[DraftTree]) -> DraftTree:
+        """Puts several drafts into one tree; a guess that two of them make has the better of its chances.
+
+        >>> DraftTree.union([DraftTree.chain([7, 8]), DraftTree.chain([7, 9])]).parents
+        (0, 1, 1)
+        """
+        tokens, parents, chances = list[int](), list[int](), list[float]()
+        nodes = dict[tuple[int, int], int]()
+        for draft in drafts:
+            here = [0]
+            for token, parent, chance in zip(draft.tokens, draft.parents, draft.known_chances, strict=True):
+                place = (here[parent], token)
+                if place in nodes:
+                    chances[nodes[place] - 1] = max(chances[nodes[place] - 1], chance)
+                else:
+                    tokens.append(token)
+                    parents.append(here[parent])
+                    chances.append(chance)
+                    nodes[place] = len(tokens)
+                here.append(nodes[place])
+        return cls(tuple(tokens), tuple(parents), tuple(chances))
+
+    def part(self, nodes: Sequence[int]) -> DraftTree:
+        """Keeps some of the nodes, in rising order; the parent of each is kept, too. Node 0 always stays."""
+        place = {0: 0} | {node: number for number, node in enumerate(nodes, 1)}
+        tokens, parents = [self.tokens[node - 1] for node in nodes], [place[self.parents[node - 1]] for node in nodes]
+        return DraftTree(tuple(tokens), tuple(parents), tuple(self.known_chances[node - 1] for node in nodes))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def known_chances(self) -> tuple[float, ...]:
+        """Returns the chance of every guess, 1 where nobody knows."""
+        return self.chances or (1.0,) * len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
@@ -72,3 +111,13 @@ class DraftTree:
         while path[-1]:
             path.append(self.parents[path[-1] - 1])
         return path[::-1]
+
+    def along(self, tokens: Sequence[int]) -> list[int]:
+        """Follows tokens down the tree as far as they were guessed; node 0 is the first of the nodes returned."""
+        path = [0]
+        for token in tokens:
+            node = self.child(path[-1], token)
+            if node is None:
+                break
+            path.append(node)
+        return path

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.sampling import TokenDraw, draw
-from partsong.reasoning.local.speculation.draft import DraftTree
+from partsong.kernels.keyed_draw import TokenDraw, draw
+from partsong.kernels.speculation.draft import DraftTree
 
-__all__ = ["Match", "Process", "match"]
+__all__ = ["Match", "Process", "follow", "match", "node_draws"]
 
 #: Changes the logits `[vocabulary]` after a text, as penalties do; it is given the tokens since the last one kept.
 Process = Callable[[Sequence[int], Tensor], Tensor]
@@ -60,7 +60,16 @@ def match(
         prefixes = ([draft.tokens[n - 1] for n in draft.ancestors(node)[1:]] for node in range(len(logits)))
         rows = [process(prefix, row) for prefix, row in zip(prefixes, logits, strict=True)]
         logits = torch.stack(rows)
-    drawn = draw(logits, [replace(own, place=own.place + depth) for depth in draft.depths])
+    return follow(draft, draw(logits, node_draws(draft, own)), ends)
+
+
+def node_draws(draft: DraftTree, own: TokenDraw) -> list[TokenDraw]:
+    """Returns how the token after every node is drawn, given how the one after node 0 is."""
+    return [own if depth == 0 else replace(own, place=own.place + depth) for depth in draft.depths]
+
+
+def follow(draft: DraftTree, drawn: Sequence[int], ends: Collection[int] = ()) -> Match:
+    """Walks down a draft with the model's own token at every node, as `match` does once it has drawn them."""
     node: int | None = 0
     tokens, path = list[int](), list[int]()
     while node is not None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.speculation.ratio import Acceptance, accept_block, accept_chain, accept_one_of
+from partsong.kernels.speculation.ratio import Acceptance, accept_block, accept_chain, accept_one_of
 
 Rule = Callable[[Tensor, Tensor, Sequence[int], Sequence[float]], Acceptance]
 Text = tuple[int, ...]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from partsong.reasoning.local.sampling import TokenDraw, draw, gumbel
+from partsong.kernels.keyed_draw import TokenDraw, draw, gumbel
 
 
 def draws(num: int, temperature: float = 1.0, top_p: float = 1.0) -> list[TokenDraw]:

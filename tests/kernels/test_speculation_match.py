@@ -11,9 +11,9 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.local.sampling import TokenDraw, draw
-from partsong.reasoning.local.speculation.draft import DraftTree
-from partsong.reasoning.local.speculation.match import Process, match
+from partsong.kernels.keyed_draw import TokenDraw, draw
+from partsong.kernels.speculation.draft import DraftTree
+from partsong.kernels.speculation.match import Process, match
 
 VOCABULARY, LENGTH, END = 5, 12, 4
 

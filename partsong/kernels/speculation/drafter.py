@@ -1,0 +1,89 @@
+"""Says what a drafter is: something that guesses the next tokens of texts, and sees what the model made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from partsong.kernels.keyed_draw import TokenDraw
+from partsong.kernels.speculation.draft import DraftTree
+from partsong.kernels.speculation.match import Match
+
+__all__ = ["DraftText", "Drafter", "DrafterKnobs", "Observation"]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class DraftText:
+    """Holds a text that is being written.
+
+    Attributes:
+        tokens: the tokens of the prompt and of the answer so far. Threads of a prompt stand one after the other.
+        draw: how the next token is drawn. A drafter that draws with the same noise is right more often.
+        plain: whether the tokens are one text, at positions 0, 1, 2, ..., as another model can read them.
+    """
+
+    tokens: list[int]
+    draw: TokenDraw
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Holds what came of a draft.
+
+    Attributes:
+        draft: what was verified, guesses of other drafters included.
+        match: what was kept, and the model's own token at every node.
+        hidden: the model's states at every node, `[1 + len(draft), layers, hidden size]`, for a drafter that asked.
+    """
+
+    draft: DraftTree
+    match: Match
+    hidden: Tensor | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses the next tokens of texts.
+
+    Whatever it guesses, the text stays that of plain decoding; only how soon it comes depends on the guesses.
+    """
+
+    #: The layers whose states it wants to see; 0 is the embedding, -1 what the head reads.
+    layers: tuple[int, ...]
+
+    def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
+        """Guesses what follows each text, at most `rooms` tokens deep."""
+        ...
+
+    def observe(self, text: DraftText, seen: Observation) -> None:
+        """Sees what came of a step; the text holds the new tokens already. A text's first step shows an empty draft."""
+        ...
+
+    def forget(self, text: DraftText) -> None:
+        """Drops what it knows of a text that has ended."""
+        ...
+
+
+@runtime_checkable
+class DrafterKnobs(Protocol):
+    """Describes a drafter before there is a model for it."""
+
+    def validate(self) -> None:
+        """Checks the knobs.
+
+        Raises:
+            ArgumentError: one is out of bounds.
+        """
+        ...
+
+    def build(self, model: Any, tokenizer: Any) -> Drafter:
+        """Makes the drafter for a model.
+
+        Raises:
+            UnsupportedError: it cannot draft for this model.
+        """
+        ...
