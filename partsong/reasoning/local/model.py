@@ -96,6 +96,11 @@ class LocalModel:
         return pack_linears(self._module) if able and pack is not False else 0
 
     @property
+    def module(self) -> PreTrainedModel:
+        """Returns the modules that compute, which are the engine's own."""
+        return self._module
+
+    @property
     def bytes_per_token(self) -> int:
         """Counts the bytes of a token's keys and values."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
