@@ -59,7 +59,7 @@ class Assistant:
     branches: Count = 1
     cost: Annotated[float, Number(0)] | None = None
     group: Count = 1
-    mesh: Any = None
+    mesh: Any | None = None
 
     def validate(self) -> None:
         """Checks the knobs.
