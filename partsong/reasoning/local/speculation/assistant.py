@@ -50,8 +50,8 @@ class Assistant:
         cost: seconds of one of its steps by those of the model's; None takes the ratio of their weights.
         group: how many of its layers attend from the same state, as `partsong.parallel.layer_parallel` does; then the
             keys of a step's tokens are computed anew, exactly, with the next step.
-        mesh: the `Mesh` with ranks over which these layers are spread, along its axis ``pipe``. All ranks must make the same calls,
-            one after the other. Default: all layers in this process.
+        mesh: the `Mesh` with ranks over which these layers are spread, along its axis ``pipe``. All ranks must make the
+            same calls, one after the other. Default: all layers in this process.
     """
 
     model: str | Path | PreTrainedModel
