@@ -2,8 +2,9 @@
 
 A decoding step multiplies a handful of rows by every weight of the model. The plain product repacks the weight in
 every call or reads it in an order that does not suit so few rows; packed once, it is read at the speed of the memory.
-With AVX2 and with AVX-512 a row's result was found not to depend on how many rows are with it, which the plain product
-does not give in float32. Without AVX a row alone differs in its last bits.
+A row's result does not depend on how many rows are with it, as long as there are two at least; the plain product does
+not give that in float32. A row alone comes out the same, too, with AVX2. With AVX-512 its last bits differ where a layer
+reads more than about a thousand inputs in float32, and without AVX nearly everywhere.
 """
 
 from __future__ import annotations
