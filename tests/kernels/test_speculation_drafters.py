@@ -174,9 +174,12 @@ def test_a_step_has_no_more_tokens_than_costs_are_known_for() -> None:
 
 def test_costs_lie_on_lines_and_mean_something() -> None:
     assert costs_by_tokens({1: 1.0, 2: 1.5, 6: 3.5}) == (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
-    large, small = (costs_by_tokens(usual_costs(num, on_cpu=True)) for num in (10**8, 10**6))
-    assert len(large) == len(small) == 64 and large[15] > small[15]
-    assert usual_costs(10**9, on_cpu=False) == usual_costs(10**6, on_cpu=True)
+    large, wide, small = (
+        costs_by_tokens(usual_costs(num, processor))
+        for num, processor in ((10**8, "AVX2"), (10**8, "AVX512"), (10**6, "AVX2"))
+    )
+    assert len(large) == len(wide) == len(small) == 64 and large[15] > wide[15] > small[15]
+    assert usual_costs(10**9, None) == usual_costs(10**6, "AVX2") and usual_costs(10**9, "DEFAULT")[8] == large[7]
     with pytest.raises(ArgumentError, match="that of 1 token among them"):
         costs_by_tokens({})
 
