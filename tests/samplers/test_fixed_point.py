@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.samplers.denoising.fixed_point import Evaluate, StepRule, drafts, parareal, picard, serial
+from partsong.samplers.denoising.fixed_point import Evaluate, StepRule, drafts, picard, serial
+from partsong.samplers.denoising.parareal import parareal
 
 SIZE, CENTRES, SPREAD = 48, 384, 0.15
 
@@ -172,9 +173,9 @@ def test_a_smaller_tolerance_comes_nearer() -> None:
 def test_parareal_is_exact_after_as_many_corrections_as_blocks(blocks: int) -> None:
     rules, start = flow_rules(20), noise_of(3)
     twin = serial(bent, start, rules).sample
-    solved = parareal(bent, start, rules, blocks=blocks, tolerance=0.0)
+    solved = parareal(bent, start, rules, num_blocks=blocks, tolerance=0.0)
     assert (solved.sample - twin).abs().max() < 1e-12
-    loose = parareal(bent, start, rules, blocks=blocks, tolerance=1.0)
+    loose = parareal(bent, start, rules, num_blocks=blocks, tolerance=1.0)
     assert loose.rounds <= solved.rounds
 
 

@@ -4,13 +4,12 @@ The points of a trajectory are the fixed point of "step from your predecessor wi
 several points can be evaluated in one call of the model, and guesses that turn out right are steps saved. Everything
 here is a plain function of a model `evaluate`; what a step is, is data.
 
-Sources: ParaDiGMS (Shih et al., arXiv 2305.16317) for the window, parareal sampling (SRDS, arXiv 2412.08292), drafts
-evaluated once (DRiffusion, arXiv 2603.25872).
+Sources: ParaDiGMS (Shih et al., arXiv 2305.16317) for the window, DRiffusion (arXiv 2603.25872) for drafts that are
+evaluated once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,7 +20,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, check_knobs, type_hints
 
-__all__ = ["Evaluate", "Solution", "StepRule", "drafts", "parareal", "picard", "serial"]
+__all__ = ["Evaluate", "Solution", "StepRule", "drafts", "picard", "serial"]
 
 #: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
 #: `[n, ...]`.
@@ -239,81 +238,3 @@ def drafts(
             last = outputs[place]
         before, output, number = last, outputs[-1], number + size
     return Solution(point, rounds, count * len(rules))
-
-
-def parareal(
-    evaluate: Evaluate,
-    start: Tensor,
-    rules: Sequence[StepRule],
-    *,
-    blocks: Count | None = None,
-    tolerance: Annotated[float, Number(0)] = 1e-3,
-    noise: Tensor | None = None,
-) -> Solution:
-    """Corrects coarse steps over blocks of steps by fine ones, which all blocks take at the same time.
-
-    After n corrections the first n blocks are those of `serial`, so there are at most as many corrections as blocks.
-
-    Args:
-        evaluate: the model.
-        start: first points, `[samples, ...]`.
-        rules: the steps, without outputs of the step before.
-        blocks: how many blocks. Default: the square root of the number of steps, rounded up.
-        tolerance: corrections end once the last point changes by less, as a root mean square over a sample.
-        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
-
-    Raises:
-        ArgumentError: a number out of bounds, or rules that use the output of the step before.
-
-    >>> rules = [StepRule(1.0, 0.1)] * 9
-    >>> solved = parareal(lambda x, steps, samples: x, torch.ones(1, 1), rules, tolerance=0.0)
-    >>> float((solved.sample - 1.1**9).abs()) < 1e-6
-    True
-    """
-    check_knobs(type_hints(parareal), {"blocks": blocks, "tolerance": tolerance}, owner="parareal: ")
-    if any(rule.before for rule in rules):
-        raise ArgumentError("parareal: steps that use the output of the step before cannot be cut into blocks")
-    num = min(len(rules), math.isqrt(len(rules) - 1) + 1 if blocks is None else blocks)
-    edges = [len(rules) * block // num for block in range(num + 1)]
-    count = len(start)
-
-    def step(number: int, points: Tensor, output: Tensor) -> Tensor:
-        return rules[number](points, output, None, None if noise is None else noise[number])
-
-    def coarse(block: int, point: Tensor) -> Tensor:
-        output = evaluate(point, [edges[block]] * count, list(range(count)))
-        for number in range(edges[block], edges[block + 1]):
-            point = step(number, point, output)
-        return point
-
-    def fine(ends: Sequence[Tensor]) -> list[Tensor]:
-        points = list(ends)
-        for offset in range(max(edges[block + 1] - edges[block] for block in range(num))):
-            going = [block for block in range(num) if edges[block] + offset < edges[block + 1]]
-            numbers = [edges[block] + offset for block in going for _ in range(count)]
-            outputs = evaluate(torch.cat([points[block] for block in going]), numbers, list(range(count)) * len(going))
-            for block, output in zip(going, outputs.split(count), strict=True):
-                points[block] = step(edges[block] + offset, points[block], output)
-        return points
-
-    ends, guesses = [start], list[Tensor]()
-    for block in range(num):
-        guesses.append(coarse(block, ends[-1]))
-        ends.append(guesses[-1])
-    longest = max(edges[block + 1] - edges[block] for block in range(num))
-    rounds, evaluations, change = num, num * count, 0.0
-    for done in range(num):
-        corrected = fine(ends[:-1])
-        rounds, evaluations = rounds + longest, evaluations + len(rules) * count
-        before = ends[-1]
-        # The blocks before `done` are right already, and so is what the fine steps make of the one at `done`.
-        ends[done + 1] = corrected[done]
-        for block in range(done + 1, num):
-            guess = coarse(block, ends[block])
-            ends[block + 1] = corrected[block] + guess - guesses[block]
-            guesses[block] = guess
-        rounds, evaluations = rounds + num - done - 1, evaluations + (num - done - 1) * count
-        change = float((ends[-1] - before).double().square().flatten(1).mean(1).sqrt().max())
-        if change < tolerance:
-            break
-    return Solution(ends[-1], rounds, evaluations, change)
