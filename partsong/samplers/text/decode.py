@@ -13,12 +13,13 @@ from partsong import seeds
 from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
 from partsong.samplers.text.events import Step
-from partsong.samplers.text.loop import Loop, Probe
+from partsong.samplers.text.loop import Loop
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.reader import Reader
 from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.tally import Tally
+from partsong.samplers.text.views import Probe, Views
 
 __all__ = ["Decoded", "decode", "decode_steps"]
 
@@ -169,17 +170,11 @@ def _loop(request: DecodeRequest, watched: bool) -> Loop:
         for length, undecided in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
     ]
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
-    return Loop(
-        model,
-        canvas,
-        request.rule,
-        Reader(model, request.cache, canvas, tallies, shadows),
-        temperature=request.temperature,
-        row_seeds=list(request.row_seeds),
-        stop_token_ids=request.stop_token_ids,
-        probe=request.probe,
-        watched=watched,
+    views = Views(
+        model, request.rule, temperature=request.temperature, row_seeds=list(request.row_seeds), probe=request.probe
     )
+    reader = Reader(model, request.cache, canvas, tallies, shadows)
+    return Loop(canvas, views, reader, stop_token_ids=request.stop_token_ids, watched=watched)
 
 
 def _canvas(request: DecodeRequest) -> Canvas:

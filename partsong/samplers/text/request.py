@@ -16,12 +16,12 @@ from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
-from partsong.samplers.text.loop import Probe
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
 from partsong.samplers.text.rules_revising import Renoise
+from partsong.samplers.text.views import Probe
 
 __all__ = ["DecodeRequest", "check_request"]
 
