@@ -183,6 +183,13 @@ class Canvas:
         for name in self._tensors():
             setattr(self, name, getattr(self, name)[rows])
 
+    def equals(self, rows: Tensor, other: Canvas, those: Tensor) -> Tensor:
+        """Says which rows, int64 `[n]`, hold the same text as those of another canvas of the same shape: bool `[n]`."""
+        same = self.length[rows] == other.length[those]
+        for name in ("tokens", "undecided", "pending"):
+            same = same & (getattr(self, name)[rows] == getattr(other, name)[those]).all(1)
+        return same
+
     def copy(self) -> Canvas:
         """Returns a canvas of its own with the same texts."""
         return dataclasses.replace(self, **{name: getattr(self, name).clone() for name in self._tensors()})

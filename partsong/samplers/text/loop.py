@@ -15,7 +15,7 @@ from partsong.samplers.text.rule import Change, Choice, View
 from partsong.samplers.text.tally import KINDS, Tally
 from partsong.samplers.text.views import Views
 
-__all__ = ["Ended", "Loop"]
+__all__ = ["Ended", "Look", "Loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Loop:
         shadow = real & ~canvas.undecided.gather(1, index) if self.rule.shadows else None
         hidden, twins, kinds = self.reader.read(number, work, index, real, shadow)
         view = self.views.view(canvas, index, real, hidden, twins)
-        self.reader.count_head(real)
+        self.reader.count_head(canvas.rows, real)
         if self.rule.heat(0) is not None:
             self.reader.set_temperatures(self.views.heats(canvas))
         return Look(view, hidden, kinds)

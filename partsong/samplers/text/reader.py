@@ -185,10 +185,10 @@ class Reader:
         flops = [self.model.flops(q, k) for q, k in zip(queries, keys, strict=True)]
         count([self.tallies[name] for name in self.canvas.rows[batch.rows].tolist()], batch.kind, flops)
 
-    def count_head(self, real: Tensor) -> None:
-        """Notes that the head was applied to some positions, bool `[B, K]`."""
+    def count_head(self, rows: Tensor, real: Tensor) -> None:
+        """Notes that the head was applied to some positions, bool `[B, K]`, of the texts in some rows, int64 `[B]`."""
         vocab, width = self.model.head.weight.shape
-        for name, reads in zip(self.canvas.rows.tolist(), real.sum(1).tolist(), strict=True):
+        for name, reads in zip(rows.tolist(), real.sum(1).tolist(), strict=True):
             self.tallies[name].flops += 2.0 * vocab * width * reads
 
     def mark_stale(self, written: Tensor) -> None:

@@ -171,9 +171,8 @@ class Views:
         return self.probe(hidden, index, canvas.rows)
 
     def _random(self, name: str, canvas: Canvas, index: Tensor) -> Tensor:
-        length = canvas.tokens.shape[1]
-        drawn = [seeds.uniform(seed, (length,), device=index.device) for seed in self._step_seeds(name, canvas)]
-        return torch.stack(drawn).gather(1, index)
+        drawn = seeds.uniform_rows(self._step_seeds(name, canvas), canvas.tokens.shape[1])
+        return drawn.to(index.device).gather(1, index)
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these; the canvas has done so already."""
