@@ -60,9 +60,8 @@ def cases(rules: Sequence[str] = (), verify: int = 0) -> list[tuple[str, int]]:
     if not rules and not verify:
         return [*((rule, 0) for rule in DEFAULT_RULES), *VERIFIED]
     found = [(rule, verify) for rule in rules or dict.fromkeys(rule for rule, _ in VERIFIED)]
-    adapter = OracleModel(oracle_tasks()["copy"]).adapter
     for rule in dict(found) if verify else ():
-        check_verify(parse_rule(rule), NoCache(), adapter)
+        check_verify(parse_rule(rule), NoCache(), OracleModel.adapter)
     return found
 
 
