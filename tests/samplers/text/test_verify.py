@@ -235,7 +235,8 @@ def test_events_are_those_of_the_steps() -> None:
 
 
 def test_generate_checks_drafts_too() -> None:
-    module, ids = plain.llama(pad_token_id=0).double(), torch.tensor([[1, 2, 3]])
+    module: Any = plain.llama(pad_token_id=0).double()
+    ids = torch.tensor([[1, 2, 3]])
     module.config.mask_token_id = plain.MASK
     texts, calls = [], []
     for verify in (0, 4):
