@@ -16,12 +16,12 @@ from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
-from partsong.samplers.text.loop import Probe
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
 from partsong.samplers.text.rules_revising import Renoise
+from partsong.samplers.text.views import Probe
 
 __all__ = ["DecodeRequest", "check_request"]
 
@@ -40,6 +40,7 @@ class DecodeRequest:
     row_seeds: list[int]
     stop_token_ids: tuple[int, ...]
     probe: Probe | None
+    verify: int
 
 
 def check_request(
@@ -59,9 +60,11 @@ def check_request(
     seed: int | Sequence[int] = 0,
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
+    verify: Annotated[int, Whole(0)] = 0,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
     numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
+    numbers |= {"verify": verify}
     check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
     if adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store"):
         model = load_text_model(model, adapter=adapter)
@@ -70,18 +73,47 @@ def check_request(
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
     _check_room(prompts, answers, model)
     _check_moves(rule, answers)
+    cache = _cache(cache, model.adapter)
+    if verify:
+        check_verify(rule, cache, model.adapter)
     return DecodeRequest(
         model=model,
         prompts=prompts,
         answers=answers,
         rule=rule,
-        cache=_cache(cache, model.adapter),
+        cache=cache,
         grid=_grid(model.adapter, block_size, open_blocks, open_at),
         temperature=float(temperature),
         row_seeds=_row_seeds(seed, len(prompts)),
         stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
+        verify=verify,
     )
+
+
+def check_verify(rule: Rule, cache: TextCache, adapter: TextAdapter) -> None:
+    """Refuses what would make the text depend on which steps were checked together.
+
+    Raises:
+        UnsupportedError: the model has no masks, the rule looks back, or the cache keeps what is out of date.
+    """
+    name = type(rule).__name__
+    if adapter.noise != "mask":
+        raise UnsupportedError(
+            f"verify drafts what masked positions would become, and the family {adapter.name!r} has none; leave it out"
+        )
+    if rule.revises or rule.remembers or rule.probes:
+        why = "revises tokens" if rule.revises else "needs a probe" if rule.probes else "compares a step with the last"
+        raise UnsupportedError(
+            f"{name} {why}, which the rows of one forward cannot repeat; verify is for rules that only decide, such as "
+            f"quota or entropy-bound"
+        )
+    exact = adapter.attention == "block_causal" and isinstance(cache, PrefixCache)
+    if not (exact or isinstance(cache, NoCache) or cache.refresh_every == 1):
+        raise UnsupportedError(
+            f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
+            f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
+        )
 
 
 def _stop_tokens(tokens: Sequence[int] | None, model: TextModel) -> tuple[int, ...]:
