@@ -54,17 +54,6 @@ def test_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "geometric mean" in legend
 
 
-def test_drafts_have_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--rules", "quota", "entropy-bound", "--tasks", "copy", "replace", "--num", 20, "--verify", 3)
-    rows = evaluate(tmp_path, "oracle", *args)["rows"]
-    assert {row["verify"] for row in rows} == {3}
-    assert [row["tokens_per_forward"] for row in rows if row["task"] == "copy"] == [8 / 3, 8.0]
-    assert [row["rows_per_forward"] for row in rows if row["task"] == "copy"] == [8 / 3, 1.0]
-    header, one, *_ = capsys.readouterr().out.splitlines()
-    assert cells(header) == ["rule", "verify", "copy", "replace", "all"]
-    assert cells(one)[:3] == ["quota", "3", "100.0% / 2.67"]
-
-
 def test_seed_and_temperature_reach_the_oracle(tmp_path: Path) -> None:
     args = ("oracle", "--rules", "threshold:threshold=0", "--tasks", "insert", "--num", 12)
     first = evaluate(tmp_path, *args)["rows"][0]
@@ -110,8 +99,6 @@ REFUSED = {
     "no texts": (["oracle", "--num", 0], "--num 0"),
     "oracle with a model": (["oracle", "--model", "lists-ar"], "--model belongs to"),
     "oracle in batches": (["oracle", "--batch-size", 4], "--batch-size belongs to"),
-    "drafts of a rule that looks back": (["oracle", "--rules", "quota", "kl-stable", "--verify", 2], "KLStable"),
-    "no number of drafts": (["oracle", "--verify", -2], "--verify -2"),
     "negative temperature": (["oracle", "--temperature", -1], "--temperature -1"),
     "rule that needs a function": (["parallelbench", "--rules", "dependency"], "probe"),
     "rule without its knobs": (["parallelbench", "--rules", "insert-delete"], "needs delete_token, split_token"),
@@ -129,21 +116,6 @@ def test_bad_request_is_one_line(case: str, capsys: pytest.CaptureFixture[str]) 
     assert err.startswith("partsong: error: ")
     assert err.count("\n") == 1
     assert words in err
-
-
-def test_drafts_reach_parallelbench(folder: Path, tmp_path: Path) -> None:
-    args = ("--model", folder, "--tasks", "copy", "--num", 2, "--rules", "quota", "--dtype", "float64", "--seed", 2)
-    plainly, checked = (evaluate(tmp_path, "parallelbench", *args, "--verify", verify)["rows"][0] for verify in (0, 4))
-    assert (plainly["verify"], checked["verify"]) == (0, 4)
-    assert plainly["answer_tokens"] == checked["answer_tokens"]
-    assert checked["forwards"] < plainly["forwards"] == plainly["rows"]
-
-
-def test_drafts_are_refused_before_a_rule_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--model", folder, "--tasks", "copy", "--num", 2, "--rules", "quota", "token-editing", "--verify", 2)
-    assert run("eval", "parallelbench", *args) == 2
-    err = capsys.readouterr().err
-    assert "TokenEditing revises tokens" in err and err.count("\n") == 1
 
 
 def test_task_of_another_language_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

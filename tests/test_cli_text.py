@@ -148,26 +148,6 @@ def test_comparison_with_one_token_per_step(folders: dict[str, Path], tmp_path: 
     assert bold["same_text"] is (agreeing == 8) is False
 
 
-def test_drafts_are_checked_and_counted(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = ("--rule", "quota:by=random", "--max-new-tokens", 8, "--temperature", 1, "--dtype", "float64", "--seed", 3)
-    plainly = decode(tmp_path, masked(folders, *args))
-    capsys.readouterr()
-    result = decode(tmp_path, masked(folders, *args, "--verify", 4, "--compare"))
-    assert result["token_ids"] == plainly["token_ids"] == result["token_ids_serial"]
-    assert (plainly["verify"], result["verify"], result["forwards_serial"]) == (0, 4, 8)
-    forwards = sum(result["forwards"].values())
-    assert forwards + result["tokens_drafted"] - result["tokens_rejected"] == 8
-    assert result["rows"] == forwards + result["tokens_drafted"] >= plainly["rows"] == 8
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[3] == (
-        f"verify 4: {result['rows']} rows in those forwards; {result['tokens_drafted']} tokens drafted, "
-        f"{result['tokens_rejected']} of them rejected"
-    )
-    assert lines[4].startswith("without drafts: ") and lines[4].endswith("; the same text")
-
-
 def test_a_causal_model_writes_what_generate_writes(folders: dict[str, Path], tmp_path: Path) -> None:
     result = decode(tmp_path, ["text", PROMPT, "--model", folders["causal"], "--max-new-tokens", 9])
     model: Any = AutoModelForCausalLM.from_pretrained(folders["causal"]).eval()
@@ -336,7 +316,6 @@ REFUSED = {
     "both chats": (["text", PROMPT, "--chat", "--no-chat"], "--no-chat"),
     "no places": (["text", PROMPT, "--max-new-tokens", 0], "--max-new-tokens 0"),
     "no blocks": (["text", PROMPT, "--open-blocks", 0], "--open-blocks 0"),
-    "no number of drafts": (["text", PROMPT, "--verify", -1], "--verify -1"),
     "cold": (["text", PROMPT, "--temperature", -1], "--temperature -1"),
     "negative seed": (["text", PROMPT, "--seed", -1], "seed"),
     "unknown device": (["text", PROMPT, "--device", "abacus"], "--device abacus"),

@@ -142,17 +142,10 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(source.folder)
     known = [task.name for task in tasks("lists" if runner.reads_lists(tokenizer) else "chat")]
     _check_tasks(options.tasks, known)
-    model = open_text_model(
-        source.folder,
-        adapter=options.adapter,
-        dtype=options.dtype,
-        device=options.device,
-        threads=options.threads,
-        zoo_name=source.zoo_name,
-    )
-    if options.verify:  # so that no rule is refused after another was measured
-        for rule in rules:
-            check_request(model, [[0]], rule=rule, cache=cache, max_new_tokens=1, verify=options.verify)
+    load = {name: getattr(options, name) for name in ("adapter", "dtype", "device", "threads")}
+    model = open_text_model(source.folder, zoo_name=source.zoo_name, **load)
+    for rule in rules:  # so that none is refused after another was measured
+        check_request(model, [[0]], rule=rule, cache=cache, max_new_tokens=1, verify=options.verify)
     rows: list[dict[str, Any]] = []
     for rule, task in progress([(r, t) for r in rules for t in options.tasks or known], "tasks", unit="task"):
         rows += runner.run(

@@ -59,10 +59,10 @@ def cases(rules: Sequence[str] = (), verify: int = 0) -> list[tuple[str, int]]:
     """
     if not rules and not verify:
         return [*((rule, 0) for rule in DEFAULT_RULES), *VERIFIED]
-    found = [(rule, verify) for rule in rules or dict.fromkeys(rule for rule, _ in VERIFIED)]
-    for rule in dict(found) if verify else ():
-        check_verify(parse_rule(rule), NoCache(), OracleModel.adapter)
-    return found
+    asked = list(rules or dict.fromkeys(rule for rule, _ in VERIFIED))
+    for rule in asked:
+        check_verify(verify, parse_rule(rule), NoCache(), OracleModel.adapter)
+    return [(rule, verify) for rule in asked]
 
 
 def run(

@@ -85,7 +85,7 @@ def decode_any_order(
         seed: of the noise.
 
     Raises:
-        ArgumentError: shapes that do not fit, an order that is none, or a number out of range.
+        ArgumentError: shapes that do not fit, an order that is not a permutation, or a number out of range.
 
     Source: any-subset speculative decoding, arXiv 2504.20456. There a guess is accepted by the ratio of its
     probabilities; here it has to be the token that the check draws with the same noise, so the text itself is kept and
