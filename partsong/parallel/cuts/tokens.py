@@ -166,6 +166,8 @@ class SequenceParallel(TokenCuts):
             whole = self._keys_only(query, key, streams)
             if whole is not None:
                 return self._attend_without_queries(whole, streams, attend, (query, key, value, mask, scale))
+            if mask is not None and self.axis.dry:
+                mask = mask.to("meta")  # in a prediction it may have been made of tensors with values
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
             # Frames folded into the batch make it more than the samples, branches left out of attention less.
@@ -336,7 +338,8 @@ def _key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     if mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
         return mask, None
     keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
-    return (keys, queries) if bool((mask == (keys & queries)).all()) else (mask, None)
+    # Where there are shapes only, it is taken for one of padding, which is what models make for tokens they were given.
+    return (keys, queries) if mask.is_meta or bool((mask == (keys & queries)).all()) else (mask, None)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
