@@ -322,8 +322,10 @@ class SequenceParallel(TokenCuts):
 
 
 def _is_alike(mask: Tensor, dim: int) -> bool:
-    """Says whether a mask is the same all along a dimension."""
-    return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
+    """Says whether a mask is the same all along a dimension; one without values is taken to be."""
+    if mask.shape[dim] == 1 or mask.stride(dim) == 0 or mask.is_meta:
+        return True
+    return bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
 def _key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
