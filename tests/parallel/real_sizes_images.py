@@ -12,7 +12,7 @@ from tests.parallel.real_size import Attends, Gathers, RealSize, Rows, angles, f
 _TOKENS = 64 * 64
 
 
-def _flux(text: int, width: int, *, tokens: int = _TOKENS, channels: int = 64, ids: int = 3, **more: Any) -> Any:
+def flux_like(text: int, width: int, *, tokens: int = _TOKENS, channels: int = 64, ids: int = 3, **more: Any) -> Any:
     def inputs(batch: int) -> dict[str, Any]:
         return {
             "hidden_states": real(batch, tokens, channels),
@@ -23,10 +23,6 @@ def _flux(text: int, width: int, *, tokens: int = _TOKENS, channels: int = 64, i
         } | {name: make(batch) for name, make in more.items()}
 
     return inputs
-
-
-def _sizes(batch: int) -> dict[str, Any]:
-    return {name: real(batch, 2) for name in ("original_size", "target_size", "crop_coords")}
 
 
 CROSS = (
@@ -145,7 +141,7 @@ JOINT = (
         model="FluxTransformer2DModel",
         checkpoint="black-forest-labs/FLUX.1-dev",
         config={"guidance_embeds": True},
-        inputs=_flux(512, 4096, pooled_projections=lambda b: real(b, 768), guidance=lambda b: real(b)),
+        inputs=flux_like(512, 4096, pooled_projections=lambda b: real(b, 768), guidance=lambda b: real(b)),
         attends=(Attends(layers=19 + 38, tokens=(512, _TOKENS), heads=24, dim=128),),
         gathers=(Gathers(tokens=_TOKENS, numbers=64),),
         output=((_TOKENS, 64),),
@@ -153,7 +149,7 @@ JOINT = (
     RealSize(
         model="Flux2Transformer2DModel",
         checkpoint="black-forest-labs/FLUX.2-dev",
-        inputs=_flux(512, 15360, channels=128, ids=4, guidance=lambda b: real(b)),
+        inputs=flux_like(512, 15360, channels=128, ids=4, guidance=lambda b: real(b)),
         attends=(Attends(layers=8 + 48, tokens=(512, _TOKENS), heads=48, dim=128),),
         gathers=(Gathers(tokens=_TOKENS, numbers=128),),
         output=((_TOKENS, 128),),
@@ -219,197 +215,5 @@ JOINT = (
         ),
         gathers=(Gathers(tokens=_TOKENS, numbers=3840), Gathers(tokens=_TOKENS + 128, numbers=64)),
         output=((16, 1, 128, 128),),
-    ),
-)
-
-PAIRS = (
-    RealSize(
-        model="ChromaTransformer2DModel",
-        checkpoint="lodestones/Chroma1-HD",
-        inputs=_flux(512, 4096, attention_mask=lambda b: flags(b, 512 + _TOKENS)),
-        attends=(Attends(layers=19 + 38, tokens=(512, _TOKENS), heads=24, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((_TOKENS, 64),),
-    ),
-    RealSize(
-        model="BriaTransformer2DModel",
-        checkpoint="briaai/BRIA-3.2",
-        config={"num_layers": 8, "num_single_layers": 28, "axes_dims_rope": [0, 56, 72]},
-        inputs=_flux(128, 4096),
-        attends=(Attends(layers=8 + 28, tokens=(128, _TOKENS), heads=24, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((_TOKENS, 64),),
-    ),
-    RealSize(
-        model="BriaFiboTransformer2DModel",
-        checkpoint="briaai/FIBO",
-        config={"num_layers": 8, "num_single_layers": 38, "in_channels": 48, "axes_dims_rope": [0, 56, 72]},
-        inputs=_flux(
-            1000,
-            4096,
-            channels=48,
-            text_encoder_layers=lambda b: [real(b, 1000, 2048) for _ in range(46)],
-            joint_attention_kwargs=lambda b: {"attention_mask": flags(b, 1, 1, 1000 + _TOKENS)},
-        ),
-        attends=(Attends(layers=8 + 38, tokens=(1000, _TOKENS), heads=24, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=48),),
-        output=((_TOKENS, 48),),
-    ),
-    RealSize(
-        model="OvisImageTransformer2DModel",
-        checkpoint="AIDC-AI/Ovis-Image-7B",
-        inputs=_flux(256, 2048),
-        attends=(Attends(layers=6 + 27, tokens=(256, _TOKENS), heads=24, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((_TOKENS, 64),),
-    ),
-    RealSize(
-        model="LongCatImageTransformer2DModel",
-        checkpoint="meituan-longcat/LongCat-Image",
-        config={"num_layers": 10, "num_single_layers": 20},
-        inputs=_flux(512, 3584),
-        attends=(Attends(layers=10 + 20, tokens=(512, _TOKENS), heads=24, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((_TOKENS, 64),),
-    ),
-    # 2048 x 2048 pixels, of which a latent has 32 x 32.
-    RealSize(
-        model="HunyuanImageTransformer2DModel",
-        checkpoint="hunyuanvideo-community/HunyuanImage-2.1-Diffusers",
-        config={"text_embed_2_dim": 1472},
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 64, 64, 64),
-            "timestep": real(batch),
-            "encoder_hidden_states": real(batch, 1000, 3584),
-            "encoder_attention_mask": present(batch, 1000),
-            "encoder_hidden_states_2": real(batch, 128, 1472),
-            "encoder_attention_mask_2": present(batch, 128),
-        },
-        attends=(Attends(layers=20 + 40, tokens=(_TOKENS, 1128), heads=28, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((64, 64, 64),),
-    ),
-    RealSize(
-        model="CogView3PlusTransformer2DModel",
-        checkpoint="zai-org/CogView3-Plus-3B",
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 128, 128),
-            "encoder_hidden_states": real(batch, 224, 4096),
-            "timestep": real(batch),
-            **_sizes(batch),
-        },
-        attends=(Attends(layers=30, tokens=(224, _TOKENS), heads=64, dim=40),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((16, 128, 128),),
-    ),
-    RealSize(
-        model="CogView4Transformer2DModel",
-        checkpoint="zai-org/CogView4-6B",
-        config={"num_layers": 28, "attention_head_dim": 128, "num_attention_heads": 32},
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 128, 128),
-            "encoder_hidden_states": real(batch, 224, 4096),
-            "timestep": real(batch),
-            **_sizes(batch),
-        },
-        attends=(Attends(layers=28, tokens=(224, _TOKENS), heads=32, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((16, 128, 128),),
-    ),
-    RealSize(
-        model="GlmImageTransformer2DModel",
-        checkpoint="zai-org/GLM-Image",
-        config={"attention_head_dim": 128, "num_attention_heads": 32},
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 128, 128),
-            "encoder_hidden_states": real(batch, 128, 1472),
-            "prior_token_id": whole(batch, _TOKENS),
-            "prior_token_drop": present(batch, _TOKENS),
-            "timestep": real(batch),
-            "target_size": real(batch, 2),
-            "crop_coords": real(batch, 2),
-        },
-        attends=(Attends(layers=30, tokens=(128, _TOKENS), heads=32, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((16, 128, 128),),
-    ),
-    RealSize(
-        model="JoyImageEditTransformer3DModel",
-        checkpoint="the class' defaults",
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 2, 128, 128),
-            "timestep": real(batch),
-            "encoder_hidden_states": real(batch, 1024, 4096),
-        },
-        attends=(Attends(layers=20, tokens=(2 * _TOKENS, 1024), heads=24, dim=128),),
-        gathers=(Gathers(tokens=2 * _TOKENS, numbers=64),),
-        output=((16, 2, 128, 128),),
-    ),
-    RealSize(
-        model="JoyImageEditPlusTransformer3DModel",
-        checkpoint="the class' defaults",
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 2 * _TOKENS, 16, 1, 2, 2),
-            "timestep": real(batch),
-            "encoder_hidden_states": real(batch, 1024, 4096),
-            "encoder_hidden_states_mask": whole(batch, 1024),
-            "shape_list": [[(1, 64, 64), (1, 64, 64)]] * batch,
-        },
-        attends=(Attends(layers=20, tokens=(2 * _TOKENS, 1024), heads=24, dim=128),),
-        gathers=(Gathers(tokens=2 * _TOKENS, numbers=64),),
-        output=((2 * _TOKENS, 16, 1, 2, 2),),
-    ),
-    RealSize(
-        model="HiDreamImageTransformer2DModel",
-        checkpoint="HiDream-ai/HiDream-I1-Full",
-        values="counts how many tokens each expert got",
-        config={
-            "patch_size": 2,
-            "in_channels": 16,
-            "caption_channels": [4096, 4096],
-            "llama_layers": [*range(32), *[31] * 16],
-            "axes_dims_rope": (64, 32, 32),
-        },
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 128, 128),
-            "timesteps": whole(batch),
-            "encoder_hidden_states_t5": real(batch, 128, 4096),
-            "encoder_hidden_states_llama3": real(32, batch, 128, 4096),
-            "pooled_embeds": real(batch, 2048),
-        },
-        attends=(Attends(layers=48, tokens=(_TOKENS, 256, 128), heads=20, dim=128),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((16, 128, 128),),
-    ),
-    RealSize(
-        model="PRXTransformer2DModel",
-        checkpoint="Photoroom/prx-1024-t2i-beta",
-        config={"axes_dim": [32, 32]},
-        inputs=lambda batch: {
-            "hidden_states": real(batch, 16, 128, 128),
-            "timestep": real(batch),
-            "encoder_hidden_states": real(batch, 256, 2304),
-            "attention_mask": flags(batch, 256),
-        },
-        # Words are attended to and ask nothing; they travel as if they did.
-        attends=(Attends(layers=16, tokens=(256, _TOKENS), heads=28, dim=64, mask=1),),
-        gathers=(Gathers(tokens=_TOKENS, numbers=64),),
-        output=((16, 128, 128),),
-    ),
-    RealSize(
-        model="NucleusMoEImageTransformer2DModel",
-        checkpoint="NucleusAI/Nucleus-Image",
-        config={"num_key_value_heads": 4, "num_layers": 32, "out_channels": 16, "use_grouped_mm": True},
-        inputs=lambda batch: {
-            "hidden_states": real(batch, _TOKENS, 64),
-            "img_shapes": [(1, 64, 64)] * batch,
-            "encoder_hidden_states": real(batch, 512, 3584),
-            "encoder_hidden_states_mask": flags(batch, 512),
-            "timestep": real(batch),
-        },
-        attends=(Attends(layers=32, tokens=(_TOKENS, 512), heads=16, kv_heads=4, dim=128),),
-        # All blocks but four have experts, which choose among all tokens by two of their forms.
-        gathers=(Gathers(tokens=_TOKENS, numbers=2 * 2048, times=28), Gathers(tokens=_TOKENS, numbers=64)),
-        output=((_TOKENS, 64),),
     ),
 )

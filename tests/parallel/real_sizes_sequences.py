@@ -11,7 +11,7 @@ _TOKENS = 64 * 64
 SEQUENCES = (
     RealSize(
         model="Krea2Transformer2DModel",
-        checkpoint="krea/Krea-2-Raw",
+        checkpoint="the class' defaults",
         inputs=lambda batch: {
             "hidden_states": real(batch, _TOKENS, 64),
             "encoder_hidden_states": real(batch, 512, 12, 2560),
@@ -25,28 +25,21 @@ SEQUENCES = (
     ),
     RealSize(
         model="ErnieImageTransformer2DModel",
-        checkpoint="baidu/ERNIE-Image",
+        checkpoint="the class' defaults",
         values="autocast on its device, which meta tensors have not",
-        config={
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_layers": 36,
-            "ffn_hidden_size": 12288,
-            "text_in_dim": 3072,
-        },
         inputs=lambda batch: {
             "hidden_states": real(batch, 128, 64, 64),
             "timestep": real(batch),
-            "text_bth": real(batch, 256, 3072),
+            "text_bth": real(batch, 256, 2560),
             "text_lens": whole(batch),
         },
-        attends=(Attends(layers=36, tokens=(256 + _TOKENS,), heads=32, dim=128),),
-        gathers=(Gathers(tokens=256 + _TOKENS, numbers=4096),),
+        attends=(Attends(layers=24, tokens=(256 + _TOKENS,), heads=24, dim=128),),
+        gathers=(Gathers(tokens=256 + _TOKENS, numbers=3072),),
         output=((128, 64, 64),),
     ),
     RealSize(
         model="Ideogram4Transformer2DModel",
-        checkpoint="ideogram-ai/ideogram-4",
+        checkpoint="the class' defaults",
         values="autocast on its device, which meta tensors have not",
         inputs=lambda batch: {
             "hidden_states": real(batch, 512 + _TOKENS, 128),
@@ -99,7 +92,7 @@ SEQUENCES = (
     # Four tokens of the picture have one place in the mask.
     RealSize(
         model="QwenImage21Transformer2DModel",
-        checkpoint="Qwen/Qwen-Image-2.1",
+        checkpoint="the class' defaults",
         inputs=lambda batch: {
             "hidden_states": real(batch, _TOKENS, 64),
             "encoder_hidden_states": real(batch, 512, 4096),

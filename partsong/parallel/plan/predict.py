@@ -90,7 +90,9 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     with Plan(module, [module], strategies, mesh, owns_mesh=False) as plan, torch.no_grad():
         plan.clock.driven = True
         plan.clock.begin(list(range(steps, 0, -1)))
-        for _ in range(steady + 1):
+        # One call tells the shapes of all, unless those after a warm-up are others.
+        has_warmup = any(strategy.warmup_steps for strategy in strategies)
+        for _ in range(steady + 1 if has_warmup else 1):
             _call(module, state, named)
             plan.clock.advance()
         return plan.explain()
