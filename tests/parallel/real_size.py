@@ -85,6 +85,7 @@ class RealSize:
         output: shapes of what it returns for a sample.
         grid: rows, or frames, between which its input is cut; None where tokens are cut.
         step: rows of the grid that stay together. There can be no more ranks than such runs.
+        batches: whether a call may have several samples.
         values: what in its forward takes more than shapes; None where shapes are enough.
     """
 
@@ -98,6 +99,7 @@ class RealSize:
     output: tuple[tuple[int, ...], ...]
     grid: int | None = None
     step: int = 1
+    batches: bool = True
     values: str | None = None
 
     def build(self) -> nn.Module:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tests.parallel.real_size import Attends, Gathers, RealSize, flags, present, real, whole
+from tests.parallel.real_size import Attends, Gathers, RealSize, flags, full, present, real, whole
 
 _TOKENS = 64 * 64
+#: 189 frames of 720 x 1280 pixels are 48 x 45 x 80 latents, in patches of 1 x 2 x 2, of which the last row is half.
+_WORDS, _WORLD = 300, 48 * 23 * 40
 
 SEQUENCES = (
     RealSize(
@@ -102,5 +104,28 @@ SEQUENCES = (
             "img_mask": torch.cat([~present(batch, 512), present(batch, 1024)], dim=1),
         },
         output=((512 + _TOKENS, 64),),
+    ),
+    # Words are attended to by the video, and travel as if they asked something; they read themselves on every rank.
+    RealSize(
+        model="Cosmos3OmniTransformer",
+        checkpoint="the class' defaults",
+        config={"rope_axes_dim": (24, 20, 20)},
+        inputs=lambda batch: {
+            "input_ids": whole(_WORDS),
+            "text_indexes": torch.arange(_WORDS),
+            "position_ids": torch.arange(_WORDS + _WORLD).expand(3, -1),
+            "und_len": _WORDS,
+            "sequence_length": _WORDS + _WORLD,
+            "vision_tokens": [real(1, 48, 48, 45, 80)],
+            "vision_token_shapes": [(48, 23, 40)],
+            "vision_sequence_indexes": torch.arange(_WORDS, _WORDS + _WORLD),
+            "vision_mse_loss_indexes": torch.arange(_WORDS, _WORDS + _WORLD),
+            "vision_timesteps": full(_WORLD),
+            "vision_noisy_frame_indexes": [torch.arange(48)],
+        },
+        attends=(Attends(layers=36, tokens=(_WORDS, _WORLD), heads=32, kv_heads=8, dim=128),),
+        gathers=(Gathers(tokens=_WORLD, numbers=4096),),
+        output=((48, 48, 45, 80),),
+        batches=False,
     ),
 )

@@ -11,16 +11,18 @@ from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, SyncPatch,
 from partsong.errors import UnsupportedError
 from partsong.parallel import ADAPTERS, Strategy, predict
 from tests import covering
-from tests.parallel.real_size import Attends, RealSize
+from tests.parallel.real_size import Attends, RealSize, real
 from tests.parallel.real_sizes_frames import OTHERS
 from tests.parallel.real_sizes_images import CROSS, JOINT
 from tests.parallel.real_sizes_pairs import PAIRS
 from tests.parallel.real_sizes_sequences import SEQUENCES
 from tests.parallel.real_sizes_sounds import SOUNDS
-from tests.parallel.real_sizes_unets import ROWS, WHOLE
+from tests.parallel.real_sizes_uncut import UNCUT
+from tests.parallel.real_sizes_unets import ROWS
+from tests.parallel.real_sizes_video_unets import VIDEO_UNETS
 from tests.parallel.real_sizes_videos import HUNYUAN, WAN
 
-TABLES = (CROSS, JOINT, PAIRS, SEQUENCES, WAN, HUNYUAN, OTHERS, SOUNDS, ROWS, WHOLE)
+TABLES = (CROSS, JOINT, PAIRS, SEQUENCES, WAN, HUNYUAN, OTHERS, SOUNDS, ROWS, VIDEO_UNETS, UNCUT)
 SIZES = {size.model: size for table in TABLES for size in table}
 
 #: Name -> the strategies, ranks, and samples of a call.
@@ -40,9 +42,14 @@ def parts(total: int, ranks: int) -> list[int]:
     return [total // ranks + (rank < total % ranks) for rank in range(ranks)]
 
 
-def held(of: Attends, ranks: int) -> list[int]:
-    """The tokens of every rank: of each stream its share."""
-    return [sum(shares) for shares in zip(*(parts(tokens, ranks) for tokens in of.tokens), strict=True)]
+def held(of: Attends, size: RealSize, ranks: int) -> list[int]:
+    """The tokens of every rank: of each stream its share, and of an image its share of runs of rows."""
+    runs = None if size.grid is None else size.grid // size.step
+
+    def shares(tokens: int) -> list[int]:
+        return parts(tokens, ranks) if runs is None else [mine * tokens // runs for mine in parts(runs, ranks)]
+
+    return [sum(each) for each in zip(*(shares(tokens) for tokens in of.tokens), strict=True)]
 
 
 def heads_of(of: Attends, ranks: int) -> list[tuple[int, int]]:
@@ -67,23 +74,23 @@ def passed_on(tokens: Sequence[int], rank: int) -> int:
     return sum(tokens) - tokens[(rank + 1) % len(tokens)]
 
 
-def attended(of: Attends, strategies: Sequence[Strategy], ranks: int, rank: int) -> int:
+def attended(of: Attends, size: RealSize, strategies: Sequence[Strategy], ranks: int, rank: int) -> int:
     """Bytes that one rank sends in a self-attention of one sample."""
-    tokens, keys = held(of, ranks), 2 * (of.kv_heads or of.heads) * of.dim
+    tokens, keys = held(of, size, ranks), 2 * (of.kv_heads or of.heads) * of.dim
     kinds = {type(strategy) for strategy in strategies}
     if kinds == {Ulysses}:
         numbers = swapped(of, tokens, rank)
     elif kinds == {Ring}:
         numbers = passed_on(tokens, rank) * keys
     elif kinds == {Ulysses, Ring}:
-        size = math.isqrt(ranks)
-        line, place = divmod(rank, size)
-        lines = [sum(tokens[start : start + size]) for start in range(0, ranks, size)]
-        queries, read = heads_of(of, size)[place]
+        side = math.isqrt(ranks)
+        line, place = divmod(rank, side)
+        lines = [sum(tokens[start : start + side]) for start in range(0, ranks, side)]
+        queries, read = heads_of(of, side)[place]
         # Where a rank's queries share keys with another rank's, each of its queries gets keys of its own.
-        whole = all(count * (of.heads // (of.kv_heads or of.heads)) == own for own, count in heads_of(of, size))
+        whole = all(count * (of.heads // (of.kv_heads or of.heads)) == own for own, count in heads_of(of, side))
         own_keys = 2 * (read if whole else queries) * of.dim
-        numbers = swapped(of, tokens[line * size : (line + 1) * size], place) + passed_on(lines, line) * own_keys
+        numbers = swapped(of, tokens[line * side : (line + 1) * side], place) + passed_on(lines, line) * own_keys
     else:
         numbers = tokens[rank] * (ranks - 1) * keys
     return numbers * of.itemsize
@@ -93,8 +100,8 @@ def of_tokens(size: RealSize, strategies: Sequence[Strategy], ranks: int, rank: 
     """Bytes that one rank sends in a call with one sample whose tokens or rows are cut."""
     total = 0
     for of in size.attends:
-        masks = held(of, ranks)[rank] * of.mask * (ranks - 1)
-        total += of.layers * (attended(of, strategies, ranks, rank) + masks)
+        masks = held(of, size, ranks)[rank] * of.mask * (ranks - 1)
+        total += of.layers * (attended(of, size, strategies, ranks, rank) + masks)
     for of in size.gathers:
         mine = parts(of.tokens, ranks)[rank]
         if size.grid is not None:
@@ -125,8 +132,9 @@ def fits(size: RealSize, strategies: Sequence[Strategy], ranks: int) -> bool:
     """Whether the strategies have a form on a model, whose rows or frames are enough for the ranks."""
     if any(strategy.refuses(ADAPTERS[size.model]) for strategy in strategies):
         return False
-    cuts_samples = strategies[0].axes[0] in ("cfg", "data")
-    return cuts_samples or size.grid is None or size.grid // size.step >= ranks
+    if strategies[0].axes[0] in ("cfg", "data"):
+        return size.batches
+    return size.grid is None or size.grid // size.step >= ranks
 
 
 CASES = [
@@ -156,3 +164,11 @@ def test_bytes_of_a_real_size_are_those_of_the_formula(name: str, plan: str) -> 
         return
     told = predict(size.build(), *strategies, ranks=ranks, **size.inputs(batch))
     assert told.bytes_per_step == expected(size, strategies, ranks, batch)
+
+
+def test_fewer_runs_of_rows_than_ranks_are_refused() -> None:
+    # 256 x 256 pixels, as ali-vilab/text-to-video-ms-1.7b makes them, are four rows at the coarsest level.
+    size = SIZES["UNet3DConditionModel"]
+    small = size.inputs(1) | {"sample": real(1, 4, 16, 32, 32)}
+    with pytest.raises(UnsupportedError, match="4 rows, too few to cut over 8 ranks"):
+        predict(size.build(), SyncPatch(), ranks=8, **small)

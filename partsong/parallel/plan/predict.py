@@ -132,7 +132,9 @@ def _call(module: nn.Module, state: dict[str, Tensor], named: dict[str, Any]) ->
     try:
         with _Values() if has_values else nullcontext():
             torch.func.functional_call(module, state, kwargs=named)
-    except RuntimeError as problem:
+    except (RuntimeError, ValueError) as problem:
+        if isinstance(problem, ValueError) and "meta device" not in str(problem):
+            raise  # not for want of values: the inputs are wrong, or the model is refused
         raise UnsupportedError(
             f"{type(module).__name__} does something that takes more than shapes ({problem}); make a call under a plan "
             "and ask its explain() instead"
