@@ -146,9 +146,14 @@ CASES = [
 
 
 def rotated() -> list[tuple[str, str]]:
-    """Every model once, its turn deciding under which of its plans; those of 64 ranks take longest and are left out."""
-    plans = {name: [plan for model, plan in CASES if model == name and PLANS[plan][1] == 8] for name in SIZES}
-    return [(name, own[turn % len(own)]) for turn, (name, own) in enumerate(plans.items())]
+    """Every second model once, its turn deciding under which of its plans; what takes longest is left out.
+
+    These are plans of 64 ranks, and `DisplacedPatch`, whose warm-up makes a prediction of several calls. A model takes a
+    second: the bytes of its small twin are counted elsewhere.
+    """
+    quick = [plan for plan, (_, ranks, _) in PLANS.items() if ranks == 8 and plan != "displaced-patch"]
+    plans = {name: [plan for model, plan in CASES if model == name and plan in quick] for name in SIZES}
+    return [(name, own[turn % len(own)]) for turn, (name, own) in enumerate(plans.items()) if turn % 2]
 
 
 def test_every_row_has_a_real_size() -> None:
