@@ -148,8 +148,8 @@ CASES = [
 def rotated() -> list[tuple[str, str]]:
     """Every second model once, its turn deciding under which of its plans; what takes longest is left out.
 
-    These are plans of 64 ranks, and `DisplacedPatch`, whose warm-up makes a prediction of several calls. A model takes a
-    second: the bytes of its small twin are counted elsewhere.
+    These are plans of 64 ranks, and `DisplacedPatch`, whose warm-up makes a prediction of several calls. A model takes
+    a second, and the bytes of its small twin are counted elsewhere.
     """
     quick = [plan for plan, (_, ranks, _) in PLANS.items() if ranks == 8 and plan != "displaced-patch"]
     plans = {name: [plan for model, plan in CASES if model == name and plan in quick] for name in SIZES}
