@@ -158,8 +158,8 @@ class LocalModel:
                 f"as LocalEngine needs them"
             )
         count, total = self._tokens, query.shape[2]
-        parts = (x[:, :, :count] for x in (query, key, value))
-        out = self._step.attend(layer, *parts, self.head_dim**-0.5 if scale is None else scale)
+        query, key, value = (x[:, :, :count] for x in (query, key, value))
+        out = self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
         return out if count == total else F.pad(out, (0, 0, 0, 0, 0, total - count))
 
     def close(self) -> None:
