@@ -146,14 +146,14 @@ CASES = [
 
 
 def rotated() -> list[tuple[str, str]]:
-    """Every second model once, its turn deciding under which of its plans; what takes longest is left out.
+    """Every fifth model once, its turn deciding under which of its plans; what takes longest is left out.
 
     These are plans of 64 ranks, and `DisplacedPatch`, whose warm-up makes a prediction of several calls. A model takes
     a second, and the bytes of its small twin are counted elsewhere.
     """
     quick = [plan for plan, (_, ranks, _) in PLANS.items() if ranks == 8 and plan != "displaced-patch"]
     plans = {name: [plan for model, plan in CASES if model == name and plan in quick] for name in SIZES}
-    return [(name, own[turn % len(own)]) for turn, (name, own) in enumerate(plans.items()) if turn % 2]
+    return [(name, own[turn // 5 % len(own)]) for turn, (name, own) in enumerate(plans.items()) if turn % 5 == 3]
 
 
 def test_every_row_has_a_real_size() -> None:
