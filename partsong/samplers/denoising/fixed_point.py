@@ -64,12 +64,14 @@ class Solution:
         rounds: calls of the model one after the other.
         evaluations: points at which the model was evaluated.
         residual: the largest error, as a root mean square over a point, that was accepted instead of another round.
+        last: what the last step was taken from: points and outputs, `[samples, ...]`; None where a method keeps none.
     """
 
     sample: Tensor
     rounds: int
     evaluations: int
     residual: float = 0.0
+    last: tuple[Tensor, Tensor] | None = None
 
 
 def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None = None) -> Solution:
@@ -84,22 +86,26 @@ def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], noise: 
     >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 1.0)] * 3).sample
     tensor([[8.]])
     """
-    point, before, samples = start, None, list(range(len(start)))
+    point, before, samples, last = start, None, list(range(len(start))), None
     for number, rule in enumerate(rules):
         output = evaluate(point, [number] * len(start), samples)
+        last = point, output
         point = rule(point, output, before, None if noise is None else noise[number])
         before = output
-    return Solution(point, len(rules), len(rules) * len(start))
+    return Solution(point, len(rules), len(rules) * len(start), last=last)
 
 
 class _Window:
     """Solves one sample: points from `begin` on, those up to there being final."""
 
-    def __init__(self, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None, window: int) -> None:
-        self.rules, self.noise, self.window = rules, noise, window
+    def __init__(
+        self, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None, window: int, *, bundles: bool
+    ) -> None:
+        self.rules, self.noise, self.window, self.bundles = rules, noise, window, bundles
         self.begin, self.end, self.residual = 0, min(1, len(rules)), 0.0
         self.points = [start]  # of steps begin, begin + 1, ..., end
-        self.before: Tensor | None = None  # the output of the step before `begin`
+        self.before: Tensor | None = None  # the output of the step before `begin`,
+        self.last = start  # and the point it was taken from
 
     @property
     def done(self) -> bool:
@@ -115,13 +121,13 @@ class _Window:
             before = output
             new.append(point)
             if is_settled and place + 1 < len(self.points):
-                error = float((point - self.points[place + 1]).double().square().mean().sqrt())
+                error = self._distance(point, self.points[place + 1])
                 # The output at the next point counts only if that point is where it was evaluated.
                 is_settled = place + 1 < len(outputs) and error <= tolerances[number]
                 if is_settled:
                     right, self.residual = right + 1, max(self.residual, error)
         moved = min(right + 1, len(outputs))
-        self.before = outputs[moved - 1]
+        self.before, self.last = outputs[moved - 1], new[moved - 1]
         last = outputs[-1]
         self.begin += moved
         self.points = new[moved:]
@@ -130,6 +136,11 @@ class _Window:
             # What lies ahead is guessed with the last output there is.
             self.points.append(self._step(self.end, self.points[-1], last, last))
             self.end += 1
+
+    def _distance(self, one: Tensor, other: Tensor) -> float:
+        """Returns the root mean square of a difference, of a bundle that of the worst row."""
+        squares = (one - other).double().square()
+        return float((squares.flatten(1).mean(1) if self.bundles else squares.mean()).sqrt().max())
 
     def _step(self, number: int, point: Tensor, output: Tensor, before: Tensor | None) -> Tensor:
         return self.rules[number](point, output, before, None if self.noise is None else self.noise[number])
@@ -144,6 +155,7 @@ def picard(
     tolerance: Annotated[float, Number(0)] = 1e-2,
     scales: Sequence[float] | None = None,
     noise: Tensor | None = None,
+    bundles: bool = False,
 ) -> Solution:
     """Evaluates a window of points in each round, and moves it past those that did not change any more.
 
@@ -159,6 +171,8 @@ def picard(
         tolerance: how much a point may still have changed, as a root mean square, in units of `scales`.
         scales: for every step, the scale of its tolerance, such as its noise level. Default: 1.
         noise: that of every step, `[steps, samples, ...]`, for rules that add some.
+        bundles: whether a sample is a bundle of several, `[rows, ...]`, which are evaluated together and move on once
+            the worst of them has settled.
 
     Returns:
         The last points. `Solution.residual` certifies them: no output was used that was evaluated further than this
@@ -176,7 +190,8 @@ def picard(
         raise ArgumentError(f"picard: {len(scales)} scales for {len(rules)} steps; give one for each")
     tolerances = [tolerance * scale for scale in (scales or [1.0] * len(rules))]
     windows = [
-        _Window(point, rules, None if noise is None else noise[:, sample], window) for sample, point in enumerate(start)
+        _Window(point, rules, None if noise is None else noise[:, sample], window, bundles=bundles)
+        for sample, point in enumerate(start)
     ]
     rounds = evaluations = 0
     while going := [(sample, each) for sample, each in enumerate(windows) if not each.done]:
@@ -188,8 +203,10 @@ def picard(
         for (_, each), part in zip(going, parts, strict=True):
             each.advance(part, tolerances)
         rounds, evaluations = rounds + 1, evaluations + len(numbers)
-    sample = torch.stack([each.points[0] for each in windows])
-    return Solution(sample, rounds, evaluations, max(each.residual for each in windows))
+    sample, points = (torch.stack(list(each)) for each in zip(*((w.points[0], w.last) for w in windows), strict=True))
+    befores = [each.before for each in windows if each.before is not None]
+    last = (points, torch.stack(befores)) if befores else None
+    return Solution(sample, rounds, evaluations, max(each.residual for each in windows), last)
 
 
 def drafts(
@@ -219,7 +236,7 @@ def drafts(
         return rules[number](point, output, before, None if noise is None else noise[number])
 
     output = evaluate(start, [0] * count, list(range(count)))
-    point, before, number, rounds = start, None, 0, 1
+    point, before, number, rounds, taken = start, None, 0, 1, (start, output)
     while number < len(rules):
         ahead, last = [step(number, point, output, before)], before
         size = min(num, len(rules) - number)
@@ -234,7 +251,8 @@ def drafts(
             outputs += fresh.split(count)
             rounds += 1
         for place in range(size):
+            taken = point, outputs[place]
             point = step(number + place, point, outputs[place], last)
             last = outputs[place]
         before, output, number = last, outputs[-1], number + size
-    return Solution(point, rounds, count * len(rules))
+    return Solution(point, rounds, count * len(rules), last=taken)

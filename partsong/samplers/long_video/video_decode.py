@@ -23,8 +23,8 @@ class StreamingDecoder:
 
     Causal decoders need of each latent frame what their convolutions have seen of those before. It is kept here from
     one piece to the next, so what comes out equals the whole decoding and memory does not grow. Wan's takes frame by
-    frame, Mochi's any piece, and CogVideoX's pairs of frames, so that one may wait for the next piece. LTX-Video's looks
-    both ways in time, and HunyuanVideo's takes norms over all frames: their latents are kept and decoded with the last
+    frame, Mochi's any piece, and CogVideoX's pairs of frames, so that one may wait for the next piece. LTX-Video's
+    looks both ways in time, and HunyuanVideo's takes norms over all frames: latents are kept, and decoded with the last
     piece.
 
     Args:
