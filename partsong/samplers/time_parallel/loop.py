@@ -18,7 +18,8 @@ from partsong.parallel.ranks.collectives import agree, all_gather
 from partsong.samplers.denoising.fixed_point import Evaluate, Solution, drafts, picard
 from partsong.samplers.pipeline.paused import PausedCall
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
-from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same, rehearse
+from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
+from partsong.samplers.time_parallel.rehearse import rehearse
 from partsong.samplers.time_parallel.strategy import DraftedSteps, TimeParallel, TimePoints
 
 __all__ = ["drafted_steps", "time_parallel"]
