@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partsong.seeds import philox
 
-__all__ = ["TokenDraw", "draw", "gumbel", "likely_draws"]
+__all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
 
 #: Tokens this far below the likeliest one, in logit / temperature, are first drawn as one.
 _FAR = 8.0
@@ -108,12 +108,21 @@ def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[l
     >>> likely_draws(torch.tensor([[0.0, 5.0, 1.0]]), [TokenDraw(0.0, 1.0, seed=1, place=0)], 2)
     [[1, 2]]
     """
-    num = min(num, logits.shape[1])
-    best = logits.topk(num, dim=-1).indices
-    for row, each in enumerate(draws):
-        if each.temperature > 0:
-            best[row] = _noisy(logits[row], each).topk(num).indices
-    return best.tolist()
+    return noisy_logits(logits, draws).topk(min(num, logits.shape[1]), dim=-1).indices.tolist()
+
+
+def noisy_logits(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """Computes the sums whose largest is drawn, in float64: logits by temperature, and noise.
+
+    At temperature 0 they are the logits. Tokens that are hardly ever drawn, or lie outside the nucleus, get no noise and
+    stand far behind the others.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        draws: one per row.
+    """
+    rows = [_noisy(row, how) if how.temperature > 0 else row.double() for row, how in zip(logits, draws, strict=True)]
+    return torch.stack(rows)
 
 
 def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from partsong.kernels.speculation.draft import DraftTree
 
-__all__ = ["within_budget"]
+__all__ = ["with_masks", "within_budget"]
 
 
 def within_budget(drafts: Sequence[DraftTree], costs: Sequence[float]) -> list[DraftTree]:
@@ -41,6 +42,51 @@ def within_budget(drafts: Sequence[DraftTree], costs: Sequence[float]) -> list[D
     for _, text, node in ranked[:best]:
         kept[text].append(node)
     return [draft.part(sorted(nodes)) for draft, nodes in zip(drafts, kept, strict=True)]
+
+
+def with_masks(
+    drafts: Sequence[DraftTree], costs: Sequence[float], rooms: Sequence[int], masks: int, gain: float
+) -> list[DraftTree]:
+    """Puts masks behind the nodes where texts are likeliest to go on, as far as they bring tokens sooner.
+
+    The masks behind the last node that is right give the next step its guesses. So masks behind a node are worth the
+    tokens that guesses bring, times the chance that the node is the last one. Arguments and costs are those of
+    `within_budget`.
+
+    Args:
+        drafts: the drafts that are verified.
+        costs: what a step over 1, 2, ... tokens and masks costs.
+        rooms: how many guesses each text has room for.
+        masks: how many masks stand behind a node; fewer where the text has no room for the tokens they look for.
+        gain: how many tokens more a step is expected to give if it has guesses.
+
+    Returns:
+        The drafts with masks.
+
+    >>> draft = DraftTree.chain([5, 6], [0.9, 0.1])
+    >>> with_masks([draft], [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], [9], 2, 2.0)[0].masks
+    (0, 2, 0)
+    """
+    ranked = list[tuple[float, int, int, int]]()
+    for text, (draft, room) in enumerate(zip(drafts, rooms, strict=True)):
+        reached = [1.0, *_reached(draft)]
+        last = list(reached)
+        for node, parent in enumerate(draft.parents, 1):
+            last[parent] -= reached[node]
+        for node, (chance, depth) in enumerate(zip(last, draft.depths, strict=True)):
+            if (num := min(masks, room - depth - 1)) > 0 and chance > 0:
+                ranked.append((-chance * gain / num, text, node, num))
+    rows = sum(draft.num_rows for draft in drafts)
+    counts = [[0] * (1 + len(draft)) for draft in drafts]
+    expected = sum(1.0 + sum(_reached(draft)) for draft in drafts)
+    for value, text, node, num in sorted(ranked):
+        more = rows + num
+        if more > len(costs) or (expected - value * num) / costs[more - 1] <= expected / costs[min(rows, len(costs)) - 1]:
+            continue
+        counts[text][node], rows, expected = num, more, expected - value * num
+    return [
+        replace(draft, masks=tuple(own)) if any(own) else draft for draft, own in zip(drafts, counts, strict=True)
+    ]
 
 
 def _reached(draft: DraftTree) -> list[float]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.reasoning.local.gated_lora import GatedLora
+from partsong.reasoning.local.mask_head import embed, read
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
@@ -69,6 +72,9 @@ class LocalModel:
         )
         assert isinstance(weight, Tensor) and isinstance(head, Tensor)
         self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
+        self.hidden_size: int = weight.shape[1]
+        #: Where it was loaded from, if it was: a folder, or a name on the hub.
+        self.source: str = config.name_or_path
         self.num_weights = sum(each.numel() for each in module.parameters())
         # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
@@ -76,6 +82,10 @@ class LocalModel:
         # One forward at a time: an engine and workers that share its model compute in threads of their own.
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
+        self._masks: GatedLora | None = None
+        # What `look` asks for, and what the forward under way has for it.
+        self._watched, self._layers = False, tuple[int, ...]()
+        self._states: Tensor | None = None
         self.packed = self._pack(weight, pack)
         self._thoughts = thoughts
         if thoughts is not None:
@@ -125,17 +135,90 @@ class LocalModel:
         Returns:
             `[len(keep), vocabulary]`.
         """
+        return self._compute(tokens, positions, keep, step, marks, {}, ())[0]
+
+    def look(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        keep: Sequence[int],
+        step: AttentionStep,
+        marks: Sequence[int] = (),
+        *,
+        masks: Mapping[int, int] = MappingProxyType({}),
+        layers: tuple[int, ...] = (-1,),
+    ) -> tuple[Tensor, Tensor]:
+        """Computes what `forward` does, lets masks take part, and returns states as well.
+
+        Args:
+            tokens: as there; those of masks do not matter.
+            positions: as there.
+            keep: as there.
+            step: as there.
+            marks: as there.
+            masks: which of the tokens are masks, each with its number (see `GatedLora`).
+            layers: whose states are returned: 0 is the embedding, -1 what the head reads.
+
+        Returns:
+            Logits `[len(keep), vocabulary]`, and states of all tokens `[tokens, layers, hidden size]`.
+        """
+        if not self._watched:
+            self._module.get_decoder().register_forward_hook(self._see)
+            self._watched = True
+        logits, states = self._compute(tokens, positions, keep, step, marks, masks, layers)
+        assert states is not None
+        return logits, states
+
+    def take_masks(self, masks: GatedLora) -> None:
+        """Lets masks take part in forwards. They change nothing for tokens.
+
+        Raises:
+            ArgumentError: the model has masks, or these were trained for another one.
+        """
+        if self._masks is not None:
+            raise ArgumentError("the model looks ahead from masks already: give an engine one trained head")
+        masks.attach(self._module)
+        self._masks = masks
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Returns the embeddings of tokens, `[tokens, hidden size]`."""
+        return embed(self._module, torch.tensor(tokens, device=self.device))
+
+    def read(self, states: Tensor) -> Tensor:
+        """Computes the logits that the head makes of states, `[..., hidden size]` to `[..., vocabulary]`."""
+        return read(self._module, states)
+
+    def _compute(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        keep: Sequence[int],
+        step: AttentionStep,
+        marks: Sequence[int],
+        masks: Mapping[int, int],
+        layers: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor | None]:
         flat, places, kept = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
         thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([list(marks)])
-        with self._turn, thinking:
-            self._step = step
+        looking = nullcontext() if self._masks is None or not masks else self._masks.at(masks)
+        more = {"output_hidden_states": True} if any(layer != -1 for layer in layers) else {}
+        with self._turn, thinking, looking:
+            self._step, self._layers = step, layers
             try:
                 out = self._module(
-                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True
-                )
+                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True,
+                    **more,
+                )  # fmt: skip
+                return out.logits[0], self._states
             finally:
-                self._step = None
-        return out.logits[0]
+                self._step, self._layers, self._states = None, (), None
+
+    def _see(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
+        """Keeps the states that `look` returns."""
+        if self._layers == (-1,):
+            self._states = out.last_hidden_state[0, :, None]
+        elif self._layers:
+            self._states = torch.stack([out.hidden_states[layer][0] for layer in self._layers], dim=1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Computes the attention of a layer."""
