@@ -26,10 +26,12 @@ class Speculator:
     Attributes:
         drafters: who guesses. Their guesses become one tree; without drafters there are none.
         costs: what a step over 1, 2, ... tokens costs; no step has more of them, unless there are more texts.
+        ends: tokens that end a text.
     """
 
     drafters: tuple[Drafter, ...] = ()
     costs: tuple[float, ...] = (1.0,)
+    ends: frozenset[int] = frozenset()
     _texts: dict[Hashable, DraftText] = field(init=False, default_factory=dict)
     #: How many tokens more a step gives on average where masks stood behind the last token of the step before.
     _gain: float = field(init=False, default=_GAIN)
@@ -78,9 +80,9 @@ class Speculator:
         texts = [self._texts[key] for key in keys]
         proposals = [drafter.propose(texts, rooms) for drafter in self.drafters]
         drafts = [own[0] if len(own) == 1 else DraftTree.union(own) for own in zip(*proposals, strict=True)]
-        kept = within_budget(drafts, self.costs)
+        kept = within_budget(drafts, self.costs, self.ends)
         if self.masks:
-            kept = with_masks(kept, self.costs, rooms, self.masks, self._gain)
+            kept = with_masks(kept, self.costs, rooms, self.masks, self._gain, self.ends)
         return kept if any(draft.num_rows > 1 for draft in kept) else []
 
     def observe(

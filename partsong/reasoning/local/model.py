@@ -83,6 +83,8 @@ class LocalModel:
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
         self._masks: GatedLora | None = None
+        #: How many forwards it has computed.
+        self.forwards = 0
         # What `look` asks for, and what the forward under way has for it.
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
@@ -204,6 +206,7 @@ class LocalModel:
         more = {"output_hidden_states": True} if any(layer != -1 for layer in layers) else {}
         with self._turn, thinking, looking:
             self._step, self._layers = step, layers
+            self.forwards += 1
             try:
                 out = self._module(
                     input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True,

@@ -76,7 +76,7 @@ class Head:
         _check_same(head, own)
         head.to(model.device, model.dtype)
         model.take_masks(head.masks)
-        return HeadDrafter(head, model, length=self.length, branches=self.branches)
+        return HeadDrafter(head, model, length=self.length, branches=self.branches, end=tokenizer.eos_token_id)
 
 
 def _check_same(head: MaskHead, own: Mapping[str, Any]) -> None:
@@ -104,13 +104,22 @@ class HeadDrafter:
         model: the model.
         length: how many tokens are guessed at most.
         branches: how many guesses are made for each place.
+        end: the token that ends a text, after which nothing is guessed.
     """
 
     layers: tuple[int, ...] = (-1,)
 
-    def __init__(self, head: MaskHead, model: LocalModel, *, length: int | None = None, branches: int = 1) -> None:
+    def __init__(
+        self,
+        head: MaskHead,
+        model: LocalModel,
+        *,
+        length: int | None = None,
+        branches: int = 1,
+        end: int | None = None,
+    ) -> None:
         self.masks: int = min(length or head.settings.num_masks, head.settings.num_masks)
-        self._sampler, self._model, self._branches = head.sampler, model, branches
+        self._sampler, self._model, self._branches, self._end = head.sampler, model, branches, end
         self._states: WeakKeyDictionary[DraftText, Tensor] = WeakKeyDictionary()
         self._guesses: WeakKeyDictionary[DraftText, list[_Guess]] = WeakKeyDictionary()
         # What is learned of one text serves all: answers may be shorter than that takes.
@@ -148,21 +157,24 @@ class HeadDrafter:
 
     def _draw(self, sizes: Mapping[DraftText, int]) -> None:
         """Makes the guesses of several texts at once, place after place."""
-        longest = max(sizes.values())
-        states = [self._states[text][:longest] for text in sizes]
+        left = dict(sizes)
+        states = [self._states[text] for text in sizes]
         padded = states[0][None] if len(states) == 1 else torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
         prepared, last = self._sampler.prepare(padded), [text.tokens[-1] for text in sizes]
-        for place in range(longest):
+        for place in range(max(sizes.values())):
             out = self._sampler.step(padded[:, place], prepared[:, place], self._model.embed(last))
             draws = [replace(text.draw, place=text.draw.place + place) for text in sizes]
             noisy = noisy_logits(self._model.read(out), draws)
             # The lead needs a second one, even where only the first is guessed.
-            values, tokens = noisy.topk(max(2, self._branches), dim=-1)
-            last = tokens[:, 0].tolist()
-            for (text, size), best, own in zip(sizes.items(), values.tolist(), tokens.tolist(), strict=True):
-                if place < size:
+            values, tokens = (each.tolist() for each in noisy.topk(max(2, self._branches), dim=-1))
+            last = [own[0] for own in tokens]
+            for text, best, own in zip(sizes, values, tokens, strict=True):
+                if left[text] > 0:
                     guess = _Guess(own[: self._branches], bisect(_LEADS, best[0] - best[1]))
                     self._guesses.setdefault(text, []).append(guess)
+                    left[text] = 0 if own[0] == self._end else left[text] - 1
+            if not any(left.values()):
+                break
 
     def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
         tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
