@@ -174,12 +174,15 @@ class LocalModel:
     def take_masks(self, masks: GatedLora) -> None:
         """Lets masks take part in forwards. They change nothing for tokens.
 
+        Args:
+            masks: the masks, on the model's device and of its dtype.
+
         Raises:
             ArgumentError: the model has masks, or these were trained for another one.
         """
         if self._masks is not None:
             raise ArgumentError("the model looks ahead from masks already: give an engine one trained head")
-        masks.attach(self._module)
+        masks.build_into(self._module)
         self._masks = masks
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
