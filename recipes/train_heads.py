@@ -13,8 +13,8 @@ On one core:            OMP_NUM_THREADS=1 python recipes/train_heads.py --model 
 Look while it trains:   python recipes/train_heads.py --model sums --out runs/heads-sums --stages export,evaluate
 A model of your own:    python recipes/train_heads.py --model FOLDER --prompts FILE --out runs/mine --device cuda
 
-A file of prompts has one in each line; every tenth is kept to measure by. Every step draws its texts from (seed, step), so
-a stage that was stopped continues from its checkpoint with exactly the steps it would have made.
+A file of prompts has one in each line; one in ten is kept to measure by. Every step draws its texts from (seed, step),
+so a stage that was stopped continues from its checkpoint with exactly the steps it would have made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.loading import LoadedModel, load
 from partsong.reasoning.local.mask_head import MaskHead, save_head
-from partsong.reasoning.local.speculation.head import Head
+from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.reasoning.training.head_losses import anchor, head_losses
 from partsong.seeds import derive
 from partsong.zoo.heads import SampledTexts, prompts_of, sample_texts
@@ -170,24 +170,22 @@ def evaluate(config: Config) -> None:
     prompts = own_prompts(config, config.problems, fresh=True)
     scores: dict[str, Any] = {"model": config.model, "prompts": len(prompts)}
     for temperature in (0.0, 1.0):
-        engine = LocalEngine(config.model, device=config.device, speculate=Head(path=exported(config)))
+        engine = LocalEngine(config.model, device=config.device, speculate=TrainedHead(path=exported(config)))
         answers = asyncio.run(one_by_one(engine, config, prompts, temperature))
-        # The prompt gives the first token; each later step gives one, and one more for every guess that was right.
         later = sum(each.usage.completion - 1 for each in answers)
         drafted, rejected = (sum(getattr(each.usage, name) for each in answers) for name in ("drafted", "rejected"))
         scores[f"temperature {temperature:g}"] = {
             "tokens": later,
             "guessed": drafted,
             "right": drafted - rejected,
-            "tokens_per_step": round(later / (later - drafted + rejected), 2),
+            # A forward reads each prompt and gives the first token.
+            "tokens_per_forward": round(later / max(1, engine.model.forwards - len(answers)), 2),
         }
     (Path(config.out) / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     print(json.dumps(scores))
 
 
-async def one_by_one(
-    engine: LocalEngine, config: Config, prompts: list[str], temperature: float
-) -> list[Completion]:
+async def one_by_one(engine: LocalEngine, config: Config, prompts: list[str], temperature: float) -> list[Completion]:
     """Answers prompts, one at a time."""
     parameters = Parameters(max_tokens=config.max_tokens, temperature=temperature)
     answers = list[Completion]()

@@ -118,42 +118,50 @@ def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[l
 def noisy_logits(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
     """Computes the sums whose largest is drawn, in float64: logits by temperature, and noise.
 
-    At temperature 0 they are the logits. Tokens that are hardly ever drawn, or lie outside the nucleus, get no noise and
-    stand far behind the others.
+    At temperature 0 they are the logits. Tokens that are hardly ever drawn, or lie outside the nucleus, get no noise
+    and stand far behind the others.
 
     Args:
         logits: `[rows, vocabulary]`.
         draws: one per row.
     """
-    rows = [_noisy(row, how) if how.temperature > 0 else row.double() for row, how in zip(logits, draws, strict=True)]
-    return torch.stack(rows)
+    if not any(how.temperature > 0 for how in draws):
+        return logits.double()
+    if logits.shape[1] > _SMALL:
+        return torch.stack([_noisy(row, how) for row, how in zip(logits, draws, strict=True)])
+    scaled, noise = _scaled(logits.double(), draws), _kept_noise(draws, logits.shape[1], logits.device)
+    noisy = torch.where(scaled >= -_FAR, scaled + noise[:, :-1], scaled - _BEHIND)
+    for row, how in enumerate(draws):
+        if how.temperature == 0:
+            noisy[row] = logits[row]
+    return noisy
 
 
 def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:
     """Computes a row's noisy logits, in float64."""
-    scaled = (logits - logits.max()).double() / max(how.temperature, _COLDEST)
-    if how.top_p < 1.0:
-        scaled = _nucleus(scaled, how.top_p)
-    near, device = scaled >= -_FAR, logits.device
-    if len(logits) <= _SMALL:
-        noise = _kept_noise([how], len(logits), device)[0, :-1]
-        return torch.where(near, scaled + noise, scaled - _BEHIND)
-    tokens = near.nonzero()[:, 0]
+    if how.temperature == 0:
+        return logits.double()
+    scaled = _scaled(logits[None].double(), [how])[0]
+    near, device = (scaled >= -_FAR).nonzero()[:, 0], logits.device
     seed = torch.tensor([how.seed & _WORD, how.seed >> 32], device=device)
     noisy = scaled - _BEHIND
-    noisy[tokens] = scaled[tokens] + gumbel(seed, torch.tensor(how.place, device=device), tokens)
+    noisy[near] = scaled[near] + gumbel(seed, torch.tensor(how.place, device=device), near)
     return noisy
 
 
-def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
-    wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    device = logits.device
-    heat = torch.tensor([[max(each.temperature, _COLDEST)] for each in draws], dtype=wide, device=device)
-    scaled = logits.to(wide)
-    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / heat
+def _scaled(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """Divides logits by each row's temperature, its largest at 0, and takes out what is outside a nucleus."""
+    heat = [[max(each.temperature, _COLDEST)] for each in draws]
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.tensor(heat, dtype=logits.dtype, device=logits.device)
     for row, each in enumerate(draws):
         if each.top_p < 1.0:
             scaled[row] = _nucleus(scaled[row], each.top_p)
+    return scaled
+
+
+def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    device = logits.device
+    scaled = _scaled(logits.to(torch.float64 if logits.dtype is torch.float64 else torch.float32), draws)
     near = scaled >= -_FAR
     if logits.shape[1] <= _SMALL and len(draws) <= _FEW:
         noise = _kept_noise(draws, logits.shape[1], device)

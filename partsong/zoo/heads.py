@@ -1,4 +1,4 @@
-"""Samples texts of the zoo's language models, and of others, on which heads that guess ahead are trained. Loads torch."""
+"""Samples texts of language models, of the zoo and others, for heads that guess ahead to learn. Loads torch."""
 
 from __future__ import annotations
 

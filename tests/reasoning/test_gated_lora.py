@@ -148,9 +148,10 @@ def test_anchors_are_places_with_something_to_guess() -> None:
     ids, starts, lengths = torch.zeros(3, 12, dtype=torch.int64), torch.tensor([4, 6, 9]), torch.tensor([12, 8, 10])
     places = anchor(ids, starts, lengths, 5).anchors
     # From the prompt's last token to the third last of the text.
-    assert [{*row} - {-1} <= {*range(first, last + 1)} for row, first, last in zip(
-        places.tolist(), (3, 5, 8), (9, 5, 7), strict=True
-    )] == [True] * 3
+    assert [
+        {*row} - {-1} <= {*range(first, last + 1)}
+        for row, first, last in zip(places.tolist(), (3, 5, 8), (9, 5, 7), strict=True)
+    ] == [True] * 3
     assert (places[0] >= 0).sum() == 5 and (places[1] >= 0).sum() == 1 and (places[2] >= 0).sum() == 0
 
 

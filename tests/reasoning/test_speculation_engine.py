@@ -15,7 +15,7 @@ from partsong.kernels.speculation.ngram import Ngram
 from partsong.reasoning import Completion, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.assistant import Assistant
-from partsong.reasoning.local.speculation.head import Head
+from partsong.reasoning.local.speculation.head import TrainedHead
 from tests.reasoning.drafters import FREE, Guessing, at_random, knowing
 from tests.reasoning.heads import head_folder
 from tests.reasoning.local_models import LETTERS, all_of, engine, llama, reference, request, run, text_of, tokenizer
@@ -55,9 +55,9 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "wrong": always_wrong,
     "assistant": lambda: Assistant(model=llama(), cost=0.0),
     "assistant, tree": lambda: Assistant(model=llama(seed=3), cost=0.0, branches=3, length=4),
-    "head": lambda: Head(path=head_folder()),
-    "head, tree": lambda: Head(path=head_folder(num_masks=4, rank=0, seed=5), length=3, branches=2),
-    "all": lambda: ["ngram", "jacobi", at_random(VOCABULARY), always_right(), Head(path=head_folder())],
+    "head": lambda: TrainedHead(path=head_folder()),
+    "head, tree": lambda: TrainedHead(path=head_folder(num_masks=4, rank=0, seed=5), length=3, branches=2),
+    "all": lambda: ["ngram", "jacobi", at_random(VOCABULARY), always_right(), TrainedHead(path=head_folder())],
 }
 
 

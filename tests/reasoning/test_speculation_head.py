@@ -19,7 +19,7 @@ from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.match import Match
 from partsong.reasoning import Completion
 from partsong.reasoning.local import LocalEngine
-from partsong.reasoning.local.speculation.head import Head, HeadDrafter
+from partsong.reasoning.local.speculation.head import HeadDrafter, TrainedHead
 from tests.reasoning.drafters import FREE
 from tests.reasoning.heads import Rows, head_folder, random_head
 from tests.reasoning.local_models import all_of, engine, llama, request, run
@@ -69,7 +69,7 @@ def test_drafts_behind_each_node_are_those_of_a_text_that_ends_there(settings: t
     rows.read(PROMPT)
     tree = DraftTree((3, 9, 12, 6), (0, 0, 1, 3), masks=(3,) * 5)
     logits, (states,) = rows.verify([2], [tree])
-    drafter = HeadDrafter(head.double(), rows.model)
+    drafter = HeadDrafter(head.double(), rows.model, TrainedHead())
     for node in range(5):
         path = tree.ancestors(node)
         kept = [tree.tokens[each - 1] for each in path[1:]]
@@ -91,7 +91,7 @@ def test_a_guess_is_drawn_with_the_noise_of_its_place() -> None:
     rows = Rows(module, head)
     how = TokenDraw(1.0, 1.0, seed=3, place=1)
     _, ahead = rows.read(PROMPT, 3)
-    drafter, text = HeadDrafter(head.double(), rows.model, branches=2), DraftText([*PROMPT, 20], how)
+    drafter, text = HeadDrafter(head.double(), rows.model, TrainedHead(branches=2)), DraftText([*PROMPT, 20], how)
     drafter.observe(text, Observation(DraftTree(masks=(3,)), Match((20,), (0,), ()), ahead[:, None]))
     with torch.no_grad():
         (draft,) = drafter.propose([text], [2])
@@ -116,8 +116,8 @@ def test_samples_of_one_prompt_share_its_masks(settings: dict[str, Any]) -> None
         await local.close()
         return answers
 
-    def head() -> Head:
-        return Head(path=head_folder())
+    def head() -> TrainedHead:
+        return TrainedHead(path=head_folder())
 
     plain = run(all_of(engine(end_tokens=()), asked))
     together = run(all_of(engine(end_tokens=(), speculate=head(), step_costs=FREE), asked))
@@ -131,8 +131,8 @@ def test_guesses_end_where_tokens_or_the_context_do() -> None:
     room = 96 - 90
     for max_tokens in (1, 2, 3, room, 50):
         asked = request("ab" * 45, max_tokens=max_tokens, temperature=0.0)
-        plain = run(all_of(engine(end_tokens=()), [asked]))[0]
-        fast = run(all_of(engine(end_tokens=(), speculate=Head(path=head_folder()), step_costs=FREE), [asked]))[0]
+        fast_engine = engine(end_tokens=(), speculate=TrainedHead(path=head_folder()), step_costs=FREE)
+        (plain,), (fast,) = (run(all_of(local, [asked])) for local in (engine(end_tokens=()), fast_engine))
         assert fast.text == plain.text and fast.usage.completion == plain.usage.completion == min(max_tokens, room)
 
 
@@ -141,7 +141,7 @@ def test_guesses_end_where_tokens_or_the_context_do() -> None:
 
 def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="whose hidden_size is 32; that of this model is 128"):
-        LocalEngine("lists-ar", speculate=Head(path=head_folder()))
+        LocalEngine("lists-ar", speculate=TrainedHead(path=head_folder()))
     shutil.copytree(head_folder(), tmp_path / "head")
     file = tmp_path / "head" / "head.json"
     settings = json.loads(file.read_text())
@@ -150,20 +150,22 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match=words):
             engine(speculate=f"head:path={tmp_path / 'head'}")
     with pytest.raises(ArgumentError, match="give an engine one trained head"):
-        engine(speculate=[Head(path=head_folder()), Head(path=head_folder())])
+        engine(speculate=[TrainedHead(path=head_folder()), TrainedHead(path=head_folder())])
 
 
 def test_a_head_that_is_not_there_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="nowhere holds no trained head: it has no head.json"):
         engine(speculate="head:path=nowhere")
-    with pytest.raises(ArgumentError, match="holds no trained head"):
+    with pytest.raises(ArgumentError, match="was not loaded from a folder that may hold its head"):
         engine(speculate="head")
+    with pytest.raises(ArgumentError, match="holds no trained head: it has no head.json"):
+        LocalEngine("products", speculate="head")
     shutil.copytree(head_folder(), tmp_path / "head")
     (tmp_path / "head" / "head.json").write_text('{"num_masks": 0}')
     with pytest.raises(ArgumentError, match="holds no head that can be read"):
-        engine(speculate=Head(path=tmp_path / "head"))
+        engine(speculate=TrainedHead(path=tmp_path / "head"))
     (tmp_path / "head" / "head.safetensors").unlink()
     with pytest.raises(ArgumentError, match="it has no head.safetensors"):
-        engine(speculate=Head(path=tmp_path / "head"))
-    with pytest.raises(ArgumentError, match="Head: length=0; use a positive integer"):
-        engine(speculate=Head(length=0))
+        engine(speculate=TrainedHead(path=tmp_path / "head"))
+    with pytest.raises(ArgumentError, match="TrainedHead: length=0; use a positive integer"):
+        engine(speculate=TrainedHead(length=0))

@@ -10,9 +10,7 @@ from partsong.kernels.speculation.draft import DraftTree
 __all__ = ["with_masks", "within_budget"]
 
 
-def within_budget(
-    drafts: Sequence[DraftTree], costs: Sequence[float], ends: Collection[int] = ()
-) -> list[DraftTree]:
+def within_budget(drafts: Sequence[DraftTree], costs: Sequence[float], ends: Collection[int] = ()) -> list[DraftTree]:
     """Keeps the guesses that bring tokens sooner.
 
     A text gets one token from a step for sure, and one more for every guess that is right. Guesses are taken in the
@@ -33,7 +31,9 @@ def within_budget(
     """
     # A node is at most as likely as its parent, and equals keep their order: the first ones always make a tree.
     ranked = sorted(
-        (-chance, text, node) for text, draft in enumerate(drafts) for node, chance in enumerate(_reached(draft, ends), 1)
+        (-chance, text, node)
+        for text, draft in enumerate(drafts)
+        for node, chance in enumerate(_reached(draft, ends), 1)
     )
     texts = len(drafts)
     expected, best, most = float(texts), 0, texts / costs[min(texts, len(costs)) - 1]
@@ -91,12 +91,13 @@ def with_masks(
     expected = sum(1.0 + sum(_reached(draft, ends)) for draft in drafts)
     for value, text, node, num in sorted(ranked):
         more = rows + num
-        if more > len(costs) or (expected - value * num) / costs[more - 1] <= expected / costs[min(rows, len(costs)) - 1]:
+        if (
+            more > len(costs)
+            or (expected - value * num) / costs[more - 1] <= expected / costs[min(rows, len(costs)) - 1]
+        ):
             continue
         counts[text][node], rows, expected = num, more, expected - value * num
-    return [
-        replace(draft, masks=tuple(own)) if any(own) else draft for draft, own in zip(drafts, counts, strict=True)
-    ]
+    return [replace(draft, masks=tuple(own)) if any(own) else draft for draft, own in zip(drafts, counts, strict=True)]
 
 
 def _reached(draft: DraftTree, ends: Collection[int]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Describes guesses at the next tokens of a text, a chain or a tree where they part, with masks that look beyond them."""
+"""Describes guesses at the next tokens of a text, a chain or a tree where they part, and masks that look further."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class DraftTree:
             raise ArgumentError(f"a draft of {len(self.tokens)} tokens was given {len(self.chances)} chances")
         if self.masks and len(self.masks) != 1 + len(self.tokens):
             raise ArgumentError(
-                f"a draft of {len(self.tokens)} tokens was given masks behind {len(self.masks)} nodes; give a number for "
-                f"each node and for node 0"
+                f"a draft of {len(self.tokens)} tokens was given masks behind {len(self.masks)} nodes; give a number "
+                f"for each node and for node 0"
             )
         depths, children = [0], dict[tuple[int, int], int]()
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1):

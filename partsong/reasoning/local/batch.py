@@ -68,7 +68,7 @@ class BatchOutput(NamedTuple):
 
     Attributes:
         logits: those after each row's token and after its guesses, `[tokens, vocabulary]`, row by row.
-        ends: for each chunk the logits `[vocabulary]` after its last token, if the node ends there and a call needs them.
+        ends: for each chunk the logits `[vocabulary]` after its last token, if its node ends there and a call asks.
         states: for each row those of its token, its guesses and its masks, `[rows fed, layers, hidden size]`; empty if
             nobody asked.
         ahead: for each chunk those of its last token and the masks behind it, likewise.

@@ -1,8 +1,8 @@
 """Lets a frozen model look ahead: masks behind a text stand for its next tokens, and only they see trained weights.
 
 A mask is a row of a forward that has an embedding instead of a token. It sees the text before it and the masks between.
-Low-rank changes of the linear layers act on the rows of masks and on no others, so every token's state stays that of the
-model itself, bit for bit (gated LoRA, arXiv 2507.11851, section 3.2). They cannot be merged into the weights.
+Low-rank changes of the linear layers act on the rows of masks and on no others. So each token's state stays that of the
+model itself, whatever masks hold (gated LoRA, arXiv 2507.11851, section 3.2). They cannot be merged into the weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Holds a head that guesses several tokens ahead of a frozen model: masks that it looks ahead from, and a sampler.
 
 The masks' states say what may stand at the next places, whatever stands before. The sampler goes over them from left to
-right, and knows each time which token was drawn before (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
+right, and knows each time which token was drawn last (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -58,7 +57,8 @@ class HeadSettings:
 
 def embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Returns the embeddings of tokens, as a sampler reads them."""
-    return F.embedding(tokens, model.get_input_embeddings().weight)
+    table: Any = model.get_input_embeddings()
+    return F.embedding(tokens, table.weight)
 
 
 def read(model: PreTrainedModel, states: Tensor) -> Tensor:
@@ -86,8 +86,8 @@ class SamplerHead(nn.Module):
     Args:
         width: the size of states and embeddings.
 
-    >>> sampler = SamplerHead(4)
-    >>> states = torch.randn(5, 4)
+    >>> import torch
+    >>> sampler, states = SamplerHead(4), torch.randn(5, 4)
     >>> bool((sampler(states, torch.randn(5, 4)) == states).all())
     True
     """
@@ -104,7 +104,7 @@ class SamplerHead(nn.Module):
 
         Args:
             states: those of masks, `[..., width]`.
-            before: the embedding of the token at each mask's position, of the same shape. The guess is the one after it.
+            before: the embedding of the token at each mask's place, of the same shape. The guess is what follows it.
         """
         return self.step(states, self.prepare(states), before)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.reasoning.local.gated_lora import GatedLora
-from partsong.reasoning.local.mask_head import embed, read
 from partsong.reasoning.local.packed_linear import can_pack, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
@@ -62,19 +62,13 @@ class LocalModel:
         thoughts: ThoughtEmbeddings | None = None,
     ) -> None:
         _check(module)
-        config = module.config
-        self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.context: int = config.max_position_embeddings
+        self._read_sizes(module.config)
         weight, head = (
             getattr(x, "weight", None) for x in (module.get_input_embeddings(), module.get_output_embeddings())
         )
         assert isinstance(weight, Tensor) and isinstance(head, Tensor)
         self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
         self.hidden_size: int = weight.shape[1]
-        #: Where it was loaded from, if it was: a folder, or a name on the hub.
-        self.source: str = config.name_or_path
         self.num_weights = sum(each.numel() for each in module.parameters())
         # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
@@ -89,9 +83,23 @@ class LocalModel:
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
         self.packed = self._pack(weight, pack)
+        self._embedding, self._head = weight.detach(), self._module.get_output_embeddings()
         self._thoughts = thoughts
         if thoughts is not None:
             thoughts.attach(self._module)
+        self._attend_here()
+
+    def _read_sizes(self, config: Any) -> None:
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.context: int = config.max_position_embeddings
+        #: Where the model was loaded from: a folder or a name on the hub; empty if it was not.
+        self.source: str = config.name_or_path or ""
+        self._scale: float = getattr(config, "logits_scaling", 1.0)
+
+    def _attend_here(self) -> None:
+        """Makes the layers hand their attention to `attend`."""
         self._module.config._attn_implementation = _NAME
         for each in self._module.modules():
             if isinstance(getattr(each, "layer_idx", None), int):
@@ -187,11 +195,12 @@ class LocalModel:
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Returns the embeddings of tokens, `[tokens, hidden size]`."""
-        return embed(self._module, torch.tensor(tokens, device=self.device))
+        return F.embedding(torch.tensor(tokens, device=self.device), self._embedding)
 
     def read(self, states: Tensor) -> Tensor:
         """Computes the logits that the head makes of states, `[..., hidden size]` to `[..., vocabulary]`."""
-        return read(self._module, states)
+        logits = self._head(states)
+        return logits if self._scale == 1.0 else logits / self._scale
 
     def _compute(
         self,

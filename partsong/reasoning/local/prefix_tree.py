@@ -34,7 +34,7 @@ class PrefixNode:
         values: of the same shape.
         done: how many tokens have their keys computed.
         logits: the logits `[vocabulary]` after the last token, if a call needed them.
-        ahead: states of the last token and of masks behind it, with the logits if drafters look ahead (see `BatchOutput`).
+        ahead: states of the last token and of masks behind it, if drafters look ahead (see `BatchOutput`).
         needs_logits: whether a call waits for the logits.
         users: how many rows and waiting calls use it; without users it may be dropped.
         used: the time of the last use, by the tree's clock.
@@ -43,8 +43,8 @@ class PrefixNode:
     """
 
     __slots__ = (
-        "ahead", "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "tokens", "used",
-        "users", "values",
+        "ahead", "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "tokens",
+        "used", "users", "values",
     )  # fmt: skip
 
     def __init__(

@@ -156,8 +156,8 @@ class AttentionStep:
         for chunk in self.chunks:
             parts.append(_chunk_attends(layer, query[:, :, _span(chunk.place, chunk.count)], chunk, scale))
             if chunk.masks:
-                masks = _span(chunk.end, chunk.masks)
-                parts.append(_masks_attend(layer, *(x[:, :, masks] for x in (query, key, value)), chunk, scale))
+                masks = [x[:, :, _span(chunk.end, chunk.masks)] for x in (query, key, value)]
+                parts.append(_masks_attend(layer, masks, chunk, scale))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -255,8 +255,9 @@ def _chunk_attends(layer: int, query: Tensor, chunk: Chunk, scale: float) -> Ten
     return out[0].transpose(0, 1)
 
 
-def _masks_attend(layer: int, query: Tensor, key: Tensor, value: Tensor, chunk: Chunk, scale: float) -> Tensor:
-    """Lets masks behind a prompt attend to it and to each other, like `_chunk_attends`; nobody keeps their keys."""
+def _masks_attend(layer: int, masks: Sequence[Tensor], chunk: Chunk, scale: float) -> Tensor:
+    """Lets masks behind a prompt, by query, key and value, attend to it and to each other; nobody keeps their keys."""
+    query, key, value = masks
     *before, node = chunk.node.chain()
     segments = [_segment(each, layer, len(each.tokens)) for each in before]
     segments.append(_segment(node, layer, chunk.first + chunk.count))

@@ -84,13 +84,13 @@ class HeadLosses:
 def look_ahead(model: PreTrainedModel, masks: GatedLora, texts: AnchoredTexts) -> tuple[Tensor, Tensor]:
     """Computes the states of a text's tokens, and those of masks behind its anchors.
 
-    A mask sees the text up to its anchor and the masks before it behind the same anchor. Since no token sees a mask, the
+    A mask sees the text up to its anchor and the masks before it behind the same anchor. Since no token sees a mask,
     tokens are computed first, without gradients; the masks then read their keys.
 
     Args:
         model: the model, with the masks attached and eager or sdpa attention.
         masks: the masks.
-        texts: the texts, on the model's device; an anchor that is none gives states of no use.
+        texts: the texts, on the model's device; where there is no anchor, its states mean nothing.
 
     Returns:
         States that the model's head reads, `[texts, length, hidden size]` without gradient, and

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from partsong.errors import UnsupportedError
-from partsong.kernels.keyed_draw import noisy_logits
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.kernels.keyed_draw import TokenDraw, noisy_logits
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
@@ -27,7 +27,7 @@ from partsong.knobs import Count, check_fields
 from partsong.reasoning.local.mask_head import MaskHead, digest_of, load_head
 from partsong.reasoning.local.model import LocalModel
 
-__all__ = ["Head", "HeadDrafter"]
+__all__ = ["HeadDrafter", "TrainedHead"]
 
 #: The folder beside a model's weights that holds its head.
 _BESIDE = "head"
@@ -39,18 +39,21 @@ _SECOND = (0.6, 0.55, 0.5, 0.45, 0.4, 0.3, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class TrainedHead:
     """Guesses with a head that was trained for this model (`recipes/train_heads.py`).
 
     Attributes:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
         branches: how many guesses are made for each place; only the first is continued.
+        noise: whether guesses are drawn with the noise of the text. Without it they are the likeliest tokens, which are
+            right less often above temperature 0.
     """
 
     path: str | Path | None = None
     length: Count | None = None
     branches: Count = 1
+    noise: bool = True
 
     def validate(self) -> None:
         """Checks the knobs.
@@ -67,7 +70,9 @@ class Head:
             ArgumentError: there is no head, or the model has one already.
             UnsupportedError: it was trained for another model.
         """
-        head = load_head(Path(self.path).expanduser() if self.path is not None else Path(model.source) / _BESIDE)
+        if self.path is None and not model.source:
+            raise ArgumentError("the model was not loaded from a folder that may hold its head: give head:path=FOLDER")
+        head = load_head(Path(model.source) / _BESIDE if self.path is None else Path(self.path).expanduser())
         own = {
             "hidden_size": model.hidden_size,
             "vocab_size": model.vocab_size,
@@ -76,7 +81,7 @@ class Head:
         _check_same(head, own)
         head.to(model.device, model.dtype)
         model.take_masks(head.masks)
-        return HeadDrafter(head, model, length=self.length, branches=self.branches, end=tokenizer.eos_token_id)
+        return HeadDrafter(head, model, self, end=tokenizer.eos_token_id)
 
 
 def _check_same(head: MaskHead, own: Mapping[str, Any]) -> None:
@@ -97,29 +102,20 @@ class _Guess:
 
 
 class HeadDrafter:
-    """Drafts by `Head`; see `Drafter`.
+    """Drafts by `TrainedHead`; see `Drafter`.
 
     Args:
         head: the trained head; the model knows its masks.
         model: the model.
-        length: how many tokens are guessed at most.
-        branches: how many guesses are made for each place.
+        knobs: the knobs.
         end: the token that ends a text, after which nothing is guessed.
     """
 
     layers: tuple[int, ...] = (-1,)
 
-    def __init__(
-        self,
-        head: MaskHead,
-        model: LocalModel,
-        *,
-        length: int | None = None,
-        branches: int = 1,
-        end: int | None = None,
-    ) -> None:
-        self.masks: int = min(length or head.settings.num_masks, head.settings.num_masks)
-        self._sampler, self._model, self._branches, self._end = head.sampler, model, branches, end
+    def __init__(self, head: MaskHead, model: LocalModel, knobs: TrainedHead, *, end: int | None = None) -> None:
+        self.masks: int = min(knobs.length or head.settings.num_masks, head.settings.num_masks)
+        self._sampler, self._model, self._knobs, self._end = head.sampler, model, knobs, end
         self._states: WeakKeyDictionary[DraftText, Tensor] = WeakKeyDictionary()
         self._guesses: WeakKeyDictionary[DraftText, list[_Guess]] = WeakKeyDictionary()
         # What is learned of one text serves all: answers may be shorter than that takes.
@@ -163,18 +159,23 @@ class HeadDrafter:
         prepared, last = self._sampler.prepare(padded), [text.tokens[-1] for text in sizes]
         for place in range(max(sizes.values())):
             out = self._sampler.step(padded[:, place], prepared[:, place], self._model.embed(last))
-            draws = [replace(text.draw, place=text.draw.place + place) for text in sizes]
+            draws = [self._draw_at(text, place) for text in sizes]
             noisy = noisy_logits(self._model.read(out), draws)
             # The lead needs a second one, even where only the first is guessed.
-            values, tokens = (each.tolist() for each in noisy.topk(max(2, self._branches), dim=-1))
+            values, tokens = (each.tolist() for each in noisy.topk(max(2, self._knobs.branches), dim=-1))
             last = [own[0] for own in tokens]
             for text, best, own in zip(sizes, values, tokens, strict=True):
                 if left[text] > 0:
-                    guess = _Guess(own[: self._branches], bisect(_LEADS, best[0] - best[1]))
+                    guess = _Guess(own[: self._knobs.branches], bisect(_LEADS, best[0] - best[1]))
                     self._guesses.setdefault(text, []).append(guess)
                     left[text] = 0 if own[0] == self._end else left[text] - 1
             if not any(left.values()):
                 break
+
+    def _draw_at(self, text: DraftText, place: int) -> TokenDraw:
+        """Says how the guess for a place after the next one is drawn."""
+        heat = text.draw.temperature if self._knobs.noise else 0.0
+        return replace(text.draw, place=text.draw.place + place, temperature=heat)
 
     def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
         tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
