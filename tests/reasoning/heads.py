@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.reasoning.local.batch import Batch, BatchRow
@@ -18,7 +18,7 @@ from partsong.reasoning.local.prefix_tree import PrefixTree
 from tests.reasoning.local_models import llama, tokenizer
 
 
-def random_head(model: LlamaForCausalLM, seed: int = 0, **more: Any) -> MaskHead:
+def random_head(model: PreTrainedModel, seed: int = 0, **more: Any) -> MaskHead:
     torch.manual_seed(seed)
     head = MaskHead.of(model, tokenizer().get_vocab(), **{"num_masks": 3, "rank": 2, "alpha": 2.0, **more})
     for parameter in head.parameters():
@@ -37,7 +37,7 @@ def head_folder(**more: Any) -> Path:
 class Rows:
     """Feeds a `LocalModel` by hand: a prompt, then rows that go on from it."""
 
-    def __init__(self, module: LlamaForCausalLM, head: MaskHead | None) -> None:
+    def __init__(self, module: PreTrainedModel, head: MaskHead | None) -> None:
         self.model = LocalModel(module)
         if head is not None:
             self.model.take_masks(head.masks.to(self.model.dtype))

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.mask_head import MaskHead
-from partsong.reasoning.local.model import LocalModel
+from partsong.reasoning.local.model import FAMILIES, LocalModel
 from partsong.reasoning.training.head_losses import AnchoredTexts, anchor, head_losses, look_ahead
 from tests.reasoning.heads import Rows, random_head
 from tests.reasoning.local_models import llama
+from tests.reasoning.test_local_models import tiny
 
 PROMPT = [5, 9, 3, 17, 4, 4, 11, 8]
 DRAFTS = [DraftTree.chain([6, 7, 20]), DraftTree((3, 9, 12), (0, 0, 1))]
@@ -88,6 +89,27 @@ def test_masks_of_rank_zero_see_the_model_itself() -> None:
     fed = torch.cat((module.get_input_embeddings()(torch.tensor(PROMPT)), head.masks.masks))
     expected = module.model(inputs_embeds=fed[None]).last_hidden_state[0, len(PROMPT) :]
     assert torch.allclose(ahead_of(Rows(module, head), PROMPT), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
+def test_every_family_can_look_ahead(family: str) -> None:
+    """In the engine masks see what embeddings in their places would see, with changes that hooks make in a stock model."""
+    module = tiny(family)
+    head = random_head(module)
+    engine = Rows(module, head)
+    head.masks.attach(module)
+    with head.masks.at(dict(zip(range(len(PROMPT), len(PROMPT) + 3), range(3), strict=True))):
+        out = module(input_ids=torch.tensor([[*PROMPT, 0, 0, 0]]), output_hidden_states=True)
+    states, logits = out.hidden_states[-1][0], out.logits[0]
+    after, ahead = engine.read(PROMPT, 3)
+    assert torch.allclose(ahead, states[len(PROMPT) - 1 :], rtol=0, atol=1e-6)
+    assert torch.allclose(after, logits[len(PROMPT) - 1], rtol=0, atol=1e-6)
+    assert torch.allclose(engine.model.read(ahead), logits[len(PROMPT) - 1 :], rtol=0, atol=1e-6)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="GPT2LMHeadModel has no linear layers that masks could change"):
+        random_head(tiny("gpt2"))
 
 
 def test_an_untrained_head_is_the_model_on_masks() -> None:

@@ -83,7 +83,7 @@ def test_drafts_behind_each_node_are_those_of_a_text_that_ends_there(settings: t
         drafter.observe(fresh, Observation(DraftTree(masks=(3,)), Match((token,), (0,), ()), ahead[:, None]))
         with torch.no_grad():
             one, other = drafter.propose([quadratic, fresh], [9, 9])
-        assert one.tokens == other.tokens and len(one) == 3
+        assert one.tokens == other.tokens and one.parents == other.parents and max(one.depths) == 3
 
 
 def test_a_guess_is_drawn_with_the_noise_of_its_place() -> None:
@@ -100,8 +100,8 @@ def test_a_guess_is_drawn_with_the_noise_of_its_place() -> None:
             out = head.sampler(ahead[1 + place], module.get_input_embeddings()(torch.tensor(before)))
             before = draw(module.lm_head(out)[None], [replace(how, place=1 + place)])[0]
             expected.append(before)
-    # Two guesses for each place; the first is what is drawn, and goes on.
-    assert draft.parents == (0, 0, 1, 1) and [draft.tokens[0], draft.tokens[2]] == expected
+    # Two guesses after each other one; the first is what is drawn.
+    assert draft.parents == (0, 0, 1, 1, 2, 2) and [draft.tokens[0], draft.tokens[2]] == expected
     drafter.forget(text)
     assert drafter.propose([text], [2]) == [DraftTree()]
 

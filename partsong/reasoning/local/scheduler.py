@@ -247,8 +247,8 @@ class Scheduler:
             match = follow(tree, tokens[here], row.ticket.ends)
             if self._go_on(row, tree, match, whole[here], news):
                 ended.append(row)
-            else:
-                self.speculator.observe(row, row.ticket.draw, tree, match, seen)
+            # Drafters learn from last steps, too: they are those whose guesses are right most often.
+            self.speculator.observe(row, row.ticket.draw, tree, match, seen)
             begin = here.stop
         # A row that leaves gives its place to another: only now do all of them hold what they drew.
         for row in ended:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,8 +34,10 @@ _BESIDE = "head"
 #: A guess is the surer the further its noisy logit lies ahead of the next one's. The steps of that lead, and how likely
 #: a guess of each is right before anything is seen; and the second guess, where the first one is wrong.
 _LEADS = (0.1, 0.3, 0.7, 1.5, 3.0, 6.0)
-_FIRST = (0.4, 0.5, 0.6, 0.75, 0.88, 0.96, 0.99)
-_SECOND = (0.6, 0.55, 0.5, 0.45, 0.4, 0.3, 0.2)
+_FIRST = (0.4, 0.45, 0.6, 0.75, 0.88, 0.95, 0.99)
+_SECOND = (0.6, 0.7, 0.65, 0.75, 0.7, 0.7, 0.5)
+#: The least chance of a guess to be right, with all before it, for which it is gone on from.
+_LEAST = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +47,14 @@ class TrainedHead:
     Attributes:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
-        branches: how many guesses are made for each place; only the first is continued.
+        branches: how many guesses are made after each other one, and how many stand side by side and are gone on from.
         noise: whether guesses are drawn with the noise of the text. Without it they are the likeliest tokens, which are
             right less often above temperature 0.
     """
 
     path: str | Path | None = None
     length: Count | None = None
-    branches: Count = 1
+    branches: Count = 2
     noise: bool = True
 
     def validate(self) -> None:
@@ -94,11 +96,30 @@ def _check_same(head: MaskHead, own: Mapping[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class _Guess:
-    """Holds the guesses for a place, the one that is continued first, and how far it lies ahead (as a kind)."""
+class _Growing:
+    """Holds a tree of guesses at a text in the making.
 
-    tokens: list[int]
-    lead: int
+    Attributes:
+        text: the text.
+        size: how deep it may become.
+        tokens: its guesses.
+        parents: the node before each.
+        chances: how likely each is right if its parent is.
+        leads: for each node that has children the first of them, and how far that one lies ahead (as a kind).
+        ends: the nodes that are gone on from, with their token and the chance that all up to there is right.
+    """
+
+    text: DraftText
+    size: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    leads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ends: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def tree(self) -> DraftTree:
+        """Returns the tree."""
+        return DraftTree(tuple(self.tokens), tuple(self.parents), tuple(self.chances))
 
 
 class HeadDrafter:
@@ -117,30 +138,29 @@ class HeadDrafter:
         self.masks: int = min(knobs.length or head.settings.num_masks, head.settings.num_masks)
         self._sampler, self._model, self._knobs, self._end = head.sampler, model, knobs, end
         self._states: WeakKeyDictionary[DraftText, Tensor] = WeakKeyDictionary()
-        self._guesses: WeakKeyDictionary[DraftText, list[_Guess]] = WeakKeyDictionary()
+        self._proposed: WeakKeyDictionary[DraftText, tuple[_Growing, DraftTree]] = WeakKeyDictionary()
         # What is learned of one text serves all: answers may be shorter than that takes.
         self._rates = Rates(dict(enumerate(_FIRST)), weight=20.0, memory=0.995)
         self._second = Rates(dict(enumerate(_SECOND)), weight=10.0, memory=0.99)
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
-        """Draws from the masks behind each text, left to right."""
-        sizes = {
-            text: min(room, len(self._states[text]))
+        """Draws from the masks behind each text, place after place."""
+        growing = [
+            _Growing(text, min(room, len(self._states[text])), ends=[(0, text.tokens[-1], 1.0)])
             for text, room in zip(texts, rooms, strict=True)
             if room > 0 and text in self._states
-        }
-        self._guesses.clear()
-        if sizes:
-            self._draw(sizes)
-        return [self._tree(self._guesses.get(text, [])) for text in texts]
+        ]
+        self._proposed.clear()
+        if growing:
+            self._grow(growing)
+        for each in growing:
+            self._proposed[each.text] = (each, each.tree())
+        return [self._proposed[text][1] if text in self._proposed else DraftTree() for text in texts]
 
     def observe(self, text: DraftText, seen: Observation) -> None:
         """Learns how often guesses of each kind are right, and keeps the states of the masks that are next."""
-        for guess, token in zip(self._guesses.pop(text, ()), seen.match.tokens, strict=False):
-            self._rates.see(guess.lead, guess.tokens[0] == token)
-            if guess.tokens[0] != token:
-                self._second.see(guess.lead, token in guess.tokens)
-                break
+        if (proposed := self._proposed.pop(text, None)) is not None:
+            self._learn(*proposed, seen.match.tokens)
         self._states.pop(text, None)
         masks = seen.draft.masks_after(seen.match.path[-1])
         if seen.hidden is not None and masks.stop > masks.start:
@@ -149,41 +169,61 @@ class HeadDrafter:
     def forget(self, text: DraftText) -> None:
         """Drops what it knows of a text."""
         self._states.pop(text, None)
-        self._guesses.pop(text, None)
+        self._proposed.pop(text, None)
 
-    def _draw(self, sizes: Mapping[DraftText, int]) -> None:
-        """Makes the guesses of several texts at once, place after place."""
-        left = dict(sizes)
-        states = [self._states[text] for text in sizes]
-        padded = states[0][None] if len(states) == 1 else torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
-        prepared, last = self._sampler.prepare(padded), [text.tokens[-1] for text in sizes]
-        for place in range(max(sizes.values())):
-            out = self._sampler.step(padded[:, place], prepared[:, place], self._model.embed(last))
-            draws = [self._draw_at(text, place) for text in sizes]
-            noisy = noisy_logits(self._model.read(out), draws)
-            # The lead needs a second one, even where only the first is guessed.
-            values, tokens = (each.tolist() for each in noisy.topk(max(2, self._knobs.branches), dim=-1))
-            last = [own[0] for own in tokens]
-            for text, best, own in zip(sizes, values, tokens, strict=True):
-                if left[text] > 0:
-                    guess = _Guess(own[: self._knobs.branches], bisect(_LEADS, best[0] - best[1]))
-                    self._guesses.setdefault(text, []).append(guess)
-                    left[text] = 0 if own[0] == self._end else left[text] - 1
-            if not any(left.values()):
+    def _learn(self, growing: _Growing, tree: DraftTree, tokens: Sequence[int]) -> None:
+        for node, token in zip(tree.along(tokens), tokens, strict=False):
+            if node not in growing.leads:
                 break
+            first, lead = growing.leads[node]
+            is_right = tree.tokens[first - 1] == token
+            self._rates.see(lead, is_right)
+            if not is_right:
+                self._second.see(lead, tree.child(node, token) is not None)
+
+    def _grow(self, growing: Sequence[_Growing]) -> None:
+        """Makes the guesses of several texts at once."""
+        states = [self._states[each.text] for each in growing]
+        padded = states[0][None] if len(states) == 1 else torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        prepared = self._sampler.prepare(padded)
+        for place in range(max(each.size for each in growing)):
+            ends = [(text, *end) for text, each in enumerate(growing) if place < each.size for end in each.ends]
+            if not ends:
+                break
+            rows = [text for text, *_ in ends]
+            before = self._model.embed([token for _, _, token, _ in ends])
+            logits = self._model.read(self._sampler.step(padded[rows, place], prepared[rows, place], before))
+            noisy = noisy_logits(logits, [self._draw_at(growing[text].text, place) for text in rows])
+            # The lead needs a second one, even where only the first is guessed.
+            best = noisy.topk(max(2, self._knobs.branches), dim=-1)
+            for each in growing:
+                each.ends.clear()
+            for (text, node, _, reached), values, tokens in zip(ends, *(x.tolist() for x in best), strict=True):
+                self._branch(growing[text], node, reached, values, tokens)
+            for each in growing:
+                each.ends = sorted(each.ends, key=_by_chance)[: self._knobs.branches]
+
+    def _branch(
+        self, growing: _Growing, node: int, reached: float, values: Sequence[float], tokens: Sequence[int]
+    ) -> None:
+        """Adds the guesses that follow a node."""
+        num, lead = self._knobs.branches, bisect(_LEADS, values[0] - values[1])
+        rate = self._rates[lead]
+        others = (1 - rate) * self._second[lead] / max(1, num - 1)
+        growing.leads[node] = (len(growing.tokens) + 1, lead)
+        for number, token in enumerate(tokens[:num]):
+            chance = others if number else rate
+            growing.tokens.append(token)
+            growing.parents.append(node)
+            growing.chances.append(chance)
+            if reached * chance >= _LEAST and token != self._end:
+                growing.ends.append((len(growing.tokens), token, reached * chance))
 
     def _draw_at(self, text: DraftText, place: int) -> TokenDraw:
         """Says how the guess for a place after the next one is drawn."""
         heat = text.draw.temperature if self._knobs.noise else 0.0
         return replace(text.draw, place=text.draw.place + place, temperature=heat)
 
-    def _tree(self, guesses: Sequence[_Guess]) -> DraftTree:
-        tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
-        for guess in guesses:
-            rate = self._rates[guess.lead]
-            others = (1 - rate) * self._second[guess.lead]
-            tokens += guess.tokens
-            parents += [last] * len(guess.tokens)
-            chances += [rate, *[others / max(1, len(guess.tokens) - 1)] * (len(guess.tokens) - 1)]
-            last = len(tokens) - len(guess.tokens) + 1
-        return DraftTree(tuple(tokens), tuple(parents), tuple(chances))
+
+def _by_chance(end: tuple[int, int, float]) -> float:
+    return -end[2]
