@@ -316,4 +316,6 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
         raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
     wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
+    if not wanted:
+        raise ArgumentError(f"{owner}: {key}={text!r}; this option has no text form, so set it in Python")
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

@@ -34,7 +34,8 @@ def logits_of(rows: Rows, masks: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_tokens_do_not_see_masks(dtype: torch.dtype) -> None:
-    module = llama(hidden_size=64).to(dtype)
+    module: Any = llama(hidden_size=64)
+    module = module.to(dtype)
     plain = logits_of(Rows(module, None), 0)
     seen = [logits_of(Rows(module, random_head(module, seed)), 3) for seed in (1, 2)]
     # Whatever masks are like, the logits of tokens are the same to the last bit.
@@ -93,7 +94,7 @@ def test_masks_of_rank_zero_see_the_model_itself() -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
 def test_every_family_can_look_ahead(family: str) -> None:
-    """In the engine masks see what embeddings in their places would see, with changes that hooks make in a stock model."""
+    """Masks in the engine see what embeddings in their places see, with changes that hooks make in a stock model."""
     module = tiny(family)
     head = random_head(module)
     engine = Rows(module, head)

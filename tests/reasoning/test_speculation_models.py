@@ -76,6 +76,8 @@ def test_a_drafter_that_reads_other_tokens_is_refused() -> None:
         LocalEngine("lists-ar", speculate="masked:model=lists-ar")
     with pytest.raises(ArgumentError, match="drafter assistant needs model"):
         LocalEngine("lists-ar", speculate="assistant")
+    with pytest.raises(ArgumentError, match="mesh='3'; this option has no text form"):
+        LocalEngine("lists-ar", speculate="assistant:model=lists-ar,mesh=3")
     with pytest.raises(ArgumentError, match="not-there"):
         LocalEngine("lists-ar", speculate="assistant:model=not-there")
     with pytest.raises(UnsupportedError, match="they differ, for example at"):

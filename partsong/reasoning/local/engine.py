@@ -188,7 +188,8 @@ def _speculator(
     costs: tuple[float, ...] | None,
     ends: frozenset[int],
 ) -> Speculator:
-    own = usual_costs(model.num_weights, on_cpu=model.device.type == "cpu")
+    processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
+    own = usual_costs(model.num_weights, processor)
     return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own), ends)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
 from partsong.reasoning.local.speculation.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from partsong.parallel.layer_parallel import LayerParallel
 
 __all__ = ["Assistant", "AssistantDrafter"]
 
@@ -44,12 +48,18 @@ class Assistant:
         length: how many tokens are guessed at most.
         branches: how many guesses are made for each place; only the first is continued.
         cost: seconds of one of its steps by those of the model's; None takes the ratio of their weights.
+        group: how many of its layers attend from the same state, as `partsong.parallel.layer_parallel` does; then the
+            keys of a step's tokens are computed anew, exactly, with the next step.
+        mesh: the `Mesh` with ranks over which these layers are spread, along its axis ``pipe``. All ranks must make the
+            same calls, one after the other. Default: all layers in this process.
     """
 
     model: str | Path | PreTrainedModel
     length: Count = 6
     branches: Count = 1
     cost: Annotated[float, Number(0)] | None = None
+    group: Count = 1
+    mesh: Any | None = None
 
     def validate(self) -> None:
         """Checks the knobs.
@@ -70,7 +80,14 @@ class Assistant:
         check_same_vocabulary(loaded, model, tokenizer)
         own = LocalModel(loaded.module, owned=loaded.owned)
         cost = own.num_weights / model.num_weights if self.cost is None else self.cost
-        return AssistantDrafter(own, length=self.length, branches=self.branches, cost=cost)
+        layers = None
+        if self.group > 1 or self.mesh is not None:
+            from partsong.parallel.layer_parallel import LayerParallel
+            from partsong.parallel.ranks.mesh import Axis
+
+            alone = Axis("alone", (0,), 0)
+            layers = LayerParallel(own.module, self.group, alone if self.mesh is None else self.mesh.axis("pipe"))
+        return AssistantDrafter(own, length=self.length, branches=self.branches, cost=cost, grouped=layers)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +100,7 @@ class _Writing:
         guesses: for each depth the guesses, the one that is continued first.
         reached: the chance that the first guesses of all depths are right.
         expected: how many tokens a step is expected to give with them.
+        exact: how many of the row's own keys were not computed in groups of layers.
     """
 
     row: BatchRow
@@ -90,6 +108,7 @@ class _Writing:
     guesses: list[list[int]] = field(default_factory=list)
     reached: float = 1.0
     expected: float = 1.0
+    exact: int = 0
 
     def add(self, guesses: list[int]) -> None:
         """Adds the guesses for the next place."""
@@ -116,12 +135,16 @@ class AssistantDrafter:
         length: how many tokens are guessed at most.
         branches: how many guesses are made for each place.
         cost: seconds of one of its steps by those of the model's.
+        grouped: the model's layers, if they run in groups.
     """
 
     layers: tuple[int, ...] = ()
     masks: int = 0
 
-    def __init__(self, model: LocalModel, *, length: int, branches: int, cost: float) -> None:
+    def __init__(
+        self, model: LocalModel, *, length: int, branches: int, cost: float, grouped: LayerParallel | None = None
+    ) -> None:
+        self._grouped = grouped
         self.model, self._length, self._branches, self._cost = model, length, branches, cost
         self._batch: Batch[BatchRow] = Batch(model)
         self._tree = PrefixTree(model.room_for, _KEPT, self._batch.note_cut)
@@ -165,6 +188,9 @@ class AssistantDrafter:
             self._batch.leave(writing.row)
             self._tree.trim()
 
+    def _exact(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._grouped is None else self._grouped.exact()
+
     def _is_worth(self, writing: _Writing, room: int) -> bool:
         """Says whether the next guess gives more tokens for its time than the step has without it."""
         depth = len(writing.guesses)
@@ -180,7 +206,8 @@ class AssistantDrafter:
         for leaf in new.values():
             chunks |= {node: len(node.tokens) - node.done for node in leaf.chain() if not node.complete}
         if chunks:
-            self._batch.forward(list(chunks.items()))  # rows compute, too, but do not go on
+            with self._exact():
+                self._batch.forward(list(chunks.items()))  # rows compute, too, but do not go on
         for node, count in chunks.items():
             node.done += count
         prior = {depth: _FIRST if depth > 0 else _SECOND for depth in range(-self._length, self._length + 1)}
@@ -196,11 +223,15 @@ class AssistantDrafter:
             row = self._writings[text].row
             begin = row.leaf.end
             known = min(common_length(row.tail, text.tokens, begin), len(text.tokens) - 1 - begin)
+            if self._grouped is not None:
+                known = min(known, self._writings[text].exact)
+            self._writings[text].exact = len(text.tokens) - begin
             del row.tail[known:]
             row.next_token, *rest = text.tokens[begin + known :]
             drafts[row] = DraftTree.chain(rest)
         trees = [drafts.get(row, DraftTree()) for row in self._batch.rows]
-        logits = self._batch.forward([], trees).logits
+        with self._exact():
+            logits = self._batch.forward([], trees).logits
         ends = list(itertools.accumulate(len(tree) + 1 for tree in trees))
         for row, tree in drafts.items():
             if len(tree):
