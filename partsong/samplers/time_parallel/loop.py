@@ -116,7 +116,8 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
     again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
     _give_prompts(again, prompts)
     answers = iter(rehearsal.outputs)
-    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, num_steps=len(rehearsal.steps)))
+    known: dict[str, Any] = {"num_steps": len(rehearsal.steps), "rules": rehearsal.rules}
+    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, **known))
     again.close()
     for number, step in enumerate(rehearsal.steps[1:AGREED_STEPS], 1):
         denoiser.begin_call(step.calls[0].arguments, number)

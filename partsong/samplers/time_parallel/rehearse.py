@@ -45,6 +45,7 @@ def rehearse(
     *,
     seed: int = 0,
     num_steps: int | None = None,
+    rules: Sequence[StepRule] = (),
 ) -> Rehearsal:
     """Runs a pipeline's loop without its model up to the end of its last step.
 
@@ -54,11 +55,12 @@ def rehearse(
         evaluate: the model; it is called in the first step alone.
         seed: of the random numbers that steps are tried out on.
         num_steps: how many steps the pipeline makes. Default: those that its scheduler has from the first one on.
+        rules: those of the steps, where they are known. Default: the scheduler is tried out.
 
     Raises:
         UnsupportedError: a step does something that is not a sum, or the scheduler remembers earlier steps.
     """
-    return _Rehearsing(call, key, evaluate, seed, num_steps).run()
+    return _Rehearsing(call, key, evaluate, seed, num_steps, rules).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,9 @@ class _Rehearsing:
         evaluate: Callable[[dict[str, Any]], Any],
         seed: int,
         num_steps: int | None,
+        rules: Sequence[StepRule],
     ) -> None:
-        self.call, self.key, self.evaluate, self.num_steps = call, key, evaluate, num_steps
+        self.call, self.key, self.evaluate, self.num_steps, self.rules = call, key, evaluate, num_steps, rules
         self.name = type(call.pipe).__name__
         self.draw = torch.Generator().manual_seed(seed)
         self.given: _StepCall | None = None
@@ -95,18 +98,22 @@ class _Rehearsing:
         rehearsal: Rehearsal | None = None
         noises = list[Tensor | None]()
         while not isinstance(event, Finished):
-            scheduler = copy.deepcopy(self.call.pipe.scheduler)
+            # A copy from before the step, to try it out.
+            scheduler = self.call.pipe.scheduler if self.rules else copy.deepcopy(self.call.pipe.scheduler)
             calls, answers, event = self._calls(event)
             given = self.given
             if not isinstance(event, Stepped) or given is None or not calls:
                 raise UnsupportedError(f"{self.name} calls its model and its scheduler in another order; {ADVICE}")
             if rehearsal is None:
-                _check_scheduler(scheduler, given.sample)
+                if not self.rules:
+                    _check_scheduler(scheduler, given.sample)
                 rehearsal = Rehearsal(self.call, self.key, given.sample.clone(), self.outputs)
                 self.num_steps = self.num_steps or _steps_from(scheduler, given.time)
             elif sent is not None and not (given.sample.shape == sent.shape and torch.equal(given.sample, sent)):
                 raise UnsupportedError(f"{self.name} changes the latents between its steps; {ADVICE}")
-            rule, noise = self._rule(scheduler, given, event.latents)
+            number = len(rehearsal.steps)
+            known = self.rules[number] if number < len(self.rules) else None
+            rule, noise = self._rule(scheduler, given, event.latents) if known is None else (known, None)
             finish = functools.partial(_finished, scheduler, given)
             rehearsal.steps.append(RehearsedStep(*self._model_calls(calls, answers, given), rule, finish))
             noises.append(noise)
