@@ -12,6 +12,7 @@ from torch import Tensor
 from partsong import seeds
 from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
+from partsong.samplers.text.causal import CausalLoop, is_plainly_causal
 from partsong.samplers.text.events import Step
 from partsong.samplers.text.loop import Loop, Probe
 from partsong.samplers.text.model import TextAdapter
@@ -150,7 +151,7 @@ def decode_steps(
     return _collect(loop, steps)
 
 
-def _collect(loop: Loop, steps: int) -> Decoded:
+def _collect(loop: Loop | CausalLoop, steps: int) -> Decoded:
     """Collects the texts of a loop that has run to its end, in the order of the batch."""
     texts = [loop.ended[row] for row in sorted(loop.ended)]
     return Decoded(
@@ -161,13 +162,15 @@ def _collect(loop: Loop, steps: int) -> Decoded:
     )
 
 
-def _loop(request: DecodeRequest, watched: bool) -> Loop:
+def _loop(request: DecodeRequest, watched: bool) -> Loop | CausalLoop:
     model, grid, canvas = request.model, request.grid, _canvas(request)
     vocab, width = model.head.weight.shape
     tallies = [
         Tally(full_flops=model.flops(length, length) + 2.0 * vocab * width * undecided)
         for length, undecided in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
     ]
+    if is_plainly_causal(request):
+        return CausalLoop(request, tallies, watched=watched)
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
     return Loop(
         model,
