@@ -86,7 +86,7 @@ def with_few_rows(module: nn.Module) -> nn.Module:
 def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
     if id(module) in copies:
         return copies[id(module)]
-    if _is_slow(module):
+    if isinstance(module, nn.Linear) and _is_slow(module):
         copy: nn.Module = FewRowsLinear(module)
     else:
         parts = {name: None if part is None else _copy(part, copies) for name, part in module._modules.items()}
@@ -98,7 +98,7 @@ def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
     return copy
 
 
-def _is_slow(module: nn.Module) -> bool:
+def _is_slow(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
         return False
     weight = module.weight

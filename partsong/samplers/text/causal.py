@@ -97,7 +97,7 @@ class CausalLoop:
             yield step
             finished, number = (), number + 1
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _step(self, number: int, finished: tuple[int, ...]) -> Step:
         kind, hidden = self._read()
         drawn = self._draw(hidden)
