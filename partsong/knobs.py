@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
@@ -205,6 +206,7 @@ _WORDS = {
     float: "a number",
     bool: "true or false",
     str: "a word",
+    Path: "a name or a path",
     tuple[int, ...]: "numbers such as 3+5 or 8-4-1",
 }
 
@@ -306,10 +308,14 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         return float(text)
     if str in accepted and re.fullmatch(r"[a-z_]+", text):
         return text
+    if Path in accepted and text:
+        return text
     if tuple[int, ...] in accepted and re.fullmatch(r"\d+([+-]\d+)*", text):
         return tuple(map(int, re.split(r"[+-]", text)))
     if words:
         wanted = _listed([*words, *(word for kind, word in _WORDS.items() if kind in accepted)])
         raise ArgumentError(f"{owner}: {key}={text!r}; use {wanted}")
     wanted = " or ".join(word for kind, word in _WORDS.items() if kind in accepted)
+    if not wanted:
+        raise ArgumentError(f"{owner}: {key}={text!r}; this option has no text form, so set it in Python")
     raise ArgumentError(f"{owner}: {key}={text!r} is not {wanted}")

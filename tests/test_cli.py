@@ -218,7 +218,7 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("list", "strategies", "--json", tmp_path / "s.json") == 0
     rows = read(tmp_path / "s.json")["rows"]
     assert [row["name"] for row in rows] == list(strategies())
-    assert {row["class"] for row in rows} == {"exact", "approximate"}
+    assert {row["class"] for row in rows} == {"exact", "bounded", "approximate"}
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
     assert run("list", "drafters", "--json", tmp_path / "d.json") == 0

@@ -39,7 +39,10 @@ _OF_MODELS = (
 #: For each suite, the columns that the table shows as accuracy and as speed.
 _SHOWN = {"oracle": ("valid", "tokens_per_forward"), "parallelbench": ("accuracy", "answer_tokens_per_forward")}
 _LEGENDS = {
-    "oracle": "valid texts / tokens per forward, every forward counted; all: the worst task / the geometric mean",
+    "oracle": (
+        "valid texts / tokens per forward, every forward counted, of however many rows; all: the worst task / the "
+        "geometric mean"
+    ),
     "parallelbench": (
         "valid answers / answer tokens per forward, every forward counted and one end of text per answer; "
         "all: the mean / all tokens over all forwards"
@@ -68,11 +71,16 @@ def summary(result: dict[str, Any]) -> str:
     good, fast = _SHOWN[result["suite"]]
     rows = [*result["rows"], *_together(result)]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    cells = {(row["rule"], row["task"]): f"{row[good]:.1%} / {row[fast]:.2f}" for row in rows}
-    rules = list(dict.fromkeys(row["rule"] for row in rows))
-    shown = [{"rule": rule, **{task: cells.get((rule, task), "-") for task in tasks}} for rule in rules]
-    header = {"rule": "rule", **{task: task for task in tasks}}
-    return f"{table([header, *shown])}\n{_LEGENDS[result['suite']]}"
+    cells = {(row["rule"], row["verify"], row["task"]): f"{row[good]:.1%} / {row[fast]:.2f}" for row in rows}
+    # The column is for those who draft.
+    columns = ("rule", "verify") if any(row["verify"] for row in rows) else ("rule",)
+    shown = [
+        {"rule": rule, "verify": str(verify), **{task: cells.get((rule, verify, task), "-") for task in tasks}}
+        for rule, verify in dict.fromkeys((row["rule"], row["verify"]) for row in rows)
+    ]
+    header = {name: name for name in (*columns, *tasks)}
+    lines = [header, *({name: line[name] for name in header} for line in shown)]
+    return f"{table(lines)}\n{_LEGENDS[result['suite']]}"
 
 
 def _together(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -85,6 +93,7 @@ def _together(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "rule": rule,
+            "verify": rows[0]["verify"],
             "task": "all",
             "accuracy": sum(row["accuracy"] for row in rows) / len(rows),
             "answer_tokens_per_forward": sum(row["answer_tokens"] for row in rows) / sum(r["forwards"] for r in rows),
@@ -104,13 +113,14 @@ def _oracle(options: Eval) -> list[dict[str, Any]]:
     from partsong.evals.oracle import suite
     from partsong.evals.oracle.tasks import oracle_tasks
 
-    rules = _rules(options.rules or suite.DEFAULT_RULES, probe=True)
+    cases = suite.cases(_rules(options.rules, probe=True), options.verify)
     _check_tasks(options.tasks, list(oracle_tasks()))
     torch.set_num_threads(options.threads or torch.get_num_threads())
     rows: list[dict[str, Any]] = []
-    for rule in progress(rules, "rules", unit="rule"):
+    for rule, verify in progress(cases, "rules", unit="rule"):
         rows += suite.run(
             rules=[rule],
+            verify=verify,
             tasks=options.tasks or None,
             num=options.num or 1000,
             temperature=1.0 if options.temperature is None else options.temperature,
@@ -121,6 +131,7 @@ def _oracle(options: Eval) -> list[dict[str, Any]]:
 
 def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     from partsong.samplers.text import parse_cache
+    from partsong.samplers.text.request import check_request
 
     rules = _rules(options.rules, probe=False) if options.rules else [None]
     cache = None if options.cache is None else parse_cache(options.cache)
@@ -131,14 +142,10 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(source.folder)
     known = [task.name for task in tasks("lists" if runner.reads_lists(tokenizer) else "chat")]
     _check_tasks(options.tasks, known)
-    model = open_text_model(
-        source.folder,
-        adapter=options.adapter,
-        dtype=options.dtype,
-        device=options.device,
-        threads=options.threads,
-        zoo_name=source.zoo_name,
-    )
+    load = {name: getattr(options, name) for name in ("adapter", "dtype", "device", "threads")}
+    model = open_text_model(source.folder, zoo_name=source.zoo_name, **load)
+    for rule in rules:  # so that none is refused after another was measured
+        check_request(model, [[0]], rule=rule, cache=cache, max_new_tokens=1, verify=options.verify)
     rows: list[dict[str, Any]] = []
     for rule, task in progress([(r, t) for r in rules for t in options.tasks or known], "tasks", unit="task"):
         rows += runner.run(
@@ -154,6 +161,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
             batch_size=options.batch_size or 32,
             block_size=options.block_size,
             open_blocks=options.open_blocks,
+            verify=options.verify,
         )
     return rows
 

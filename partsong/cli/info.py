@@ -126,11 +126,11 @@ def _caches() -> list[dict[str, Any]]:
 
 
 def _drafters() -> list[dict[str, Any]]:
-    from partsong.kernels.speculation.registry import MODEL_FREE
+    from partsong.reasoning.local.speculation.registry import DRAFTERS
 
     return [
         {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
-        for name, kind in MODEL_FREE.items()
+        for name, kind in DRAFTERS.items()
     ]
 
 

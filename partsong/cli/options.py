@@ -142,6 +142,9 @@ class Decoding(_Common):
     """Tokens of a block; the model's own number if not given."""
     open_blocks: Positive = 1
     """How many blocks are decoded at the same time."""
+    verify: Annotated[int, Whole(0)] = 0
+    """How many steps to draft beyond the next one, and to check in the same forward: the same text in fewer forwards,
+    of one row for each step. 0 checks none."""
     seed: Seed = 0
     """Seed for drawing tokens."""
     threads: Count = None
@@ -171,7 +174,8 @@ class Text(Decoding):
     show: bool = False
     """Draw the text while it is decoded, one colour per step; if the output is not a terminal, one line per step."""
     compare: bool = False
-    """Also decode one token per step without a cache, and report the speed-up and how many tokens agree."""
+    """Also decode one token per step without a cache, and report the speed-up and how many tokens agree; with
+    --verify, also decode the same without it."""
     out: Path = None
     """Write the text to this file too."""
     ledger: Path = None

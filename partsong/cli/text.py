@@ -37,6 +37,7 @@ def text(options: Text) -> dict[str, Any]:
         max_new_tokens=options.max_new_tokens,
         block_size=options.block_size,
         open_blocks=options.open_blocks,
+        verify=options.verify,
         temperature=options.temperature,
         seed=options.seed,
         chat=options.chat if options.chat or options.no_chat else None,
@@ -79,6 +80,12 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['tokens_per_second']:.0f} tokens/s",
         f"rule {result['rule']}, cache {result['cache']}; {_certificate(result)}",
     ]
+    if result["verify"]:
+        drafted = _number(result["tokens_drafted"], "token")
+        lines.append(
+            f"verify {result['verify']}: {_number(result['rows'], 'row')} in those forwards; {drafted} drafted, "
+            f"{result['tokens_rejected']} of them rejected"
+        )
     if result["edits"]:
         lines.append(f"{_number(result['edits'], 'token')} changed or taken back later")
     if "speedup" in result:
@@ -106,8 +113,9 @@ def _twin(result: dict[str, Any]) -> str:
     )
     if here != there:
         agree += f" (it has {there}, this text {here})"
+    what = "without drafts" if result["verify"] else "one token per step"
     return (
-        f"one token per step: {result['seconds_serial']:.3f} s in {_number(result['forwards_serial'], 'forward')}, "
+        f"{what}: {result['seconds_serial']:.3f} s in {_number(result['forwards_serial'], 'forward')}, "
         f"so {result['speedup']:.2f}x; {agree}"
     )
 

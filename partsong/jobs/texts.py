@@ -45,6 +45,7 @@ class TextJob:
         max_new_tokens: as in `decode`; for a zoo model, None is the longest answer it was trained for.
         block_size: as in `decode`.
         open_blocks: as in `decode`.
+        verify: as in `decode`.
         temperature: as in `decode`.
         seed: as in `decode`.
         chat: whether the prompt goes through the tokenizer's chat template; None uses it if there is one.
@@ -52,7 +53,7 @@ class TextJob:
         dtype: name of a torch type; None is the checkpoint's own.
         device: None is the first GPU, or the CPU if there is none.
         threads: None leaves the choice to torch.
-        compare: whether to decode one token per step as well.
+        compare: whether to decode one token per step as well; with `verify`, the same without it.
         ledger: JSONL to write.
     """
 
@@ -65,6 +66,7 @@ class TextJob:
     max_new_tokens: int | None = None
     block_size: int | None = None
     open_blocks: int = 1
+    verify: int = 0
     temperature: float = 0.0
     seed: int = 0
     chat: bool | None = None
@@ -123,6 +125,7 @@ def prepare_text(job: TextJob) -> LoadedText:
         "max_new_tokens": job.max_new_tokens,
         "block_size": job.block_size,
         "open_blocks": job.open_blocks,
+        "verify": job.verify,
         "temperature": job.temperature,
         "seed": job.seed,
     }
@@ -186,7 +189,8 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         forwards that denoise, ``answer_tokens_per_forward`` by all. Loading is not timed.
     """
     job, request = loaded.job, loaded.request
-    serial = {**loaded.options, "rule": Quota(), "cache": NoCache(), "open_blocks": 1}
+    plain = {} if job.verify else {"rule": Quota(), "cache": NoCache(), "open_blocks": 1}
+    serial = {**loaded.options, **plain, "verify": 0}
     watched = watch is not None or job.ledger is not None
     if job.compare:  # warms up both, because a first forward costs more
         for options in (loaded.options, serial):
@@ -206,6 +210,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         "stopped": decoded.stopped[0],
         "rule": format_knobs(request.rule, RULES),
         "cache": format_knobs(request.cache, CACHES),
+        "verify": request.verify,
         "adapter": request.model.adapter.name,
         "temperature": request.temperature,
         "threads": torch.get_num_threads(),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partsong.seeds import philox
 
-__all__ = ["TokenDraw", "draw", "gumbel"]
+__all__ = ["TokenDraw", "draw", "gumbel", "likely_draws"]
 
 #: Tokens this far below the likeliest one, in logit / temperature, are first drawn as one.
 _FAR = 8.0
@@ -33,6 +33,8 @@ _FIRST, _SECOND = 2, 3
 _WORD = 0xFFFFFFFF
 #: Stands for all far tokens together; no vocabulary has a token of this number.
 _TOGETHER = _WORD
+#: What far tokens lie behind near ones where only near ones are drawn; Gumbel noise is hardly ever larger.
+_BEHIND = 100.0
 #: The least temperature that logits are divided by. There the likeliest token wins, however small its lead.
 _COLDEST = 1e-6
 
@@ -90,6 +92,41 @@ def draw(logits: Tensor, draws: Sequence[TokenDraw]) -> list[int]:
         rows = torch.tensor(random, device=logits.device)
         chosen[rows] = _draw_random(logits[rows], [draws[index] for index in random])
     return chosen.tolist()
+
+
+def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[list[int]]:
+    """Lists for each row the tokens that `draw` would take from logits like these, the likeliest first.
+
+    They are those with the largest noisy logits. A model whose logits are similar draws one of them with the same
+    noise, more often than it draws one of the tokens that are likeliest without the noise.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        draws: one per row.
+        num: how many tokens.
+
+    >>> likely_draws(torch.tensor([[0.0, 5.0, 1.0]]), [TokenDraw(0.0, 1.0, seed=1, place=0)], 2)
+    [[1, 2]]
+    """
+    num = min(num, logits.shape[1])
+    best = logits.topk(num, dim=-1).indices
+    for row, each in enumerate(draws):
+        if each.temperature > 0:
+            best[row] = _noisy(logits[row], each).topk(num).indices
+    return best.tolist()
+
+
+def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:
+    """Computes a row's noisy logits, in float64."""
+    scaled = (logits - logits.max()).double() / max(how.temperature, _COLDEST)
+    if how.top_p < 1.0:
+        scaled = _nucleus(scaled, how.top_p)
+    near = (scaled >= -_FAR).nonzero()[:, 0]
+    device = logits.device
+    seed = torch.tensor([how.seed & _WORD, how.seed >> 32], device=device)
+    noisy = scaled - _BEHIND
+    noisy[near] = scaled[near] + gumbel(seed, torch.tensor(how.place, device=device), near)
+    return noisy
 
 
 def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:

@@ -28,6 +28,9 @@ from partsong.samplers.patch_pipeline.loop import patch_pipeline
 from partsong.samplers.patch_pipeline.strategy import PatchPipeline as PatchPipeline
 from partsong.samplers.structure_guidance.loop import structure_guidance
 from partsong.samplers.structure_guidance.strategy import StructureGuidance as StructureGuidance
+from partsong.samplers.time_parallel.loop import drafted_steps, time_parallel
+from partsong.samplers.time_parallel.strategy import DraftedSteps as DraftedSteps
+from partsong.samplers.time_parallel.strategy import TimeParallel as TimeParallel
 from partsong.samplers.timestep_pipeline.loop import timestep_pipeline
 from partsong.samplers.timestep_pipeline.strategy import TimestepPipeline as TimestepPipeline
 
@@ -67,6 +70,8 @@ BUILT_IN = (
     StrategyRow(ClipParallel),
     StrategyRow(DualParallel, stream=dual_parallel),
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),
+    StrategyRow(TimeParallel, loop=time_parallel),
+    StrategyRow(DraftedSteps, loop=drafted_steps),
     StrategyRow(StructureGuidance, loop=structure_guidance),
     StrategyRow(ParallelVae),
     StrategyRow(StepCache),

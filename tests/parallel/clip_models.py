@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from partsong import ClipParallel
 from tests.parallel import video_families as more
 from tests.parallel import video_families_2026 as newer
+from tests.parallel import video_unets as unets
 from tests.parallel.unets import randomized
 
 #: Width of the texts; sides of a latent, and of its tokens.
@@ -71,6 +72,12 @@ def _motion_inputs(frames: int, batch: int) -> dict[str, Any]:
 
 def _three_d_inputs(frames: int, batch: int) -> dict[str, Any]:
     return _motion_inputs(frames, batch) | {"encoder_hidden_states": torch.randn(batch, 5, WIDTH)}
+
+
+def _spatio_temporal_inputs(frames: int, batch: int) -> dict[str, Any]:
+    """Frames before channels, and a picture's embedding."""
+    sample = torch.randn(batch, frames, 4, SIDE, SIDE + 2)
+    return unets.spatio_temporal_inputs(SIDE, SIDE, batch) | {"sample": sample}
 
 
 def _with_residuals(inputs: Callable[[int, int], dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:
@@ -192,6 +199,7 @@ VIDEOS = {
     "UNet3D": Video(_three_d, _three_d_inputs),
     "UNet3D + ControlNet": Video(_three_d, _with_residuals(_three_d_inputs)),
     "UNet3D + LoRA": Video(_three_d_lora, _three_d_inputs),
+    "Stable Video Diffusion": Video(unets.spatio_temporal, _spatio_temporal_inputs),
     "Wan": Video(_build(more.wan), _wan_inputs, GRID**2),
     "Wan, first frame given": Video(_build(more.wan), _wan_inputs, GRID**2, times=GRID**2),
     "SkyReels-V2": Video(_build(more.skyreels), _wan_inputs, GRID**2),

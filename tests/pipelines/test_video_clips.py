@@ -31,6 +31,7 @@ NAMES = (
     "MotifVideoPipeline",
     "AnyFlowPipeline",
     "Kandinsky6TI2VAPipeline",
+    "StableVideoDiffusionPipeline",
 )
 PRODUCT = [(nproc, name) for nproc in (2, 3) for name in NAMES if (nproc, name) != (3, "ChronoEditPipeline")]
 #: By default every pipeline runs on two ranks or on three.

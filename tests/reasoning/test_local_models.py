@@ -176,6 +176,23 @@ def test_packed_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     assert error < 4 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [96, 576, 1536])
+def test_a_packed_layers_rows_do_not_depend_on_their_number(inputs: int, dtype: torch.dtype) -> None:
+    """Drafts change the number of rows in a step, which must not change the text."""
+    linear = nn.Linear(inputs, 64, bias=False, dtype=dtype)
+    if not can_pack(linear.weight)[0]:
+        pytest.skip(can_pack(linear.weight)[1])
+    packed, x = PackedLinear(linear), torch.randn(64, inputs).to(dtype)
+    with torch.inference_mode():
+        whole = packed(x)
+        for rows in (2, 9, 16, 25):
+            assert torch.equal(packed(x[:rows]), whole[:rows])
+        # A row alone may go another way through a long sum.
+        error = (packed(x[:1]) - whole[:1]).abs().max() / whole.abs().max()
+    assert error < inputs**0.5 * torch.finfo(dtype).eps
+
+
 @pytest.fixture(params=["pack", "multiply"])
 def tries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
     """A processor without AVX-512: oneDNN refuses bfloat16, packing it or multiplying it. Lists the types tried."""

@@ -14,6 +14,7 @@ from partsong.kernels.speculation.jacobi import Jacobi
 from partsong.kernels.speculation.ngram import Ngram
 from partsong.reasoning import Completion, Request
 from partsong.reasoning.local import LocalEngine
+from partsong.reasoning.local.speculation.assistant import Assistant
 from tests.reasoning.drafters import FREE, Guessing, at_random, knowing
 from tests.reasoning.local_models import LETTERS, all_of, engine, llama, reference, request, run, text_of, tokenizer
 
@@ -50,6 +51,8 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "random": lambda: at_random(VOCABULARY),
     "right": always_right,
     "wrong": always_wrong,
+    "assistant": lambda: Assistant(model=llama(), cost=0.0),
+    "assistant, tree": lambda: Assistant(model=llama(seed=3), cost=0.0, branches=3, length=4),
     "all": lambda: ["ngram", "jacobi", at_random(VOCABULARY), always_right()],
 }
 
@@ -153,7 +156,7 @@ def test_drafters_see_every_step_and_forget_every_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
-        ("nrgam", ArgumentError, "no drafter 'nrgam'; the drafters are ngram, jacobi"),
+        ("nrgam", ArgumentError, "no drafter 'nrgam'; the drafters are ngram, jacobi, assistant, masked"),
         ("ngram:size=3", ArgumentError, "drafter ngram has no option 'size'; its options are num, length"),
         (Ngram(length=0), ArgumentError, "Ngram: length=0; use a positive integer"),
         ([7], ArgumentTypeError, "found int"),

@@ -65,6 +65,7 @@ class PartsongLM(_Harness):
         max_new_tokens: for tasks that do not set it.
         block_size: as in `decode`.
         open_blocks: as in `decode`.
+        verify: as in `decode`.
         temperature: for tasks that do not set it.
         seed: of the draws and masks, which do not depend on the batch or the order of requests.
         num_pairs: as in `log_likelihood`.
@@ -90,6 +91,7 @@ class PartsongLM(_Harness):
         max_new_tokens: Count = 256,
         block_size: int | None = None,
         open_blocks: int = 1,
+        verify: int = 0,
         temperature: float = 0.0,
         seed: int = 0,
         num_pairs: int = 16,
@@ -106,7 +108,7 @@ class PartsongLM(_Harness):
         self.model, source = _model(pretrained, adapter, device, dtype)
         self.tokenizer = _tokenizer(source if tokenizer is None else tokenizer)
         self.options = {"rule": _with_commas(rule), "cache": _with_commas(cache)}
-        self.options |= {"block_size": block_size, "open_blocks": open_blocks}
+        self.options |= {"block_size": block_size, "open_blocks": open_blocks, "verify": verify}
         self.temperature, self.room, self.seed = temperature, max_new_tokens, seeds.check_seed(seed)
         self.num_pairs, self.check_greedy, self.prefix = num_pairs, check_greedy, _prefix(self.tokenizer)
         self.max_length = _max_length(max_length, self.model.max_positions)

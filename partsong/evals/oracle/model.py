@@ -101,9 +101,10 @@ class OracleModel:
     (3, 2)
     """
 
+    adapter = TextAdapter(name="oracle", attention="full", keeps_keys=False)
+
     def __init__(self, support: Support) -> None:
         self.support = support
-        self.adapter = TextAdapter(name="oracle", attention="full", keeps_keys=False)
         self.vocab_size, self.mask_token_id = support.vocab_size, support.vocab_size - 1
         self.eos_token_ids: tuple[int, ...] = ()
         self.max_positions: int | None = support.length

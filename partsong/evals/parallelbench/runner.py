@@ -44,12 +44,12 @@ def run(model: Any, tokenizer: Any, *, names: Sequence[str] | None = None, **opt
         **options: as in `ask`.
 
     Returns:
-        A flat row per task: ``task language num rule cache temperature accuracy score_strict items tokens_per_forward
-        tokens_per_forward_all answer_tokens_per_forward certificate seconds``, and the counts these come from, ``tokens
-        tokens_denoise answer_tokens forwards forwards_denoise edits``, so that rows can be added up. Accuracy is the
-        fraction of valid answers. The first two numbers of tokens per forward count every token that was decided; a
-        model that sees its whole canvas also decides many ends of text after the answer. The third counts only the
-        answers, with one end each, and all forwards.
+        A flat row per task: ``task language num rule cache verify temperature accuracy score_strict items
+        tokens_per_forward tokens_per_forward_all answer_tokens_per_forward certificate seconds``, and the counts these
+        come from, ``tokens tokens_denoise answer_tokens forwards forwards_denoise rows edits``, so that rows can be
+        added up. Accuracy is the fraction of valid answers. The first two numbers of tokens per forward count every
+        token that was decided; a model that sees its whole canvas also decides many ends of text after the answer. The
+        third counts only the answers, with one end each, and all forwards.
 
     Raises:
         ArgumentError: there is no such task or language, or `decode` refuses an argument.
@@ -127,6 +127,7 @@ def ask(
     samples = [_sample(problem, *answer, tokenizer) for problem, answer in zip(drawn, answers, strict=True)]
     head = {"task": name, "language": language, "num": num, "temperature": temperature}
     head |= {"rule": format_knobs(checked.rule, RULES), "cache": format_knobs(checked.cache, CACHES)}
+    head["verify"] = checked.verify
     return BenchRun(row=head | _means(samples) | _costs(parts) | {"seconds": seconds}, samples=samples)
 
 
@@ -187,5 +188,6 @@ def _costs(parts: Sequence[Decoded]) -> dict[str, Any]:
         "answer_tokens": answered,
         "forwards": forwards,
         "forwards_denoise": whole["forwards"]["denoise"],
+        "rows": whole["rows"],
         "edits": whole["edits"],
     }

@@ -9,22 +9,31 @@ from partsong.errors import ArgumentError
 
 __all__ = ["costs_by_tokens", "usual_costs"]
 
-#: Seconds of a step over some tokens by those of a step over one: a model of 135 million weights on two cores, whose
-#: weights are read from memory in every step.
-_READING = {1: 1.0, 2: 1.14, 4: 1.41, 8: 1.5, 16: 1.93, 64: 4.4}
+#: Seconds of a step over some tokens by those of a step over one, by what the processor can do: a model of 135 million
+#: weights in float32 on one core. Its weights are read from memory in every step (benchmarks/speculation.py --costs).
+_READING = {
+    "AVX512": {1: 1.0, 4: 1.02, 8: 1.2, 16: 1.46, 25: 2.05, 64: 4.1},
+    "AVX2": {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.42, 16: 1.85, 25: 2.4, 64: 4.5},
+}
 #: The same where a step's time is not that of its products: small models, and GPUs.
 _FLAT = {1: 1.0, 16: 1.1, 64: 1.4}
 #: A model with fewer weights spends a step on everything but its products.
 _SMALL = 20_000_000
 
 
-def usual_costs(num_weights: int, *, on_cpu: bool) -> Mapping[int, float]:
+def usual_costs(num_weights: int, processor: str | None) -> Mapping[int, float]:
     """Returns measured costs of steps: number of tokens -> seconds by those of one token.
 
-    >>> usual_costs(1_000_000, on_cpu=True)[16]
+    Args:
+        num_weights: the model's size.
+        processor: the instruction set as torch names it, such as "AVX2"; None is a GPU.
+
+    >>> usual_costs(1_000_000, "AVX2")[16]
     1.1
     """
-    return _READING if on_cpu and num_weights >= _SMALL else _FLAT
+    if processor is None or num_weights < _SMALL:
+        return _FLAT
+    return _READING.get(processor, _READING["AVX2"])
 
 
 def costs_by_tokens(known: Mapping[int, float]) -> tuple[float, ...]:

@@ -105,6 +105,7 @@ class Frames:
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
+        numbered: class names of modules whose ``time_proj`` is given the number of every frame, from 0 on.
         turns: how queries and keys turn with the frame they are of; None where positions along time are not known to
             be relative.
         positions: the argument in which a pipeline gives the positions of all frames; None where the model makes them
@@ -117,6 +118,7 @@ class Frames:
     patch: str | None = None
     mixers: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
     turns: FrameTurns | None = None
     positions: str | None = None
 

@@ -57,6 +57,11 @@ ROWS = (
     Adapter(
         family="Stable Video Diffusion UNet",
         model="UNetSpatioTemporalConditionModel",
+        frames=Frames(
+            dim=1,
+            mixers=("TemporalResnetBlock", "TemporalBasicTransformerBlock"),
+            numbered=("TransformerSpatioTemporalModel",),
+        ),
         rows=True,
         attention=row(TRANSFORMERS),
         splits=cut_rows(),

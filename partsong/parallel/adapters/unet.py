@@ -113,6 +113,7 @@ ROWS = (
             "encoder_attention_mask",
         ),
         refused=row(attention_mask=MASK),
+        repeats_keys=True,
     ),
     Adapter(
         family="Prior of image embeddings",

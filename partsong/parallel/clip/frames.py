@@ -33,7 +33,7 @@ class ClipFrames(Cut):
     """Cuts the frames of a model whose temporal modules are named in its row.
 
     Args:
-        module: the denoiser; its sample is `[B, C, F, H, W]`.
+        module: the denoiser; its sample is `[B, C, F, H, W]`, or has frames before channels.
         adapter: its row.
         axis: the ranks, in the order of the video.
         attention: attends from the frames to those they see.
@@ -70,13 +70,17 @@ class ClipFrames(Cut):
         check_blocks(self.module, self.adapter)
         mixers = [name for name, child in self.module.named_modules() if type(child).__name__ in self.frames.mixers]
         for name, child in self._children(mixers):
-            if type(child).__name__ == "Attention":
+            if type(child).__name__ == "Attention" and not getattr(child, "is_cross_attention", False):
                 hooks.add(child, AttentionHook(self._attention(name), name), "clip")
                 self._mixing[name] = child
             self._longest = min(self._longest, _positions(child))
             compute = self._computed(child) if self.axis.size > 1 else None
             if compute is not None:
                 hooks.add(child, self._around(compute, child), "clip")
+        for child in self.module.modules() if self.axis.size > 1 else ():
+            if type(child).__name__ in self.frames.numbered:
+                clock: Any = child.time_proj
+                hooks.add(clock, self._around(self._number, clock), "clip")
         if not self._mixing:
             raise UnsupportedError(f"{self.adapter.model} has no attention over frames here; its layout has changed")
         hooks.add(self.module, AroundHook(self._run, signature_of(self.module)), "clip")
@@ -169,6 +173,10 @@ class ClipFrames(Cut):
     def _place(self, positions: Any, x: Tensor) -> Tensor:
         """Adds the positions of this rank's frames in the whole video to `[B, F, C]`."""
         return x + positions.pe[:, self.attention.own]
+
+    def _number(self, table: Any, numbers: Tensor) -> Tensor:
+        """Embeds the numbers of this rank's frames in the whole video, of which the model counts its own from 0 on."""
+        return type(table).forward(table, numbers + self.attention.own.start)
 
     def _attention(self, name: str) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:

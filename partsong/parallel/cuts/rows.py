@@ -106,6 +106,7 @@ class RowSplit:
         stages: the attention stages, outermost first.
         is_attention: says whether the module of a name is a self-attention over the image.
         joins_text: says whether it also has keys of a text, in front of the image's.
+        copies: says for how many query heads each of its key/value heads is repeated; one copy is moved.
         input_name: what the module takes, in messages.
     """
 
@@ -118,8 +119,9 @@ class RowSplit:
         is_attention: Callable[[str], bool],
         input_name: str = "latent",
         joins_text: Callable[[str], bool] = lambda name: False,
+        copies: Callable[[str], int] = lambda name: 1,
     ) -> None:
-        self.input_name, self.joins_text = input_name, joins_text
+        self.input_name, self.joins_text, self.copies = input_name, joins_text, copies
         self.module, self.axis, self.borders, self.stages = module, axis, borders, tuple(stages)
         self.is_attention = is_attention
         self.levels = RowLevels((axis.size,), axis.size)
@@ -295,7 +297,11 @@ class RowSplit:
         return tensor.nbytes // self.batch
 
     def _attention(self, layer: int, name: str, joined: bool) -> Attend:
+        copies = self.copies(name)
+
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            if key.shape[1] == query.shape[1]:
+                key, value = key[:, ::copies], value[:, ::copies]
             given, rows, index = (query, key, value, mask, scale), self.levels.sizes(self.level), self.axis.index
             call = call_over_rows(name, layer, given, rows=rows, index=index, joined=joined)
             shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), call.sizes)

@@ -167,6 +167,8 @@ class SequenceParallel(TokenCuts):
             whole = self._keys_only(query, key, streams)
             if whole is not None:
                 return self._attend_without_queries(whole, streams, attend, (query, key, value, mask, scale))
+            if mask is not None and self.axis.dry:
+                mask = mask.to("meta")  # in a prediction it may have been made of tensors with values
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
             # Frames folded into the batch make it more than the samples, branches left out of attention less.
@@ -321,8 +323,10 @@ class SequenceParallel(TokenCuts):
 
 
 def _is_alike(mask: Tensor, dim: int) -> bool:
-    """Says whether a mask is the same all along a dimension."""
-    return mask.shape[dim] == 1 or mask.stride(dim) == 0 or bool((mask == mask.narrow(dim, 0, 1)).all())
+    """Says whether a mask is the same all along a dimension; one without values is taken to be."""
+    if mask.shape[dim] == 1 or mask.stride(dim) == 0 or mask.is_meta:
+        return True
+    return bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
 def key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -337,7 +341,8 @@ def key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     if mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
         return mask, None
     keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
-    return (keys, queries) if bool((mask == (keys & queries)).all()) else (mask, None)
+    # Where there are shapes only, it is taken for one of padding, which is what models make for tokens they were given.
+    return (keys, queries) if mask.is_meta or bool((mask == (keys & queries)).all()) else (mask, None)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:

@@ -22,6 +22,7 @@ from partsong.parallel.cuts.row_blocks import (
     refuse_unknown,
 )
 from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
+from partsong.parallel.cuts.tokens import head_counts
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Mesh
@@ -48,7 +49,9 @@ class RowParallel(Cut):
         self.axis = mesh.axis(*TOKEN_AXES)
         self.stages, self.borders = stages, borders
         joins = lambda name: joins_text(module.get_submodule(name))  # noqa: E731
-        self.split = RowSplit(module, self.axis, borders, stages, self._is_attention, joins_text=joins)
+        self.split = RowSplit(
+            module, self.axis, borders, stages, self._is_attention, joins_text=joins, copies=self._copies
+        )
         children: Iterator[Any] = module.modules()
         self._paddings = [int(m.padding) for m in children if type(m).__name__ == "Downsample2D"]
         self._even, self._reads_text = halves_evenly(module), reads_text(module)
@@ -60,6 +63,13 @@ class RowParallel(Cut):
             return False
         child = self.module.get_submodule(name)
         return type(child).__name__ == "Attention" and reads_the_image(child)
+
+    def _copies(self, name: str) -> int:
+        """Returns for how many query heads the model repeats each key/value head of an attention."""
+        if not self.adapter.repeats_keys:
+            return 1
+        heads, kv_heads, _ = head_counts(self.module.get_submodule(name))
+        return heads // kv_heads
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the cutting, gathering and layer hooks on the module.

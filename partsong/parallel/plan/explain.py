@@ -189,7 +189,7 @@ class _Account:
         rank: int,
     ) -> int:
         """Counts what a rank sends in one forward of a step (its number, whether nothing from before it fits)."""
-        index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
+        index = self.place(rank, "time", "pipe", "stage", "clip", *TOKEN_AXES)
         number, begins = step
         when = (0 if begins else number, self.plan.clock.num_steps == number + 1)
         return cut.predict(batch, dict(tokens), _itemsize(under.module), index, when)
@@ -214,7 +214,7 @@ class _Account:
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
-                if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
+                if cut is not None and axis in (*TOKEN_AXES, "time", "pipe", "clip"):
                     pieces = cut.describe(seen.tokens)
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
         lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]

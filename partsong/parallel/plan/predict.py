@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.explain import Explanation
@@ -48,7 +50,8 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
-        **inputs: the module's arguments for one call, full size; tensors on any device.
+        **inputs: the module's arguments for one call, full size; tensors on any device. Some models read values out of
+            masks, ids or counts to know how long a sequence becomes; those count where they are given with values.
 
     Returns:
         The prediction for a generation long enough to reach the steady state: `Explanation.bytes_by_step` ends with a
@@ -83,20 +86,55 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     # Not the state dict: it leaves out tables that a model computes for itself.
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())
     state = {name: tensor.detach().to("meta") for name, tensor in tensors}
-    named = tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, inputs)
+    named = tree_map(_without_numbers, inputs)
     with Plan(module, [module], strategies, mesh, owns_mesh=False) as plan, torch.no_grad():
         plan.clock.driven = True
         plan.clock.begin(list(range(steps, 0, -1)))
-        for _ in range(steady + 1):
+        # One call tells the shapes of all, unless those after a warm-up are others.
+        has_warmup = any(strategy.warmup_steps for strategy in strategies)
+        for _ in range(steady + 1 if has_warmup else 1):
             _call(module, state, named)
             plan.clock.advance()
         return plan.explain()
 
 
+def _without_numbers(value: Any) -> Any:
+    """Returns a tensor that has a shape only; one of whole numbers or flags keeps the values it has."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return value
+    return value.to("meta" if value.is_floating_point() or value.is_complex() else "cpu")
+
+
+class _Values(TorchDispatchMode):
+    """Lets tensors with values meet those that have a shape only, which the result then is as well."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (args, kwargs or {})
+        tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
+        if len({tensor.is_meta for tensor in tensors}) > 1:
+            if func in _INDEXED:
+                places = [_places(index) for index in args[1]]
+                given = ((args[0], [place for several in places for place in several], *args[2:]), given[1])
+            given = tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, given)
+        return func(*given[0], **given[1])
+
+
+_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
+
+
+def _places(index: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns the indices of what a mask names, whose number its values decide; other indices are left as they are."""
+    return (index,) if index is None or index.dtype != torch.bool or index.is_meta else index.nonzero(as_tuple=True)
+
+
 def _call(module: nn.Module, state: dict[str, Tensor], named: dict[str, Any]) -> None:
+    has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(named))
     try:
-        torch.func.functional_call(module, state, kwargs=named)
-    except RuntimeError as problem:
+        with _Values() if has_values else nullcontext():
+            torch.func.functional_call(module, state, kwargs=named)
+    except (RuntimeError, ValueError) as problem:
+        if isinstance(problem, ValueError) and "meta device" not in str(problem):
+            raise  # not for want of values: the inputs are wrong, or the model is refused
         raise UnsupportedError(
             f"{type(module).__name__} does something that takes more than shapes ({problem}); make a call under a plan "
             "and ask its explain() instead"

@@ -203,7 +203,8 @@ def gather_tokens(axis: Axis, part: Tensor, sizes: Sequence[int], dim: int, *, n
     """
     if axis.size == 1:
         return part
-    moved = part.movedim(dim, 0)
+    # In a prediction nothing comes from the others, so there is no value to put together.
+    moved = (part.to("meta") if axis.dry else part).movedim(dim, 0)
     whole = moved.new_empty((sum(sizes), *moved.shape[1:]))
     start = offsets(sizes)[axis.index]
     whole[start : start + sizes[axis.index]] = moved

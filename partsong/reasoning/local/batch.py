@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from partsong.reasoning.local.answer_store import AnswerStore
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode
 from partsong.reasoning.local.shared_attention import AttentionStep, Branches, Chunk, branches_of
-from partsong.reasoning.local.ticket import Ticket
 
 __all__ = ["Batch", "BatchRow"]
 
@@ -29,7 +29,6 @@ class BatchRow:
     """Describes a branch.
 
     Attributes:
-        ticket: whose answer it writes.
         leaf: the last node that it shares with others.
         next_token: the token fed in the next step.
         mark: the thought embedding of what it writes.
@@ -38,7 +37,6 @@ class BatchRow:
         copied: how many tokens these nodes have.
     """
 
-    ticket: Ticket
     leaf: PrefixNode
     next_token: int
     mark: int = 0
@@ -62,7 +60,10 @@ class BatchRow:
         return self.leaf.end + len(self.tail)
 
 
-class Batch:
+Row = TypeVar("Row", bound=BatchRow)
+
+
+class Batch(Generic[Row]):
     """Holds rows in the order in which their keys lie in memory; the last row takes the place of one that leaves.
 
     Args:
@@ -71,18 +72,18 @@ class Batch:
 
     def __init__(self, model: LocalModel) -> None:
         self.model = model
-        self.rows: list[BatchRow] = []
+        self.rows: list[Row] = []
         self.store = AnswerStore((model.layers, model.kv_heads, model.head_dim), model.dtype, model.device)
         self._branches: Branches | None = None
 
-    def join(self, row: BatchRow) -> None:
+    def join(self, row: Row) -> None:
         """Takes a row in, which then uses its leaf."""
         row.leaf.users += 1
         self.rows.append(row)
         self._settle(row)
         self.changed()
 
-    def _settle(self, row: BatchRow) -> None:
+    def _settle(self, row: Row) -> None:
         """Copies the short nodes of a row's chain. The order of keys makes no difference."""
         short = [node for node in row.leaf.chain() if _is_short(node)]
         self.store.reserve(len(self.rows), sum(len(node.tokens) for node in short) + 1)
@@ -99,7 +100,7 @@ class Batch:
                 row.own.add(first)
         self.changed()
 
-    def leave(self, row: BatchRow) -> None:
+    def leave(self, row: Row) -> None:
         """Lets a row go and moves the last one into its place."""
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
@@ -159,7 +160,7 @@ class Batch:
             marks += [row.mark] * len(draft.depths)
         return tokens, positions, marks
 
-    def advance(self, row: BatchRow, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def advance(self, row: Row, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Makes the tokens that were fed and kept part of a row.
 
         Args:
@@ -172,7 +173,7 @@ class Batch:
         row.tail += (row.next_token, *tokens[:-1])
         row.next_token = tokens[-1]
 
-    def keys_of(self, row: BatchRow) -> tuple[Tensor, Tensor]:
+    def keys_of(self, row: Row) -> tuple[Tensor, Tensor]:
         """Returns keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
         place, own = self.rows.index(row), slice(row.copied, row.length)
         return self.store.keys[:, place, :, own], self.store.values[:, place, :, own]

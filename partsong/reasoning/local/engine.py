@@ -26,6 +26,7 @@ from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prompt import prompt_of
 from partsong.reasoning.local.scheduler import Scheduler
+from partsong.reasoning.local.speculation.registry import DRAFTERS
 from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
@@ -103,7 +104,7 @@ class LocalEngine:
     ) -> None:
         sizes = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "cache_mb": cache_mb}
         check_knobs(type_hints(LocalEngine.__init__), sizes)
-        drafters = drafters_of(speculate)
+        drafters = drafters_of(speculate, DRAFTERS)
         costs = None if step_costs is None else costs_by_tokens(step_costs)
         loaded = load(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
@@ -186,7 +187,8 @@ def _speculator(
     drafters: Sequence[DrafterKnobs],
     costs: tuple[float, ...] | None,
 ) -> Speculator:
-    own = usual_costs(model.num_weights, on_cpu=model.device.type == "cpu")
+    processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
+    own = usual_costs(model.num_weights, processor)
     return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own))
 
 

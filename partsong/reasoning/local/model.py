@@ -10,12 +10,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
-from partsong.reasoning.local.packed_linear import can_pack, pack_linears
+from partsong.reasoning.local.packed_linear import can_pack, least_rows, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 
@@ -76,7 +77,9 @@ class LocalModel:
         # One forward at a time: an engine and workers that share its model compute in threads of their own.
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
+        self._tokens = 0
         self.packed = self._pack(weight, pack)
+        self._least_rows = least_rows() if self.packed else 1
         self._thoughts = thoughts
         if thoughts is not None:
             thoughts.attach(self._module)
@@ -94,6 +97,11 @@ class LocalModel:
         if pack and not able:
             raise ArgumentError(f"pack=True, but {why}; use pack=False or None")
         return pack_linears(self._module) if able and pack is not False else 0
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """Returns the modules that compute, which are the engine's own."""
+        return self._module
 
     @property
     def bytes_per_token(self) -> int:
@@ -125,17 +133,22 @@ class LocalModel:
         Returns:
             `[len(keep), vocabulary]`.
         """
-        flat, places, kept = (torch.tensor(x, device=self.device) for x in ([tokens], [positions], keep))
-        thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([list(marks)])
+        # Places beside the tokens, so that there are enough rows; nobody reads what comes of them.
+        spare = max(0, self._least_rows - len(tokens))
+        known = [list(numbers) + [0] * spare for numbers in (tokens, positions)]
+        last = [len(tokens) + spare - 1] * max(0, self._least_rows - len(keep))
+        flat, places, kept = (torch.tensor(x, device=self.device) for x in ([known[0]], [known[1]], [*keep, *last]))
+        marked = [*marks, *[0] * spare]
+        thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([marked])
         with self._turn, thinking:
-            self._step = step
+            self._step, self._tokens = step, len(tokens)
             try:
                 out = self._module(
                     input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True
                 )
             finally:
                 self._step = None
-        return out.logits[0]
+        return out.logits[0, : len(keep)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Computes the attention of a layer."""
@@ -144,7 +157,10 @@ class LocalModel:
                 f"keys {tuple(key.shape)} and values {tuple(value.shape)} are not of one size {self.head_dim}, "
                 f"as LocalEngine needs them"
             )
-        return self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
+        count, total = self._tokens, query.shape[2]
+        query, key, value = (x[:, :, :count] for x in (query, key, value))
+        out = self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
+        return out if count == total else F.pad(out, (0, 0, 0, 0, 0, total - count))
 
     def close(self) -> None:
         """Takes the attention function out of transformers' registry if this is the last model. Twice does nothing."""

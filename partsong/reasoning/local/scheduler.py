@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,17 @@ class SchedulerReport(NamedTuple):
     completion: Completion | None = None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _CallRow(BatchRow):
+    """Describes the row of a call.
+
+    Attributes:
+        ticket: whose answer it writes.
+    """
+
+    ticket: Ticket
+
+
 class Scheduler:
     """Batches calls continuously (Yu et al., "Orca", OSDI 2022) over a tree of shared prompts.
 
@@ -77,7 +89,7 @@ class Scheduler:
         """Forgets all calls and keys."""
         model = self.model
         self.speculator.reset()
-        self.batch = Batch(model)
+        self.batch: Batch[_CallRow] = Batch(model)
         self.tree = PrefixTree(model.room_for, self.kept_tokens, self.batch.note_cut)
         self.waiting.clear()
         self._held.clear()
@@ -126,11 +138,11 @@ class Scheduler:
             self._forget(node)
         return [SchedulerReport(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
 
-    def _join(self, row: BatchRow) -> None:
+    def _join(self, row: _CallRow) -> None:
         self.batch.join(row)
         self.speculator.join(row, row.ticket.draft_text())
 
-    def _leave(self, row: BatchRow) -> None:
+    def _leave(self, row: _CallRow) -> None:
         self.speculator.leave(row)
         self.batch.leave(row)
 
@@ -160,7 +172,7 @@ class Scheduler:
             ticket.cached -= 1
             assert node.parent is not None
             leaf = node.parent if len(node.tokens) == 1 else self.tree.cut(node, len(node.tokens) - 1)
-            self._join(BatchRow(ticket, leaf, node.tokens[-1], node.mark))
+            self._join(_CallRow(leaf=leaf, next_token=node.tokens[-1], mark=node.mark, ticket=ticket))
             return
         node.users += 1
         self._held.append((ticket, node))
@@ -208,7 +220,7 @@ class Scheduler:
 
     def _draw(
         self,
-        rows: list[BatchRow],
+        rows: list[_CallRow],
         drafts: Sequence[DraftTree],
         logits: Tensor | None,
         ready: list[tuple[Ticket, PrefixNode]],
@@ -221,7 +233,7 @@ class Scheduler:
         trees = drafts or [DraftTree()] * len(rows)
         draws = [each for row, tree in zip(rows, trees, strict=True) for each in node_draws(tree, row.ticket.draw)]
         tokens = draw(whole, draws + [ticket.draw for ticket, _ in ready])
-        news, ended, begin = list[SchedulerReport](), list[BatchRow](), 0
+        news, ended, begin = list[SchedulerReport](), list[_CallRow](), 0
         for row, tree in zip(rows, trees, strict=True):
             here = slice(begin, begin + 1 + len(tree))
             if self._go_on(row, tree, follow(tree, tokens[here], row.ticket.ends), whole[here], news):
@@ -233,11 +245,11 @@ class Scheduler:
             self._leave(row)
         for (ticket, node), token, after in zip(ready, tokens[begin:], whole[begin:], strict=True):
             if not self._take(ticket, token, after, news):
-                self._join(BatchRow(ticket, node, token, ticket.prompt.mark))
+                self._join(_CallRow(leaf=node, next_token=token, mark=ticket.prompt.mark, ticket=ticket))
             node.users -= 1
         return news
 
-    def _go_on(self, row: BatchRow, tree: DraftTree, match: Match, logits: Tensor, news: list[SchedulerReport]) -> bool:
+    def _go_on(self, row: _CallRow, tree: DraftTree, match: Match, logits: Tensor, news: list[SchedulerReport]) -> bool:
         """Takes what a row has drawn, up to a token that ends its answer; returns whether there was one."""
         taken, ended, ticket = 0, False, row.ticket
         ticket.drafted += len(tree)
@@ -261,7 +273,7 @@ class Scheduler:
         news.append(SchedulerReport(ticket, text, len(ticket.answer), confidence, ended, completion))
         return ended
 
-    def _keep(self, row: BatchRow) -> None:
+    def _keep(self, row: _CallRow) -> None:
         """Makes an answer part of the tree, since a later prompt may continue it."""
         tail, ticket = row.tail, row.ticket
         # Text that is written piece by piece is kept, however short a piece is.

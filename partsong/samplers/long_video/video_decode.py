@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ class StreamingDecoder:
 
     Causal decoders need of each latent frame what their convolutions have seen of those before. It is kept here from
     one piece to the next, so what comes out equals the whole decoding and memory does not grow. Wan's takes frame by
-    frame, CogVideoX's pairs of frames, so that one may wait for the next piece. Others look both ways in time, take
-    norms over all frames, or keep nothing of those before: their latents are kept and decoded with the last piece.
+    frame, Mochi's any piece, and CogVideoX's pairs of frames, so that one may wait for the next piece. LTX-Video's
+    looks both ways in time, and HunyuanVideo's takes norms over all frames: latents are kept, and decoded with the last
+    piece.
 
     Args:
         vae: the autoencoder of the pipeline; its own cache is left alone.
@@ -130,6 +133,52 @@ class _CogVideoX(_Pieces):
         )
 
 
+class _Mochi(_Pieces):
+    """Goes on from the inputs of convolutions over time, which diffusers' own cache does not keep for this model."""
+
+    def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        vae = self.vae
+        with self._convolutions_go_on():
+            out, _ = vae.decoder(z)
+        factor = vae.temporal_compression_ratio
+        # These come before the first frame of a video.
+        if self.is_first and vae.drop_last_temporal_frames and out.shape[2] >= factor:
+            out = out[:, :, factor - 1 :]
+        self.is_first = False
+        return out
+
+    @contextmanager
+    def _convolutions_go_on(self) -> Iterator[None]:
+        if self.seen is None:
+            layers = [layer for layer in self.vae.decoder.modules() if getattr(layer, "time_pad", 0) > 0]
+            self.seen = {layer: _Past(layer.time_pad) for layer in layers}
+        handles = [layer.register_forward_pre_hook(past.put_before) for layer, past in self.seen.items()]
+        handles += [layer.register_forward_hook(past.cut_off) for layer, past in self.seen.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class _Past:
+    """Keeps the last frames that a causal convolution has read, and lets it read them again with the next ones."""
+
+    def __init__(self, num: int) -> None:
+        self.num, self.again = num, 0
+        self.frames: Tensor | None = None
+
+    def put_before(self, _layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = args
+        self.again = 0 if self.frames is None else self.frames.shape[2]
+        whole = x if self.frames is None else torch.cat([self.frames, x], dim=2)
+        self.frames = whole[:, :, -self.num :].clone()
+        return whole, *others
+
+    def cut_off(self, _layer: Any, _args: Any, out: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        return out[0][:, :, self.again :], out[1]
+
+
 class _Whole(_Pieces):
     def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.waiting.append(z)
@@ -145,4 +194,5 @@ class _Whole(_Pieces):
 _KINDS: dict[str, type[_Pieces]] = {
     "AutoencoderKLWan": _Wan,
     "AutoencoderKLCogVideoX": _CogVideoX,
+    "AutoencoderKLMochi": _Mochi,
 }

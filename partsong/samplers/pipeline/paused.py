@@ -42,7 +42,7 @@ class Denoise:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Says that the scheduler has made a step; the answer is the latents to go on with.
+    """Says that the scheduler has made a step; the answer is the latents to go on with, or all that it shall return.
 
     Attributes:
         latents: what the scheduler made.
@@ -202,10 +202,13 @@ class PausedCall:
     def _paused_step(self, step: Method) -> Method:
         def step_and_pause(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
-            latents = self._pause(Stepped(result[0]))
+            answer = self._pause(Stepped(result[0]))
+            others = answer[1:] if isinstance(answer, tuple) else result[1:]
+            latents = answer[0] if isinstance(answer, tuple) else answer
             if isinstance(result, tuple):
-                return (latents, *result[1:])
-            return type(result)(**{**result, "prev_sample": latents})
+                return (latents, *others)
+            names = list(result)[1:]
+            return type(result)(**{"prev_sample": latents, **dict(zip(names, others, strict=False))})
 
         return step_and_pause
 

@@ -1,5 +1,6 @@
 """Decodes text many tokens at a time: one loop serves masked, block-diffusion and causal language models."""
 
+from partsong.samplers.text.any_order import AnyOrderModel, AnyOrderText, decode_any_order
 from partsong.samplers.text.block_decoder import BlockDecoder
 from partsong.samplers.text.caches import DelayedCache, DualCache, NoCache, PrefixCache, TextCache, VicinityCache
 from partsong.samplers.text.decode import Decoded, decode, decode_steps
@@ -27,6 +28,8 @@ __all__ = [
     "ADAPTERS",
     "CACHES",
     "RULES",
+    "AnyOrderModel",
+    "AnyOrderText",
     "BlockDecoder",
     "Decoded",
     "DelayedCache",
@@ -56,6 +59,7 @@ __all__ = [
     "TokenEditing",
     "VicinityCache",
     "decode",
+    "decode_any_order",
     "decode_steps",
     "load_text_model",
     "parse_cache",

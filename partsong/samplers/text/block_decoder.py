@@ -57,6 +57,7 @@ class BlockDecoder:
     open_blocks: int = 1
     open_at: float = 0.5
     seed: int = 0
+    verify: int = 0
     generator: torch.Generator | None = None
     streamer: Any = None
     last: Decoded | None = None
@@ -91,6 +92,7 @@ class BlockDecoder:
             block_size=self.block_size,
             open_blocks=self.open_blocks,
             open_at=self.open_at,
+            verify=self.verify,
         )
         self.last = self._run(steps, input_ids)
         sequences = _pad_rows(input_ids, self.last, generation_config)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.samplers.text.model import TextAdapter
+from partsong.samplers.text.rule import Change, Choice, View
 
 __all__ = ["Canvas", "Grid", "Work", "open_canvas"]
 
@@ -67,7 +68,12 @@ class Canvas:
         block: int64 `[B, L]`, the block of each position; below 0 in the prompt, where the grid begins after it.
         group: int64 `[B, L]`, a token sees those of its own and of lower groups.
         rows: int64 `[B]`, the row of the batch that was asked for.
+        step: int64 `[B]`, steps a text has made.
         decided_at: int64 `[B, L]`, the step in which a position got its token; -1 for what was given.
+        decided_by: int64 `[B, L]`, the number in `tally.KINDS` of the forward that decided a position.
+        front: int64 `[B]`, the first block at work; -1 before the first step.
+        block_step: int64 `[B]`, steps since that block began.
+        block_total: int64 `[B]`, undecided positions when it began.
         grid: how it is cut.
         layered: there is more than one group, so lower groups do not depend on what comes after them.
     """
@@ -81,7 +87,12 @@ class Canvas:
     block: Tensor
     group: Tensor
     rows: Tensor
+    step: Tensor
     decided_at: Tensor
+    decided_by: Tensor
+    front: Tensor
+    block_step: Tensor
+    block_total: Tensor
     grid: Grid
     layered: bool
 
@@ -112,11 +123,92 @@ class Canvas:
             last = torch.where((last < _NOWHERE) & (done >= self.grid.open_at * mine.sum(1)), last + 1, last)
         return last
 
+    def begin(self, front: Tensor) -> None:
+        """Notes for each row whether a new block is the first at work, `[B]`."""
+        moved = front != self.front
+        total = (self.undecided & (self.block == front[:, None])).sum(1)
+        self.block_step = torch.where(moved, 0, self.block_step)
+        self.block_total = torch.where(moved, total, self.block_total)
+        self.front = front
+
+    def write(self, view: View, choice: Choice, filler: int | None) -> Tensor:
+        """Writes what a rule chose, which ends a step, and returns the positions that it touched: bool `[B, L]`.
+
+        Args:
+            view: what the rule saw.
+            choice: what it chose.
+            filler: what stands where nothing is decided; None leaves what the rule wrote there.
+        """
+        change = Change.of(view, choice)
+        token = torch.where(choice.write, choice.token, view.current)
+        if filler is not None:
+            token = torch.where(choice.undecided, filler, token)
+        decided = torch.where(change.new | change.other, self.step[:, None], self.decided_at.gather(1, view.index))
+        for target, values in (
+            (self.tokens, token),
+            (self.undecided, choice.undecided),
+            (self.pending, choice.pending),
+            (self.decided_at, decided),
+        ):
+            _put(target, view.index, view.real, values)
+        self.step = self.step + 1
+        self.block_step = self.block_step + 1
+        places = torch.zeros_like(self.undecided)
+        _put(places, view.index, view.real, choice.write | change.edits)
+        return places
+
+    def end(self, stops: Tensor, settled: bool) -> None:
+        """Ends texts at their first stop token.
+
+        Args:
+            stops: int64, the stop tokens.
+            settled: whether a stop token counts only when nothing before it is pending.
+        """
+        if not len(stops):
+            return
+        here = torch.isin(self.tokens, stops) & self.free & ~self.undecided & self.inside
+        if settled:
+            here = here & (self.pending.cumsum(1) == 0)
+        places = torch.arange(here.shape[1], device=here.device)
+        first = torch.where(here, places, _NOWHERE).amin(1)
+        # What was given after it must still be reached.
+        given = self.inside & ~self.free
+        first = torch.where((given & (places > first[:, None])).any(1), _NOWHERE, first)
+        self.length = self.length.minimum(torch.where(first < _NOWHERE, first + 1, self.length))
+        self.undecided = self.undecided & self.inside
+        self.pending = self.pending & self.inside
+
     def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but these."""
-        for field in dataclasses.fields(self):
-            if isinstance(value := getattr(self, field.name), Tensor):
-                setattr(self, field.name, value[rows])
+        """Forgets all rows but these, int64 `[n]`; a row named twice is held twice."""
+        for name in self._tensors():
+            setattr(self, name, getattr(self, name)[rows])
+
+    def equals(self, rows: Tensor, other: Canvas, those: Tensor) -> Tensor:
+        """Says which rows, int64 `[n]`, hold the same text as those of another canvas of the same shape: bool `[n]`."""
+        same = self.length[rows] == other.length[those]
+        for name in ("tokens", "undecided", "pending"):
+            same = same & (getattr(self, name)[rows] == getattr(other, name)[those]).all(1)
+        return same
+
+    def copy(self) -> Canvas:
+        """Returns a canvas of its own with the same texts."""
+        return dataclasses.replace(self, **{name: getattr(self, name).clone() for name in self._tensors()})
+
+    @staticmethod
+    def join(canvases: Sequence[Canvas]) -> Canvas:
+        """Returns one canvas with the rows of several of one grid and length, in order."""
+        first = canvases[0]
+        rows = {name: torch.cat([getattr(canvas, name) for canvas in canvases]) for name in first._tensors()}
+        return dataclasses.replace(first, **rows)
+
+    def _tensors(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
+
+
+def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
+    """Writes values `[B, K]` at the real ones of some positions."""
+    rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
+    target[rows[real], index[real]] = values[real].to(target.dtype)
 
 
 def open_canvas(
@@ -146,21 +238,26 @@ def open_canvas(
         whole = [*prompt, *(filler if token is None else token for token in answer)]
         tokens[row, : len(whole)] = torch.tensor(whole, dtype=torch.int64)
         undecided[row, : len(whole)] = torch.tensor([False] * len(prompt) + [token is None for token in answer])
-    length, prompt = (torch.tensor(x, dtype=torch.int64) for x in (lengths, [len(p) for p in prompts]))
-    places = torch.arange(tokens.shape[1])
-    start = torch.zeros_like(prompt) if grid.origin == "sequence" else prompt
-    block = (places - start[:, None]).div(grid.block_size, rounding_mode="floor")
+    tokens, undecided = tokens.to(device), undecided.to(device)
+    length, prompt = (torch.tensor(x, device=device) for x in (lengths, [len(p) for p in prompts]))
+    places, zeros = torch.arange(tokens.shape[1], device=device), torch.zeros_like(length)
+    start = zeros if grid.origin == "sequence" else prompt
     return Canvas(
-        tokens=tokens.to(device),
-        undecided=undecided.to(device),
-        pending=undecided.clone().to(device),
-        free=undecided.clone().to(device),
-        length=length.to(device),
-        prompt=prompt.to(device),
-        block=block.to(device),
-        group=_groups(places.expand_as(tokens), prompt, adapter).to(device),
+        tokens=tokens,
+        undecided=undecided,
+        pending=undecided.clone(),
+        free=undecided.clone(),
+        length=length,
+        prompt=prompt,
+        block=(places - start[:, None]).div(grid.block_size, rounding_mode="floor"),
+        group=_groups(places.expand_as(tokens), prompt, adapter),
         rows=torch.arange(rows, device=device),
-        decided_at=torch.full(tokens.shape, -1, dtype=torch.int64, device=device),
+        step=zeros,
+        decided_at=torch.full_like(tokens, -1),
+        decided_by=torch.zeros_like(tokens),
+        front=torch.full_like(length, -1),
+        block_step=zeros,
+        block_total=zeros,
         grid=grid,
         layered=adapter.attention != "full",
     )

@@ -14,12 +14,14 @@ from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
 from partsong.samplers.text.causal import CausalLoop, is_plainly_causal
 from partsong.samplers.text.events import Step
-from partsong.samplers.text.loop import Loop, Probe
+from partsong.samplers.text.loop import Loop
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.reader import Reader
 from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.tally import Tally
+from partsong.samplers.text.verify import VerifiedLoop
+from partsong.samplers.text.views import Probe, Views
 
 __all__ = ["Decoded", "decode", "decode_steps"]
 
@@ -48,6 +50,9 @@ class Decoded:
             for kind in whole.forwards:
                 whole.forwards[kind] += tally.forwards[kind]
                 whole.tokens[kind] += tally.tokens[kind]
+            whole.rows += tally.rows
+            whole.drafted += tally.drafted
+            whole.rejected += tally.rejected
             whole.edits += tally.edits
             whole.flops += tally.flops
             whole.full_flops += tally.full_flops / len(self.tallies)
@@ -72,6 +77,7 @@ def decode(
     seed: int | Sequence[int] = 0,
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
+    verify: int = 0,
 ) -> Decoded:
     """Continues or fills texts with a masked, block-diffusion or causal language model.
 
@@ -100,6 +106,8 @@ def decode(
         stop_token_ids: tokens that end a text. Default: the model's.
         probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual
             information `[B, K, K]` in nats.
+        verify: steps to draft beyond the next one and to check in the same forward, each in a row of its own. The
+            text is that of 0, the default, in fewer forwards; see `verify.VerifiedLoop`.
 
     Returns:
         The texts and what they cost.
@@ -107,7 +115,7 @@ def decode(
     Raises:
         ArgumentError: a prompt, size, knob or token that does not fit; the message names it.
         ArgumentTypeError: an argument of the wrong type.
-        UnsupportedError: a rule or cache that the model cannot honour.
+        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -131,6 +139,7 @@ def decode(
         seed=seed,
         stop_token_ids=stop_token_ids,
         probe=probe,
+        verify=verify,
     )
     loop = _loop(request, watched=False)
     return _collect(loop, sum(1 for _ in loop))
@@ -172,17 +181,14 @@ def _loop(request: DecodeRequest, watched: bool) -> Loop | CausalLoop:
     if is_plainly_causal(request):
         return CausalLoop(request, tallies, watched=watched)
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
-    return Loop(
-        model,
-        canvas,
-        request.rule,
-        Reader(model, request.cache, canvas, tallies, shadows),
-        temperature=request.temperature,
-        row_seeds=list(request.row_seeds),
-        stop_token_ids=request.stop_token_ids,
-        probe=request.probe,
-        watched=watched,
+    views = Views(
+        model, request.rule, temperature=request.temperature, row_seeds=list(request.row_seeds), probe=request.probe
     )
+    reader = Reader(model, request.cache, canvas, tallies, shadows)
+    stops = request.stop_token_ids
+    if not request.verify:
+        return Loop(canvas, views, reader, stop_token_ids=stops, watched=watched)
+    return VerifiedLoop(canvas, views, reader, stop_token_ids=stops, watched=watched, drafts=request.verify)
 
 
 def _canvas(request: DecodeRequest) -> Canvas:
@@ -199,7 +205,7 @@ def _canvas(request: DecodeRequest) -> Canvas:
     if model.adapter.noise != "uniform":
         return canvas
     length, vocab = canvas.tokens.shape[1], request.model.vocab_size
-    noise = [seeds.uniform(seeds.derive(s, "canvas"), (length,)) for s in request.row_seeds]
-    drawn = (torch.stack(noise) * vocab).long().to(canvas.tokens.device)
+    noise = seeds.uniform_rows([seeds.derive(seed, "canvas") for seed in request.row_seeds], length)
+    drawn = (noise * vocab).long().to(canvas.tokens.device)
     canvas.tokens = torch.where(canvas.undecided, drawn, canvas.tokens)
     return canvas

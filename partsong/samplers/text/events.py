@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.rule import Choice, View
 
@@ -38,7 +40,8 @@ class Step:
 
     Attributes:
         number: from 0.
-        events: what changed, row by row from left to right.
+        events: what changed, row by row from left to right; of several steps that one forward checked, one after
+            the other.
         stable: by row of the batch, how many tokens after the prompt will not change any more.
         tokens: by row, all tokens after the prompt; None where nothing is decided.
         finished: rows that ended in this step.
@@ -51,12 +54,13 @@ class Step:
     finished: tuple[int, ...]
 
 
-def events_of(canvas: Canvas, view: View, choice: Choice) -> tuple[Event, ...]:
-    """Lists the events of a choice; call it before the canvas is written."""
+def events_of(canvas: Canvas, view: View, choice: Choice, counts: Tensor | None = None) -> tuple[Event, ...]:
+    """Lists the events of a choice, in all rows or in those that count, bool `[B]`."""
     events: list[Event] = []
     changed = choice.write | (choice.undecided & ~view.undecided & view.real)
     for moved in (choice.inserted, choice.deleted):
         changed = changed if moved is None else changed | moved
+    changed = changed if counts is None else changed & counts[:, None]
     numbers = canvas.rows.tolist()
     for row, place in changed.nonzero().tolist():
         old = None if view.undecided[row, place] else int(view.current[row, place])

@@ -35,8 +35,8 @@ class _Batch:
 class Reader:
     """Computes the hidden states of the positions at work, by a model and a policy of what to keep.
 
-    It looks at the canvas anew in every step. There is one tally for each row, in order, and a row has `shadows` places
-    for masked shadows of decided positions.
+    It looks at the canvas anew in every step. There is one tally for each row that was asked for, and a row has
+    `shadows` places for masked shadows of decided positions.
     """
 
     def __init__(
@@ -183,7 +183,13 @@ class Reader:
     def _count(self, batch: _Batch, known: Tensor) -> None:
         queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()
         flops = [self.model.flops(q, k) for q, k in zip(queries, keys, strict=True)]
-        count([self.tallies[row] for row in batch.rows.tolist()], batch.kind, flops)
+        count([self.tallies[name] for name in self.canvas.rows[batch.rows].tolist()], batch.kind, flops)
+
+    def count_head(self, rows: Tensor, real: Tensor) -> None:
+        """Notes that the head was applied to some positions, bool `[B, K]`, of the texts in some rows, int64 `[B]`."""
+        vocab, width = self.model.head.weight.shape
+        for name, reads in zip(rows.tolist(), real.sum(1).tolist(), strict=True):
+            self.tallies[name].flops += 2.0 * vocab * width * reads
 
     def mark_stale(self, written: Tensor) -> None:
         """Notes that positions (bool `[B, L]`) have changed, and with them the keys of all that can see them."""
@@ -197,9 +203,8 @@ class Reader:
             self.keys.temperature = torch.tensor(heats, device=self.canvas.tokens.device)  # type: ignore[union-attr]
 
     def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but these; the canvas has done so already."""
+        """Forgets all rows but these, and holds a row twice that is named twice; the canvas has done so already."""
         if self.keys is not None:
             self.keys.keep(rows)
-        self.tallies = [self.tallies[row] for row in rows.tolist()]
         for name in ("known", "stale", "since", "front", "is_new"):
             setattr(self, name, getattr(self, name)[rows])

@@ -16,12 +16,12 @@ from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
-from partsong.samplers.text.loop import Probe
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
 from partsong.samplers.text.rules_revising import Renoise
+from partsong.samplers.text.views import Probe
 
 __all__ = ["DecodeRequest", "check_request"]
 
@@ -40,6 +40,7 @@ class DecodeRequest:
     row_seeds: list[int]
     stop_token_ids: tuple[int, ...]
     probe: Probe | None
+    verify: int
 
 
 def check_request(
@@ -59,29 +60,57 @@ def check_request(
     seed: int | Sequence[int] = 0,
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
+    verify: Annotated[int, Whole(0)] = 0,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
     numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
+    numbers |= {"verify": verify}
     check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
-    if adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store"):
-        model = load_text_model(model, adapter=adapter)
-    rule = _rule(rule, model.adapter)
-    check_rule(rule, model, probe)
+    model = _text_model(model, adapter)
+    rule, cache = _rule(rule, model, probe), _cache(cache, model.adapter)
+    check_verify(verify, rule, cache, model.adapter)
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
-    _check_room(prompts, answers, model)
-    _check_moves(rule, answers)
+    _check_room(prompts, answers, rule, model)
     return DecodeRequest(
         model=model,
         prompts=prompts,
         answers=answers,
         rule=rule,
-        cache=_cache(cache, model.adapter),
+        cache=cache,
         grid=_grid(model.adapter, block_size, open_blocks, open_at),
         temperature=float(temperature),
         row_seeds=_row_seeds(seed, len(prompts)),
         stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
+        verify=verify,
     )
+
+
+def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter) -> None:
+    """Refuses what would make the text depend on which steps were checked together.
+
+    Raises:
+        UnsupportedError: the model has no masks, the rule looks back, or the cache keeps what is out of date.
+    """
+    name = type(rule).__name__
+    if not verify:
+        return
+    if adapter.noise != "mask":
+        raise UnsupportedError(
+            f"verify drafts what masked positions would become, and the family {adapter.name!r} has none; leave it out"
+        )
+    if rule.revises or rule.remembers or rule.probes:
+        why = "revises tokens" if rule.revises else "needs a probe" if rule.probes else "compares a step with the last"
+        raise UnsupportedError(
+            f"{name} {why}, which the rows of one forward cannot repeat; verify is for rules that only decide, such as "
+            f"quota or entropy-bound"
+        )
+    exact = adapter.attention == "block_causal" and isinstance(cache, PrefixCache)
+    if not (exact or isinstance(cache, NoCache) or cache.refresh_every == 1):
+        raise UnsupportedError(
+            f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
+            f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
+        )
 
 
 def _stop_tokens(tokens: Sequence[int] | None, model: TextModel) -> tuple[int, ...]:
@@ -90,14 +119,20 @@ def _stop_tokens(tokens: Sequence[int] | None, model: TextModel) -> tuple[int, .
     return stops
 
 
-def _rule(rule: str | Rule | None, adapter: TextAdapter) -> Rule:
+def _text_model(model: Any, adapter: str | TextAdapter | None) -> Any:
+    loads = adapter is not None or isinstance(model, str | Path) or not hasattr(model, "key_store")
+    return load_text_model(model, adapter=adapter) if loads else model
+
+
+def _rule(rule: str | Rule | None, model: TextModel, probe: Probe | None) -> Rule:
     if rule is None:
-        return Renoise() if adapter.noise == "uniform" else EntropyBound()
-    if isinstance(rule, str):
-        return parse_rule(rule)
+        rule = Renoise() if model.adapter.noise == "uniform" else EntropyBound()
+    elif isinstance(rule, str):
+        rule = parse_rule(rule)
     if not isinstance(rule, Rule):
         raise ArgumentTypeError(f"rule is a Rule or its name, found {type(rule).__name__}")
     rule.validate()
+    _check_rule(rule, model, probe)
     return rule
 
 
@@ -113,7 +148,7 @@ def _cache(cache: str | TextCache | None, adapter: TextAdapter) -> TextCache:
     return cache
 
 
-def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
+def _check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
     """Refuses rules that the model or the other arguments cannot serve."""
     adapter, name = model.adapter, type(rule).__name__
     if adapter.noise == "mask" and (model.mask_token_id is None or not 0 <= model.mask_token_id < model.vocab_size):
@@ -136,14 +171,6 @@ def check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
     if rule.probes and probe is None:
         raise ArgumentError(f"{name} needs probe=, a function that gives the mutual information of positions")
     _check_tokens(name, rule.bars, model)
-
-
-def _check_moves(rule: Rule, answers: list[list[int | None]]) -> None:
-    if rule.moves and any(t is not None for answer in answers for t in answer[_first_open(answer) :]):
-        raise UnsupportedError(
-            f"{type(rule).__name__} moves tokens, and given ones between others must stay where they are; "
-            f"give a beginning only, or use another rule"
-        )
 
 
 def rows_of(input_ids: Sequence[Sequence[int]] | Tensor, mask: Tensor | None, model: TextModel) -> list[list[int]]:
@@ -211,7 +238,8 @@ def _first_open(answer: list[int | None]) -> int:
     return answer.index(None) if None in answer else len(answer)
 
 
-def _check_room(prompts: list[list[int]], answers: list[list[int | None]], model: TextModel) -> None:
+def _check_room(prompts: list[list[int]], answers: list[list[int | None]], rule: Rule, model: TextModel) -> None:
+    """Refuses more than the model has positions for, and given tokens that the rule would move."""
     most = model.max_positions
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if most is not None and len(prompt) + len(answer) > most:
@@ -219,6 +247,11 @@ def _check_room(prompts: list[list[int]], answers: list[list[int | None]], model
                 f"prompt {number} has {len(prompt)} tokens and {len(answer)} are to follow, but the model has "
                 f"{most} positions; shorten it, or lower max_new_tokens to {max(most - len(prompt), 0)}"
             )
+    if rule.moves and any(t is not None for answer in answers for t in answer[_first_open(answer) :]):
+        raise UnsupportedError(
+            f"{type(rule).__name__} moves tokens, and given ones between others must stay where they are; "
+            f"give a beginning only, or use another rule"
+        )
 
 
 def _grid(adapter: TextAdapter, block_size: int | None, open_blocks: int, open_at: float) -> Grid:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partsong.knobs import check_fields
 
-__all__ = ["Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
+__all__ = ["Change", "Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,6 +110,35 @@ class Choice:
     deleted: Tensor | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Change:
+    """Says what a choice changes of what stands there; all bool `[B, K]`.
+
+    Attributes:
+        new: undecided positions that get a token.
+        other: decided positions that get another token.
+        taken: decided positions that are undecided again.
+    """
+
+    new: Tensor
+    other: Tensor
+    taken: Tensor
+
+    @property
+    def edits(self) -> Tensor:
+        """Marks the decided positions that do not keep their token."""
+        return self.other | self.taken
+
+    @staticmethod
+    def of(view: View, choice: Choice) -> Change:
+        """Compares a choice with what the rule saw."""
+        return Change(
+            new=choice.write & view.undecided & ~choice.undecided,
+            other=choice.write & ~view.undecided & (choice.token != view.current),
+            taken=choice.undecided & ~view.undecided & view.real,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule(ABC):
     """Decides which tokens a step writes. Derive a frozen dataclass of knobs from it and write `choose`.
@@ -121,6 +150,7 @@ class Rule(ABC):
         moves: it may move tokens to other places of their block.
         shadows: it asks what the model thinks of decided positions when each is masked alone.
         probes: it asks what positions share.
+        remembers: its choice depends on what it saw in earlier steps, by the memory or the divergence of a `View`.
         unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
     """
 
@@ -130,6 +160,7 @@ class Rule(ABC):
     moves: ClassVar[bool] = False
     shadows: ClassVar[bool] = False
     probes: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
     unbiased: ClassVar[bool] = True
 
     @property

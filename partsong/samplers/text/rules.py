@@ -194,6 +194,7 @@ class KLStable(Rule):
     2
     """
 
+    remembers: ClassVar[bool] = True
     threshold: Share = 0.9
     divergence: Nats = 0.01
     history: Count = 2

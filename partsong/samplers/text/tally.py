@@ -22,6 +22,9 @@ class Tally:
         forwards: forwards by kind.
         tokens: tokens of the finished text, by the kind of the forward that decided them. Given tokens do not count,
             nor does what was decided after the end.
+        rows: rows of all forwards: one each, and with `verify` another for each drafted step that is checked.
+        drafted: tokens of all drafts.
+        rejected: drafted tokens that the rule did not choose.
         edits: tokens changed or taken back later.
         flops: operations of all forwards, with the head at the positions it was asked for.
         full_flops: operations of one forward of the whole text, with the head at every position to decide.
@@ -32,6 +35,9 @@ class Tally:
 
     forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    rows: int = 0
+    drafted: int = 0
+    rejected: int = 0
     edits: int = 0
     flops: float = 0.0
     full_flops: float = 0.0
@@ -66,6 +72,9 @@ class Tally:
         """Returns all of it, for machine-readable results."""
         return {
             "forwards": dict(self.forwards),
+            "rows": self.rows,
+            "tokens_drafted": self.drafted,
+            "tokens_rejected": self.rejected,
             "tokens": self.num_tokens,
             "tokens_per_forward": self.tokens_per_forward,
             "tokens_per_forward_all": self.tokens_per_forward_all,
@@ -77,8 +86,11 @@ class Tally:
 
 
 def count(tallies: list[Tally], kind: str, flops: list[float]) -> None:
-    """Notes a forward of several texts, in their tallies and in the active ledger."""
+    """Notes a forward in the tallies of its rows and in the active ledger; several rows may be of one text."""
+    counted: set[int] = set()
     for tally, amount in zip(tallies, flops, strict=True):
-        tally.forwards[kind] += 1
+        tally.forwards[kind] += id(tally) not in counted
+        counted.add(id(tally))
+        tally.rows += 1
         tally.flops += amount
     ledger.count(forwards=1, flops=sum(flops))

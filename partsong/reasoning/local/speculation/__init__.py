@@ -1,0 +1,1 @@
+"""Drafters that are models: a second model, a masked one, trained heads."""

@@ -1,0 +1,249 @@
+"""Guesses with a second, smaller model that draws with the noise of the first.
+
+Speculative decoding (arXiv 2211.17192, 2302.01318) with a coupling instead of ratios: the draft is the token with the
+draft model's largest noisy logit (arXiv 2408.07978), and what is verified is the model's own draw.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from partsong.kernels.keyed_draw import likely_draws
+from partsong.kernels.speculation.draft import DraftTree
+from partsong.kernels.speculation.drafter import DraftText, Observation
+from partsong.kernels.speculation.rates import Rates
+from partsong.knobs import Count, Number, check_fields
+from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.loading import load
+from partsong.reasoning.local.model import LocalModel
+from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
+from partsong.reasoning.local.speculation.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from partsong.parallel.layer_parallel import LayerParallel
+
+__all__ = ["Assistant", "AssistantDrafter"]
+
+#: How likely a guess is right before anything is seen, if those before it are; the second one less so.
+_FIRST, _SECOND = 0.6, 0.15
+#: Tokens of prompts whose keys are kept after use.
+_KEPT = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assistant:
+    """Guesses with a second model of the same vocabulary, as many tokens as have been worth it.
+
+    Attributes:
+        model: as in `LocalEngine`: a folder, a name, a hub id, or a loaded model.
+        length: how many tokens are guessed at most.
+        branches: how many guesses are made for each place; only the first is continued.
+        cost: seconds of one of its steps by those of the model's; None takes the ratio of their weights.
+        group: how many of its layers attend from the same state, as `partsong.parallel.layer_parallel` does; then the
+            keys of a step's tokens are computed anew, exactly, with the next step.
+        mesh: the `Mesh` with ranks over which these layers are spread, along its axis ``pipe``. All ranks must make the
+            same calls, one after the other. Default: all layers in this process.
+    """
+
+    model: str | Path | PreTrainedModel
+    length: Count = 6
+    branches: Count = 1
+    cost: Annotated[float, Number(0)] | None = None
+    group: Count = 1
+    mesh: Any | None = None
+
+    def validate(self) -> None:
+        """Checks the knobs.
+
+        Raises:
+            ArgumentError: one is out of bounds.
+        """
+        check_fields(self)
+
+    def build(self, model: LocalModel, tokenizer: Any) -> AssistantDrafter:
+        """Loads the second model.
+
+        Raises:
+            ArgumentError: there is no such model.
+            UnsupportedError: it has another vocabulary, or is on another device.
+        """
+        loaded = load(self.model, tokenizer if isinstance(self.model, torch.nn.Module) else None, None, model.device)
+        check_same_vocabulary(loaded, model, tokenizer)
+        own = LocalModel(loaded.module, owned=loaded.owned)
+        cost = own.num_weights / model.num_weights if self.cost is None else self.cost
+        layers = None
+        if self.group > 1 or self.mesh is not None:
+            from partsong.parallel.layer_parallel import LayerParallel
+            from partsong.parallel.ranks.mesh import Axis
+
+            alone = Axis("alone", (0,), 0)
+            layers = LayerParallel(own.module, self.group, alone if self.mesh is None else self.mesh.axis("pipe"))
+        return AssistantDrafter(own, length=self.length, branches=self.branches, cost=cost, grouped=layers)
+
+
+@dataclass(slots=True, eq=False)
+class _Writing:
+    """Holds what the second model has of a text, and its draft in the making.
+
+    Attributes:
+        row: the second model's row.
+        rates: how often guesses of each depth were right; those beside the first one have negative depths.
+        guesses: for each depth the guesses, the one that is continued first.
+        reached: the chance that the first guesses of all depths are right.
+        expected: how many tokens a step is expected to give with them.
+        exact: how many of the row's own keys were not computed in groups of layers.
+    """
+
+    row: BatchRow
+    rates: Rates
+    guesses: list[list[int]] = field(default_factory=list)
+    reached: float = 1.0
+    expected: float = 1.0
+    exact: int = 0
+
+    def add(self, guesses: list[int]) -> None:
+        """Adds the guesses for the next place."""
+        self.guesses.append(guesses)
+        self.reached *= self.rates[len(self.guesses)]
+        self.expected += self.reached
+
+    def tree(self) -> DraftTree:
+        """Returns what is guessed."""
+        tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
+        for depth, guesses in enumerate(self.guesses, 1):
+            tokens += guesses
+            parents += [last] * len(guesses)
+            chances += [self.rates[depth], *[self.rates[-depth]] * (len(guesses) - 1)]
+            last = len(tokens) - len(guesses) + 1
+        return DraftTree(tuple(tokens), tuple(parents), tuple(chances))
+
+
+class AssistantDrafter:
+    """Drafts by `Assistant`; see `Drafter`.
+
+    Args:
+        model: the second model.
+        length: how many tokens are guessed at most.
+        branches: how many guesses are made for each place.
+        cost: seconds of one of its steps by those of the model's.
+        grouped: the model's layers, if they run in groups.
+    """
+
+    layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, model: LocalModel, *, length: int, branches: int, cost: float, grouped: LayerParallel | None = None
+    ) -> None:
+        self._grouped = grouped
+        self.model, self._length, self._branches, self._cost = model, length, branches, cost
+        self._batch: Batch[BatchRow] = Batch(model)
+        self._tree = PrefixTree(model.room_for, _KEPT, self._batch.note_cut)
+        self._writings: dict[DraftText, _Writing] = {}
+
+    def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
+        """Guesses with the second model, token after token, as long as another guess is worth its time."""
+        for text in texts:
+            if (writing := self._writings.get(text)) is not None:
+                writing.guesses, writing.reached, writing.expected = [], 1.0, 1.0
+        # The last token that is fed must have a position, too.
+        most = {
+            text: min(room, self._length, self.model.context - len(text.tokens))
+            for text, room in zip(texts, rooms, strict=True)
+            if text.plain and len(text.tokens) < self.model.context
+        }
+        self._take_in(most)
+        if any(self._is_worth(self._writings[text], room) for text, room in most.items()):
+            self._catch_up(most)
+        while any(self._is_worth(self._writings[text], room) for text, room in most.items()):
+            self._add(most, self._batch.forward([])[0])
+        return [self._writings[text].tree() if text in most else DraftTree() for text in texts]
+
+    def observe(self, text: DraftText, seen: Observation) -> None:
+        """Learns how often guesses of each depth are right."""
+        writing = self._writings.get(text)
+        if writing is None:
+            return
+        if not writing.guesses:
+            writing.rates.rest()
+        for depth, (guesses, token) in enumerate(zip(writing.guesses, seen.match.tokens, strict=False), 1):
+            writing.rates.see(depth, guesses[0] == token)
+            if guesses[0] != token:
+                writing.rates.see(-depth, token in guesses)
+                break
+
+    def forget(self, text: DraftText) -> None:
+        """Drops the keys of a text."""
+        writing = self._writings.pop(text, None)
+        if writing is not None:
+            self._batch.leave(writing.row)
+            self._tree.trim()
+
+    def _exact(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._grouped is None else self._grouped.exact()
+
+    def _is_worth(self, writing: _Writing, room: int) -> bool:
+        """Says whether the next guess gives more tokens for its time than the step has without it."""
+        depth = len(writing.guesses)
+        if depth >= room:
+            return False
+        gain = writing.reached * writing.rates[depth + 1]
+        return gain * (1 + self._cost * depth) > self._cost * writing.expected
+
+    def _take_in(self, texts: Iterable[DraftText]) -> None:
+        """Reads the prompts of texts that are new."""
+        new = {text: self._tree.place(text.tokens[:-1])[0] for text in texts if text not in self._writings}
+        chunks = dict[PrefixNode, int]()
+        for leaf in new.values():
+            chunks |= {node: len(node.tokens) - node.done for node in leaf.chain() if not node.complete}
+        if chunks:
+            with self._exact():
+                self._batch.forward(list(chunks.items()))  # rows compute, too, but do not go on
+        for node, count in chunks.items():
+            node.done += count
+        prior = {depth: _FIRST if depth > 0 else _SECOND for depth in range(-self._length, self._length + 1)}
+        for text, leaf in new.items():
+            row = BatchRow(leaf, text.tokens[-1])
+            self._batch.join(row)
+            self._writings[text] = _Writing(row, Rates(prior))
+
+    def _catch_up(self, most: Mapping[DraftText, int]) -> None:
+        """Feeds what the texts got since the last time, after taking back wrong guesses; makes the first guess."""
+        drafts = dict[BatchRow, DraftTree]()
+        for text in most:
+            row = self._writings[text].row
+            begin = row.leaf.end
+            known = min(common_length(row.tail, text.tokens, begin), len(text.tokens) - 1 - begin)
+            if self._grouped is not None:
+                known = min(known, self._writings[text].exact)
+            self._writings[text].exact = len(text.tokens) - begin
+            del row.tail[known:]
+            row.next_token, *rest = text.tokens[begin + known :]
+            drafts[row] = DraftTree.chain(rest)
+        trees = [drafts.get(row, DraftTree()) for row in self._batch.rows]
+        with self._exact():
+            logits, _ = self._batch.forward([], trees)
+        ends = list(itertools.accumulate(len(tree) + 1 for tree in trees))
+        for row, tree in drafts.items():
+            if len(tree):
+                self._batch.advance(row, range(len(tree)), tree.tokens)
+        self._add(most, logits[[end - 1 for end in ends]])
+
+    def _add(self, most: Mapping[DraftText, int], logits: Tensor) -> None:
+        """Adds a guess to each draft from the logits of every row, and goes on after it."""
+        places = {row: place for place, row in enumerate(self._batch.rows)}
+        writings = [(text, self._writings[text]) for text in most]
+        draws = [replace(text.draw, place=text.draw.place + len(writing.guesses)) for text, writing in writings]
+        own = logits[[places[writing.row] for _, writing in writings]]
+        for (text, writing), guesses in zip(writings, likely_draws(own, draws, self._branches), strict=True):
+            if len(writing.guesses) < most[text]:
+                writing.add(guesses)
+                self._batch.advance(writing.row, (0,), (guesses[0],))

@@ -1,0 +1,15 @@
+"""Lists all drafters by name: those that read the text alone, and those that are models."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from partsong.kernels.speculation.registry import MODEL_FREE
+from partsong.knobs import by_name
+from partsong.reasoning.local.speculation.assistant import Assistant
+from partsong.reasoning.local.speculation.masked import Masked
+
+__all__ = ["DRAFTERS"]
+
+#: Name -> knobs.
+DRAFTERS = MappingProxyType({**MODEL_FREE, **by_name((Assistant, Masked))})

@@ -1,0 +1,258 @@
+"""Solves for many points of a denoising trajectory at once, instead of walking from one to the next.
+
+The points of a trajectory are the fixed point of "step from your predecessor with the model's output there". Guesses at
+several points can be evaluated in one call of the model, and guesses that turn out right are steps saved. Everything
+here is a plain function of a model `evaluate`; what a step is, is data.
+
+Sources: ParaDiGMS (Shih et al., arXiv 2305.16317) for the window, DRiffusion (arXiv 2603.25872) for drafts that are
+evaluated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, check_knobs, type_hints
+
+__all__ = ["Evaluate", "Solution", "StepRule", "drafts", "picard", "serial"]
+
+#: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
+#: `[n, ...]`.
+Evaluate = Callable[[Tensor, list[int], list[int]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """Describes one step of a solver: ``x' = keep * x + output * F + before * F_before + noise * z``.
+
+    Euler steps of a flow keep 1 and add the difference of the noise levels; DDIM, DDPM and ancestral steps have this
+    form, and so has DPM-Solver++ of second order, with the output of the step before.
+
+    Attributes:
+        keep: factor of the point.
+        output: factor of the model's output there.
+        noise: factor of the step's noise.
+        before: factor of the output of the step before.
+    """
+
+    keep: float
+    output: float
+    noise: float = 0.0
+    before: float = 0.0
+
+    def __call__(self, point: Tensor, output: Tensor, before: Tensor | None, noise: Tensor | None) -> Tensor:
+        """Takes the step."""
+        new = self.keep * point + self.output * output
+        if self.before:
+            assert before is not None
+            new = new + self.before * before
+        return new if noise is None or not self.noise else new + self.noise * noise
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Holds the end of a trajectory, and what it took.
+
+    Attributes:
+        sample: the last points, `[samples, ...]`.
+        rounds: calls of the model one after the other.
+        evaluations: points at which the model was evaluated.
+        residual: the largest error, as a root mean square over a point, that was accepted instead of another round.
+        last: what the last step was taken from: points and outputs, `[samples, ...]`; None where a method keeps none.
+    """
+
+    sample: Tensor
+    rounds: int
+    evaluations: int
+    residual: float = 0.0
+    last: tuple[Tensor, Tensor] | None = None
+
+
+def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None = None) -> Solution:
+    """Takes one step after the other: the twin of all others.
+
+    Args:
+        evaluate: the model.
+        start: first points, `[samples, ...]`.
+        rules: the steps.
+        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
+
+    >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 1.0)] * 3).sample
+    tensor([[8.]])
+    """
+    point, before, samples, last = start, None, list(range(len(start))), None
+    for number, rule in enumerate(rules):
+        output = evaluate(point, [number] * len(start), samples)
+        last = point, output
+        point = rule(point, output, before, None if noise is None else noise[number])
+        before = output
+    return Solution(point, len(rules), len(rules) * len(start), last=last)
+
+
+class _Window:
+    """Solves one sample: points from `begin` on, those up to there being final."""
+
+    def __init__(
+        self, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None, window: int, *, bundles: bool
+    ) -> None:
+        self.rules, self.noise, self.window, self.bundles = rules, noise, window, bundles
+        self.begin, self.end, self.residual = 0, min(1, len(rules)), 0.0
+        self.points = [start]  # of steps begin, begin + 1, ..., end
+        self.before: Tensor | None = None  # the output of the step before `begin`,
+        self.last = start  # and the point it was taken from
+
+    @property
+    def done(self) -> bool:
+        return self.begin == len(self.rules)
+
+    def advance(self, outputs: Tensor, tolerances: Sequence[float]) -> None:
+        """Steps through the window with its outputs, and moves it to the first point that is not settled."""
+        point, before, right = self.points[0], self.before, 0
+        new, is_settled = [point], True
+        for place, output in enumerate(outputs):
+            number = self.begin + place
+            point = self._step(number, point, output, before)
+            before = output
+            new.append(point)
+            if is_settled and place + 1 < len(self.points):
+                error = self._distance(point, self.points[place + 1])
+                # The output at the next point counts only if that point is where it was evaluated.
+                is_settled = place + 1 < len(outputs) and error <= tolerances[number]
+                if is_settled:
+                    right, self.residual = right + 1, max(self.residual, error)
+        moved = min(right + 1, len(outputs))
+        self.before, self.last = outputs[moved - 1], new[moved - 1]
+        last = outputs[-1]
+        self.begin += moved
+        self.points = new[moved:]
+        self.end = self.begin + len(self.points) - 1
+        while self.end < min(self.begin + self.window, len(self.rules)):
+            # What lies ahead is guessed with the last output there is.
+            self.points.append(self._step(self.end, self.points[-1], last, last))
+            self.end += 1
+
+    def _distance(self, one: Tensor, other: Tensor) -> float:
+        """Returns the root mean square of a difference, of a bundle that of the worst row."""
+        squares = (one - other).double().square()
+        return float((squares.flatten(1).mean(1) if self.bundles else squares.mean()).sqrt().max())
+
+    def _step(self, number: int, point: Tensor, output: Tensor, before: Tensor | None) -> Tensor:
+        return self.rules[number](point, output, before, None if self.noise is None else self.noise[number])
+
+
+def picard(
+    evaluate: Evaluate,
+    start: Tensor,
+    rules: Sequence[StepRule],
+    *,
+    window: Count = 4,
+    tolerance: Annotated[float, Number(0)] = 1e-2,
+    scales: Sequence[float] | None = None,
+    noise: Tensor | None = None,
+    bundles: bool = False,
+) -> Solution:
+    """Evaluates a window of points in each round, and moves it past those that did not change any more.
+
+    Every sample has a window of its own, so none waits for another. A round settles at least one point, so there are
+    at most as many rounds as steps. With tolerance 0 a point settles when it repeats itself to the last bit, and the
+    result is that of `serial` but for rounding between batches of different sizes.
+
+    Args:
+        evaluate: the model.
+        start: first points, `[samples, ...]`.
+        rules: the steps.
+        window: points of a sample in a round.
+        tolerance: how much a point may still have changed, as a root mean square, in units of `scales`.
+        scales: for every step, the scale of its tolerance, such as its noise level. Default: 1.
+        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
+        bundles: whether a sample is a bundle of several, `[rows, ...]`, which are evaluated together and move on once
+            the worst of them has settled.
+
+    Returns:
+        The last points. `Solution.residual` certifies them: no output was used that was evaluated further than this
+        from where the trajectory went.
+
+    Raises:
+        ArgumentError: a window or tolerance out of bounds, or not a scale for each step.
+
+    >>> rules = [StepRule(1.0, 0.1)] * 8
+    >>> picard(lambda x, steps, samples: 0 * x + 1, torch.zeros(1, 2), rules).rounds
+    3
+    """
+    check_knobs(type_hints(picard), {"window": window, "tolerance": tolerance}, owner="picard: ")
+    if scales is not None and len(scales) != len(rules):
+        raise ArgumentError(f"picard: {len(scales)} scales for {len(rules)} steps; give one for each")
+    tolerances = [tolerance * scale for scale in (scales or [1.0] * len(rules))]
+    windows = [
+        _Window(point, rules, None if noise is None else noise[:, sample], window, bundles=bundles)
+        for sample, point in enumerate(start)
+    ]
+    rounds = evaluations = 0
+    while going := [(sample, each) for sample, each in enumerate(windows) if not each.done]:
+        points = torch.stack([point for _, each in going for point in each.points[: each.end - each.begin]])
+        numbers = [number for _, each in going for number in range(each.begin, each.end)]
+        samples = [sample for sample, each in going for _ in range(each.begin, each.end)]
+        outputs = evaluate(points, numbers, samples)
+        parts = outputs.split([each.end - each.begin for _, each in going])
+        for (_, each), part in zip(going, parts, strict=True):
+            each.advance(part, tolerances)
+        rounds, evaluations = rounds + 1, evaluations + len(numbers)
+    sample, points = (torch.stack(list(each)) for each in zip(*((w.points[0], w.last) for w in windows), strict=True))
+    befores = [each.before for each in windows if each.before is not None]
+    last = (points, torch.stack(befores)) if befores else None
+    return Solution(sample, rounds, evaluations, max(each.residual for each in windows), last)
+
+
+def drafts(
+    evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, num: Count = 2, noise: Tensor | None = None
+) -> Solution:
+    """Drafts a few points with the last output, evaluates all of them at once, and steps with what comes out.
+
+    It is one sweep of `picard` that nobody checks. `num` drafts divide the rounds by as much; 1 is `serial`.
+
+    Args:
+        evaluate: the model.
+        start: first points, `[samples, ...]`.
+        rules: the steps.
+        num: drafts in a round.
+        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
+
+    Raises:
+        ArgumentError: not a positive number of drafts.
+
+    >>> drafts(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 0.1)] * 5, num=2).rounds
+    3
+    """
+    check_knobs(type_hints(drafts), {"num": num}, owner="drafts: ")
+    count = len(start)
+
+    def step(number: int, point: Tensor, output: Tensor, before: Tensor | None) -> Tensor:
+        return rules[number](point, output, before, None if noise is None else noise[number])
+
+    output = evaluate(start, [0] * count, list(range(count)))
+    point, before, number, rounds, taken = start, None, 0, 1, (start, output)
+    while number < len(rules):
+        ahead, last = [step(number, point, output, before)], before
+        size = min(num, len(rules) - number)
+        while len(ahead) < size:
+            ahead.append(step(number + len(ahead), ahead[-1], output, output))
+        # The last draft's output starts the next round; after the last step there is nothing to evaluate.
+        wanted = ahead if number + size < len(rules) else ahead[:-1]
+        outputs = [output]
+        if wanted:
+            numbers = [number + 1 + place for place in range(len(wanted)) for _ in range(count)]
+            fresh = evaluate(torch.cat(wanted), numbers, list(range(count)) * len(wanted))
+            outputs += fresh.split(count)
+            rounds += 1
+        for place in range(size):
+            taken = point, outputs[place]
+            point = step(number + place, point, outputs[place], last)
+            last = outputs[place]
+        before, output, number = last, outputs[-1], number + size
+    return Solution(point, rounds, count * len(rules), last=taken)

@@ -1,0 +1,1 @@
+"""Solves for several steps of a generation at the same time."""

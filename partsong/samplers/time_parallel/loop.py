@@ -1,0 +1,182 @@
+"""Runs the loops of `TimeParallel` and `DraftedSteps`: learns what a pipeline's steps are, then solves for several."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel import Plan
+from partsong.parallel.hooks.replaced_method import Method, replace_method
+from partsong.parallel.ranks.agreement import AGREED_STEPS
+from partsong.parallel.ranks.collectives import agree, all_gather
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, drafts, picard
+from partsong.samplers.pipeline.paused import PausedCall
+from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
+from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
+from partsong.samplers.time_parallel.rehearse import rehearse
+from partsong.samplers.time_parallel.strategy import DraftedSteps, TimeParallel, TimePoints
+
+__all__ = ["drafted_steps", "time_parallel"]
+
+_NO_CALLBACK = "several steps are made at a time, and their latents change until they settle; leave it out"
+_REFUSED = {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK}
+
+
+def time_parallel(plan: Plan, strategy: TimeParallel, **arguments: Any) -> Any:
+    """Samples with `TimeParallel`; see `StrategyRow.loop`.
+
+    Raises:
+        UnsupportedError: the pipeline's or the scheduler's step is not a sum, or a callback was given.
+
+    Source: ParaDiGMS, arXiv 2305.16317.
+    """
+
+    def solve(evaluate: Evaluate, start: Tensor, rehearsal: Rehearsal, noise: Tensor | None) -> Solution:
+        return picard(
+            evaluate,
+            start,
+            rehearsal.rules,
+            window=strategy.window,
+            tolerance=strategy.tolerance,
+            noise=noise,
+            bundles=True,
+        )
+
+    return _sample(plan, arguments, solve)
+
+
+def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
+    """Samples with `DraftedSteps`; see `StrategyRow.loop`.
+
+    Raises:
+        UnsupportedError: as `time_parallel`.
+
+    Source: DRiffusion, arXiv 2603.25872.
+    """
+
+    def solve(evaluate: Evaluate, start: Tensor, rehearsal: Rehearsal, noise: Tensor | None) -> Solution:
+        return drafts(evaluate, start, rehearsal.rules, num=strategy.depth, noise=noise)
+
+    return _sample(plan, arguments, solve)
+
+
+@torch.no_grad()
+def _sample(
+    plan: Plan,
+    arguments: dict[str, Any],
+    solve: Callable[[Evaluate, Tensor, Rehearsal, Tensor | None], Solution],
+) -> Any:
+    refuse_arguments(arguments, _REFUSED)
+    plan.begin_loop()
+    with ExitStack() as stack, plan.looping():
+        rehearsal = _rehearsed(plan, arguments, stack)
+        points = _Points(plan, rehearsal)
+        points.share_numbers()
+        noise = None if rehearsal.noise is None else rehearsal.noise[:, None]
+        # A batch is one bundle of samples that move together: a call of the model has all of them.
+        solution = solve(points.evaluate, rehearsal.start[None], rehearsal, noise)
+        points.cut.residual = solution.residual
+        plan.clock.step = plan.clock.num_steps = solution.rounds
+        assert solution.last is not None
+        latents, prediction = (each[0] for each in solution.last)
+        return rehearsal.finish(latents, prediction)
+
+
+def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehearsal:
+    """Learns the steps of a call, on two different sets of random numbers."""
+    denoiser = plan.denoisers[0]
+    key, prompts = denoiser.adapter.sample, list[Any]()
+
+    def first(named: dict[str, Any]) -> Any:
+        plan.clock.step = 0
+        denoiser.begin_call(named, 0)
+        output = denoiser.module(**named)
+        denoiser.seen.note_call(named[key], output, 0)
+        return output
+
+    call = stack.enter_context(call_pipeline(plan, arguments))
+    _keep_prompts(call, prompts)
+    rehearsal = rehearse(call, key, first)
+    if rehearsal.is_over:  # it makes fewer steps than its scheduler has, which nobody could know
+        num_steps, call = len(rehearsal.steps), stack.enter_context(call_pipeline(plan, arguments))
+        answers = iter(rehearsal.outputs)
+        rehearsal = rehearse(call, key, lambda named: next(answers), num_steps=num_steps)
+        if rehearsal.is_over:
+            raise UnsupportedError(f"{type(call.pipe).__name__} ends without a last step; use another strategy")
+    again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
+    _give_prompts(again, prompts)
+    answers = iter(rehearsal.outputs)
+    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, num_steps=len(rehearsal.steps)))
+    again.close()
+    for number, step in enumerate(rehearsal.steps[1:AGREED_STEPS], 1):
+        denoiser.begin_call(step.calls[0].arguments, number)
+    return rehearsal
+
+
+def _keep_prompts(call: PausedCall, prompts: list[Any]) -> None:
+    """Keeps what a call encodes, for another one."""
+    if not hasattr(call.pipe, "encode_prompt"):
+        return
+
+    def keep(method: Method) -> Method:
+        def encode(*args: Any, **named: Any) -> Any:
+            prompts.append(method(*args, **named))
+            return prompts[-1]
+
+        return encode
+
+    replace_method(call.pipe, "encode_prompt", keep)
+
+
+def _give_prompts(call: PausedCall, prompts: Sequence[Any]) -> None:
+    """Gives a call what another one has encoded."""
+    if prompts:
+        ready = iter(prompts)
+        replace_method(call.pipe, "encode_prompt", lambda method: lambda *_, **__: next(ready))
+
+
+class _Points:
+    """Evaluates the points of a round, each on its rank."""
+
+    def __init__(self, plan: Plan, rehearsal: Rehearsal) -> None:
+        self.plan, self.rehearsal, self.denoiser = plan, rehearsal, plan.denoisers[0]
+        cut = self.denoiser.cut
+        assert isinstance(cut, TimePoints)
+        self.cut, self.axis = cut, cut.axis
+        cut.begin(len(rehearsal.steps), rehearsal.start.nbytes)
+
+    def share_numbers(self) -> None:
+        """Gives every rank the numbers that the first one has learned: the last bit may be another."""
+        table = agree(self.axis, self.rehearsal.numbers, name="numbers of the rehearsed steps")
+        self.rehearsal.numbers = table[0]
+        self.cut.number_bytes = 8 * len(table[0])
+
+    def evaluate(self, points: Tensor, numbers: list[int], samples: list[int]) -> Tensor:
+        """Returns the predictions at some points, `[points, ...]`, on every rank; see `Evaluate`."""
+        num, first = len(points), not self.cut.rounds
+        self.cut.rounds.append(num)
+        self.plan.clock.step = len(self.cut.rounds) - 1
+        dealt = [self.cut.points_of(rank, num) for rank in range(self.axis.size)]
+        buffer = torch.empty_like(points)
+        rows = dict(zip(itertools.chain(*dealt), buffer, strict=True))
+        # Each point has one owner: of two ranks that evaluate the same, one may round otherwise and go another way.
+        for place in dealt[self.axis.index]:
+            rows[place].copy_(self._known() if first else self._prediction(points[place], numbers[place]))
+        all_gather(self.axis, buffer, [len(each) for each in dealt], name="predictions at points in time").wait()
+        self.plan.close_record()
+        return torch.stack([rows[place] for place in range(num)])
+
+    def _known(self) -> Tensor:
+        """Returns the prediction at the start, which was evaluated to learn the steps."""
+        return self.rehearsal.prediction(0, self.rehearsal.start, self.rehearsal.outputs)
+
+    def _prediction(self, latents: Tensor, step: int) -> Tensor:
+        calls = self.rehearsal.steps[step].calls
+        outputs = [self.denoiser.module(**self.rehearsal.arguments(call, latents)) for call in calls]
+        return self.rehearsal.prediction(step, latents, outputs)

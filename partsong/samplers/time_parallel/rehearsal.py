@@ -1,0 +1,196 @@
+"""Describes what every step of a pipeline does with latents and predictions, as three sums (see `rehearse`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.samplers.denoising.fixed_point import StepRule
+from partsong.samplers.pipeline.paused import Finished, PausedCall
+from partsong.samplers.time_parallel.sums import slack
+
+__all__ = ["ADVICE", "ModelCall", "Rehearsal", "RehearsedStep", "check_same", "copies_of", "place_of", "stacked"]
+
+#: What to do instead, for the end of a refusal.
+ADVICE = "use Ulysses or another strategy that keeps the pipeline's own loop"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """Describes one call of the model in a step.
+
+    Attributes:
+        arguments: of the call; its sample holds zeros where the latents belong.
+        factor: what latents are multiplied by.
+        weights: of the output's parts in the prediction, one for each copy of the batch in the call.
+    """
+
+    arguments: dict[str, Any]
+    factor: float
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedStep:
+    """Describes one step of a pipeline.
+
+    Attributes:
+        calls: of the model.
+        latents: the weight of the latents themselves in the prediction.
+        rule: how the next latents come of these and the prediction.
+        finish: what the scheduler returns for a prediction and latents, noise included.
+    """
+
+    calls: tuple[ModelCall, ...]
+    latents: float
+    rule: StepRule
+    finish: Callable[[Tensor, Tensor], tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Holds what was learned of a pipeline's call, which stands before the end of its last step.
+
+    Attributes:
+        call: the call; `finish` lets it go on.
+        key: the argument of the model that holds the latents.
+        start: the first latents.
+        outputs: what the model made of them, one output for each call of the first step.
+        steps: the steps.
+        noise: what every step adds, `[steps, ...]`; None where none does.
+        is_over: whether the pipeline has ended before its scheduler's last step.
+    """
+
+    call: PausedCall
+    key: str
+    start: Tensor
+    outputs: list[Any]
+    steps: list[RehearsedStep] = field(default_factory=list)
+    noise: Tensor | None = None
+    is_over: bool = False
+
+    @property
+    def rules(self) -> list[StepRule]:
+        """Lists the rules of the steps."""
+        return [step.rule for step in self.steps]
+
+    @property
+    def numbers(self) -> list[float]:
+        """Lists all numbers that were learned."""
+        return [number for step in self.steps for number in _numbers_of(step)]
+
+    @numbers.setter
+    def numbers(self, values: Sequence[float]) -> None:
+        left = iter(values)
+        for place, step in enumerate(self.steps):
+            rule = replace(step.rule, keep=next(left), output=next(left))
+            latents = next(left)
+            calls = tuple(
+                replace(call, factor=next(left), weights=tuple(next(left) for _ in call.weights)) for call in step.calls
+            )
+            self.steps[place] = replace(step, rule=rule, latents=latents, calls=calls)
+
+    def arguments(self, call: ModelCall, latents: Tensor) -> dict[str, Any]:
+        """Returns the arguments of a call with other latents."""
+        given = call.arguments[self.key].clone()
+        place_of(latents, given).copy_(stacked(latents * call.factor, len(given)))
+        return {**call.arguments, self.key: given}
+
+    def prediction(self, step: int, latents: Tensor, outputs: Sequence[Any]) -> Tensor:
+        """Puts a step's prediction together out of its latents and the outputs of its calls."""
+        rehearsed = self.steps[step]
+        weights = [weight for call in rehearsed.calls for weight in call.weights]
+        parts = [part for output in outputs for part in copies_of(sample_of(output), self.start)]
+        first = rehearsed.latents * latents if rehearsed.latents else torch.zeros_like(parts[0])
+        return sum((weight * part for weight, part in zip(weights, parts, strict=True)), first)
+
+    def finish(self, latents: Tensor, prediction: Tensor) -> Any:
+        """Lets the pipeline go on behind its last step, and returns what it returns.
+
+        Args:
+            latents: before the last step.
+            prediction: at these.
+
+        Raises:
+            UnsupportedError: it makes more steps than its scheduler has.
+        """
+        event = self.call.send(self.steps[-1].finish(prediction, latents))
+        if not isinstance(event, Finished):
+            raise UnsupportedError(
+                f"{type(self.call.pipe).__name__} goes on after the last of its scheduler's steps; {ADVICE}"
+            )
+        self.call.hand_back_random_state()
+        return event.output
+
+
+def check_same(one: Rehearsal, other: Rehearsal) -> None:
+    """Refuses a pipeline whose numbers depend on what the model answers, as a rescaled guidance does.
+
+    Args:
+        one: a rehearsal.
+        other: another one of the same call, with other random numbers.
+
+    Raises:
+        UnsupportedError: their steps differ.
+    """
+    name, most = type(one.call.pipe).__name__, slack(one.start)
+    for number, (left, right) in enumerate(itertools.zip_longest(one.steps, other.steps)):
+        if left is None or right is None or len(left.calls) != len(right.calls):
+            raise UnsupportedError(f"{name} calls its model more or less often, as its outputs are; {ADVICE}")
+        for here, there in zip(left.calls, right.calls, strict=True):
+            for key, value in here.arguments.items():
+                if not _equal(value, there.arguments.get(key)):
+                    raise UnsupportedError(
+                        f"{name}: in step {number} its model's {key} depends on the steps before, and not by its "
+                        f"latents alone; {ADVICE}"
+                    )
+        rows = [[step.latents, *(w for call in step.calls for w in call.weights)] for step in (left, right)]
+        apart = max(abs(x - y) for x, y in zip(*rows, strict=True))
+        if apart > most * max(1.0, *map(abs, rows[0])):
+            raise UnsupportedError(
+                f"{name}: in step {number} guidance weighs the model's outputs by what they are, as guidance_rescale "
+                f"does; set that to 0, or {ADVICE}"
+            )
+
+
+def _numbers_of(step: RehearsedStep) -> list[float]:
+    parts = [number for call in step.calls for number in (call.factor, *call.weights)]
+    return [step.rule.keep, step.rule.output, step.latents, *parts]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Says whether two arguments of a model are the same."""
+    left, right = tree_leaves(one), tree_leaves(other)
+    if len(left) != len(right):
+        return False
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def stacked(latents: Tensor, rows: int) -> Tensor:
+    """Returns copies of a batch, one behind another."""
+    return torch.cat([latents] * (rows // len(latents)))
+
+
+def place_of(latents: Tensor, sample: Tensor) -> Tensor:
+    """Returns the part of a model's input that holds the latents: other channels may stand behind theirs."""
+    for dim in range(1, latents.ndim):
+        sample = sample.narrow(dim, 0, min(latents.shape[dim], sample.shape[dim]))
+    return sample
+
+
+def copies_of(output: Tensor, latents: Tensor) -> list[Tensor]:
+    """Cuts an output into the copies of its batch; a variance behind a prediction's channels is left out."""
+    if output.ndim == latents.ndim:
+        output = place_of(latents, output)
+    return list(output.split(len(latents)))

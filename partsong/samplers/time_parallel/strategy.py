@@ -1,0 +1,157 @@
+"""Solves for several steps of a denoising trajectory at the same time, each on a rank of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import nn
+
+from partsong.knobs import Count, Number
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.mesh import Axis, Mesh
+from partsong.parallel.strategy import Cut, Kind, Strategy
+
+__all__ = ["DraftedSteps", "TimeParallel", "TimePoints"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeParallel(Strategy):
+    """Guesses the latents of the next steps, evaluates the model at all of them at once, and moves on past what holds.
+
+    A trajectory is right when every point is the step from its predecessor. In each round the model is evaluated at a
+    window of guesses, every step is taken again with what came out, and the window moves past the points that did not
+    change by more than `tolerance`. At least one point settles in a round, so there are at most as many rounds as
+    steps. The result is the same on any number of ranks, to the last bit: it depends on `window` and `tolerance` alone.
+    With `tolerance=0` it is that of one step after the other, up to rounding.
+
+    Bounded: `Plan.explain` names the largest change that was accepted. Sample with `partsong.samplers.generate`. The
+    scheduler must be one whose step is a weighted sum of the latents, the prediction and noise, and remembers nothing:
+    Euler and flow matching, DDIM, DDPM without clipping.
+
+    Args:
+        degree: ranks that share the points of a window; None takes all ranks that are left.
+        window: points in a round.
+        tolerance: how much a point may still change, as a root mean square over a sample's latents, which begin with
+            1. 0 waits until points repeat themselves to the last bit.
+
+    Source: ParaDiGMS, arXiv 2305.16317; here guesses ahead are extrapolated.
+
+    Example:
+        >>> TimeParallel(window=4).wanted()
+        {'time': None}
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("time",)
+    kind: ClassVar[Kind] = "bounded"
+    has_loop: ClassVar[bool] = True
+    loops_alone: ClassVar[bool] = True
+
+    degree: Count | None = None
+    window: Count = 4
+    tolerance: Annotated[float, Number(0)] = 0.05
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses no architecture: the model is called as its pipeline calls it."""
+        return None
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
+        """Returns which rank evaluates which point."""
+        return TimePoints(mesh.axis("time"))
+
+    def unpredictable(self) -> str | None:
+        """Says that the number of rounds depends on the picture."""
+        return "how many rounds it takes depends on the picture; sample once and ask explain()"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftedSteps(Strategy):
+    """Drafts the latents of the next steps with the last prediction, and evaluates the model at all drafts at once.
+
+    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, the first with its exact
+    prediction and the others with those at drafts. Approximate; `depth=1` is the pipeline's own loop. Sample with
+    `partsong.samplers.generate`. For schedulers see `TimeParallel`.
+
+    Args:
+        degree: ranks that share the drafts; None takes all ranks that are left.
+        depth: steps in a round.
+
+    Source: DRiffusion, arXiv 2603.25872; ParaStep, arXiv 2505.14741.
+
+    Example:
+        >>> DraftedSteps(depth=2).wanted()
+        {'time': None}
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("time",)
+    kind: ClassVar[Kind] = "approximate"
+    has_loop: ClassVar[bool] = True
+    loops_alone: ClassVar[bool] = True
+
+    degree: Count | None = None
+    depth: Count = 2
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses no architecture: the model is called as its pipeline calls it."""
+        return None
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
+        """Returns which rank evaluates which draft."""
+        return TimePoints(mesh.axis("time"))
+
+    def stale(self) -> str:
+        """Says what is not evaluated where it is used."""
+        return f"of {self.depth} steps, all but the first read the prediction at a draft of their latents"
+
+
+class TimePoints(Cut):
+    """Deals the points of every round out over the ranks, and remembers what the rounds were.
+
+    Args:
+        axis: the ranks.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self.rounds: list[int] = []
+        self.num_steps = 0
+        self.residual = 0.0
+        self.point_bytes = self.number_bytes = 0
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the points of each rank in the largest round."""
+        most = max(self.rounds, default=0)
+        return {"points": tuple(len(self.points_of(rank, most)) for rank in range(self.axis.size))}
+
+    def points_of(self, rank: int, num: int) -> range:
+        """Lists the points that a rank evaluates in a round of `num` points."""
+        return range(rank, num, self.axis.size)
+
+    def begin(self, num_steps: int, point_bytes: int) -> None:
+        """Begins a generation of some steps, with predictions of some size."""
+        self.rounds, self.num_steps, self.point_bytes, self.residual = [], num_steps, point_bytes, 0.0
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts on no hook: a point is a call like any other to the model."""
+
+    def begin_forward(self, sample: Any) -> None:
+        """Does nothing: no call is cut inside the model."""
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
+        return f"up to {max(self.rounds, default=0)} of {self.num_steps} steps at a time"
+
+    def kept(self) -> str | None:
+        """Says how many rounds there were, and what was accepted."""
+        accepted = f"; the largest change that was accepted: {self.residual:.2g}" if self.residual else ""
+        return f"{len(self.rounds)} rounds for {self.num_steps} steps{accepted}"
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Returns the bytes a rank sends in a round."""
+        num = self.rounds[step[0]] if step[0] < len(self.rounds) else 0
+        first = 0 if step[0] else self.number_bytes
+        return (first + len(self.points_of(index, num)) * self.point_bytes) * (self.axis.size - 1)

@@ -1,0 +1,40 @@
+"""Finds the weights that a sum was made with, and says whether two tensors are the same but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["close", "fitted", "slack"]
+
+#: Sums of numbers around 1 agree to so many units of rounding. Many schedulers and pipelines compute in float32,
+#: whatever the type of their latents.
+_ROUNDINGS, _COARSE = 60, torch.finfo(torch.float32).eps
+
+
+def fitted(parts: Sequence[Tensor], wanted: Tensor) -> list[float]:
+    """Returns the weights with which independent parts come nearest to what is wanted.
+
+    The parts are few and random, so their products tell them apart well, and Gauss's elimination needs no pivots.
+    """
+    rows = [[float((a * b).sum()) for b in (*parts, wanted)] for a in parts]
+    for place, row in enumerate(rows):
+        for other in rows[:place] + rows[place + 1 :]:
+            factor = other[place] / row[place]
+            other[:] = [value - factor * above for value, above in zip(other, row, strict=True)]
+    return [row[-1] / row[place] for place, row in enumerate(rows)]
+
+
+def slack(like: Tensor) -> float:
+    """Returns how far numbers of the size of 1 may be apart through rounding."""
+    return _ROUNDINGS * max(torch.finfo(like.dtype).eps, _COARSE)
+
+
+def close(one: Tensor, other: Tensor, like: Tensor) -> bool:
+    """Says whether two tensors are the same but for rounding."""
+    if one.shape != other.shape:
+        return False
+    apart, size = (one.double() - other.double()).abs().max(), other.double().abs().max()
+    return bool(torch.isfinite(apart)) and float(apart) <= slack(like) * max(1.0, float(size))

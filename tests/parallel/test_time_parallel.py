@@ -1,0 +1,174 @@
+"""Steps that are solved for together: the pipeline's own result, the same bits on any number of ranks, refusals."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler
+
+from partsong import CfgParallel, DraftedSteps, TimeParallel, parse_strategy
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel import mesh_for, parallelize
+from partsong.parallel.ranks.launch import launch
+from partsong.samplers import generate
+from tests.parallel import time_parallel_worker as worker
+from tests.parallel.time_parallel_worker import Account, scheduled, solved
+from tests.pipelines.case import distance
+from tests.pipelines.cases import CASES
+
+EXACT = TimeParallel(window=3, tolerance=0.0)
+#: Flow matching computes in float32 whatever its latents are.
+FLOW = 1e-6
+
+
+@pytest.mark.parametrize("name", worker.SCHEDULERS)
+def test_without_tolerance_it_is_the_pipeline(name: str) -> None:
+    case, pipe, more = scheduled(name)
+    alone = case.run(pipe, **more)
+    together, told = solved(case, pipe, EXACT, **more)
+    assert distance(together, alone) <= FLOW
+    assert re.match(r"[2-6] rounds for 6 steps", told.kept[0])
+    assert distance(case.run(pipe, **more), alone) == 0.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FluxPipeline",
+        "FluxFillPipeline",
+        "StableDiffusionPAGPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "LatentConsistencyModelPipeline",
+        "CogVideoXPipeline",
+        "Kandinsky5T2VPipeline",
+        "Cosmos2TextToImagePipeline",
+        "SkyReelsV2Pipeline",
+    ],
+)
+def test_pipelines_that_prepare_their_models_input_in_ways_of_their_own(name: str) -> None:
+    case = CASES[name]
+    pipe = case.make()
+    assert distance(solved(case, pipe, EXACT)[0], case.run(pipe)) <= FLOW
+
+
+def test_a_pipeline_that_ends_before_its_schedule() -> None:
+    case = CASES["StableDiffusionXLPipeline"]
+    pipe, more = case.make(), {"denoising_end": 0.6, "num_inference_steps": 6, "output_type": "latent"}
+    alone = case.run(pipe, **more)
+    together, told = solved(case, pipe, EXACT, **more)
+    assert distance(together, alone) <= FLOW
+    assert "for 4 steps" in told.kept[0] or "for 3 steps" in told.kept[0]
+
+
+def test_one_draft_is_the_pipeline_and_more_divide_the_rounds() -> None:
+    case, pipe, more = scheduled("DDIM")
+    alone = case.run(pipe, **more)
+    one, told = solved(case, pipe, DraftedSteps(depth=1), **more)
+    assert distance(one, alone) <= FLOW
+    assert told.kept[0].startswith("6 rounds")
+    three, told = solved(case, pipe, DraftedSteps(depth=3), **more)
+    assert distance(three, alone) > 1e-6
+    assert told.kept[0].startswith("3 rounds for 6 steps")
+
+
+def test_the_tolerance_bounds_what_is_accepted() -> None:
+    case, pipe, more = scheduled("DDIM")
+    rows = [solved(case, pipe, TimeParallel(window=4, tolerance=each), **more) for each in (1e-6, 1e-3, 10.0)]
+    rounds = [int(told.kept[0].split()[0]) for _, told in rows]
+    assert rounds[0] >= rounds[1] > rounds[2]
+    alone = case.run(pipe, **more)
+    drift = [distance(tensors, alone) for tensors, _ in rows]
+    assert drift[0] < drift[2]
+    assert float(rows[2][1].kept[0].rsplit(" ", 1)[1]) <= 10.0
+
+
+@functools.cache
+def on_ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:
+    return worker.ranks(1) if nproc == 1 else launch(worker.ranks, nproc, nproc)
+
+
+@pytest.mark.parametrize("label", worker.STRATEGIES)
+@pytest.mark.parametrize("name", worker.ON_RANKS)
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_the_same_bits_on_any_number_of_ranks(nproc: int, name: str, label: str) -> None:
+    (alone,) = on_ranks(1)[name, label]
+    rows = on_ranks(nproc)[name, label]
+    assert len(rows) == nproc
+    for row in rows:
+        assert (row.digest, row.kept) == (alone.digest, alone.kept)
+        assert row.sent == row.predicted > 0
+
+
+def _refused(case: str, change: Any = None, **more: Any) -> None:
+    chosen = CASES[case]
+    pipe = chosen.make()
+    if change is not None:
+        pipe.scheduler = change(pipe.scheduler)
+    solved(chosen, pipe, EXACT, **more)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "more", "reason"),
+    [
+        ("StableDiffusionPipeline", None, {"callback_on_step_end": print}, "callback_on_step_end cannot be honoured"),
+        ("StableDiffusionPipeline", None, {"guidance_rescale": 0.7}, "as where guidance keeps a norm"),
+        ("StableDiffusionPipeline + one sample", None, {"guidance_rescale": 0.7}, "as guidance_rescale does; set"),
+        ("StableDiffusionInpaintPipeline", None, {}, "changes the latents between its steps"),
+        ("StableDiffusionControlNetPipeline", None, {}, "down_block_additional_residuals was given"),
+        ("QwenImagePipeline", None, {}, "not a weighted sum of its model's outputs"),
+        ("LTX2DFRPipeline", None, {}, "returns 2 samples"),
+        ("ZImagePipeline", None, {}, "a list of latents"),
+        ("DiTPipeline", None, {}, "as where it clips or thresholds samples; switch that off"),
+        ("KandinskyPriorPipeline", None, {}, "something other than a sample"),
+        (
+            "StableDiffusionPipeline",
+            lambda old: DPMSolverMultistepScheduler.from_config(old.config),
+            {"num_inference_steps": 4},
+            "remembers earlier steps",
+        ),
+    ],
+)
+def test_what_is_no_sum_is_refused(case: str, change: Any, more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(reason)):
+        _refused(case, change, **more)
+
+
+def test_it_needs_a_pipeline_and_no_other_strategy() -> None:
+    with pytest.raises(UnsupportedError, match="give it a pipeline with a scheduler"):
+        parallelize(CASES["FluxPipeline"].make().transformer, EXACT)
+    with pytest.raises(UnsupportedError, match="does not compose with CfgParallel yet"):
+        mesh_for((TimeParallel(degree=2), CfgParallel()), 4)
+
+
+@pytest.mark.parametrize("text", ["time-parallel:window=0", "time-parallel:tolerance=-1", "drafted-steps:depth=0"])
+def test_knobs_out_of_bounds_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        parse_strategy(text).validate()
+
+
+def test_calls_beside_the_loop_are_refused() -> None:
+    case, pipe, more = scheduled("DDIM")
+    with parallelize(pipe, EXACT) as plan:
+        with pytest.raises(ArgumentError, match="use generate"):
+            case.run(pipe, **more)
+        torch.manual_seed(3)
+        assert generate(plan, **{**case.call(1), **more}) is not None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES)
+def test_every_pipeline_is_right_or_refused(name: str) -> None:
+    case = CASES[name]
+    pipe = case.make()
+    alone = case.run(pipe)
+    try:
+        together, _ = solved(case, pipe, EXACT)
+    except UnsupportedError:
+        together = case.run(pipe)
+        assert distance(together, alone) == 0.0
+    else:
+        assert distance(together, alone) <= max(FLOW, case.tolerance)

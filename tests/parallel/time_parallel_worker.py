@@ -1,0 +1,100 @@
+"""Runs on every rank: pipelines whose steps are solved for together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    LCMScheduler,
+)
+from diffusers.utils import logging
+from torch import Tensor
+
+from partsong import DraftedSteps, TimeParallel
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.samplers import generate
+from tests.parallel.ranks import gathered
+from tests.pipelines.case import Case
+from tests.pipelines.cases import CASES
+
+_SETTINGS: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+#: Scheduler, and what the pipeline's call is given besides.
+SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "DDIM": (DDIMScheduler(**_SETTINGS, clip_sample=False), {}),
+    "DDIM with noise": (DDIMScheduler(**_SETTINGS, clip_sample=False), {"eta": 1.0}),
+    "DDPM": (DDPMScheduler(**_SETTINGS, clip_sample=False), {}),
+    "Euler": (EulerDiscreteScheduler(**_SETTINGS), {}),
+    "Euler ancestral": (EulerAncestralDiscreteScheduler(**_SETTINGS), {}),
+    "LCM": (LCMScheduler(**_SETTINGS), {}),
+}
+
+
+class Through:
+    """Stands for a pipeline under a plan: a call goes through the plan's loop."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+
+    def __call__(self, **arguments: Any) -> Any:
+        return generate(self.plan, **arguments)
+
+
+def solved(
+    case: Case, pipe: Any, strategy: Strategy, mesh: Mesh | None = None, **more: Any
+) -> tuple[list[Tensor], Any]:
+    """What a case makes with a strategy, and its plan's account."""
+    with parallelize(pipe, strategy, mesh=mesh) as plan:
+        result = case.run(Through(plan), **more)
+        return result, plan.explain()
+
+
+def scheduled(name: str) -> tuple[Case, Any, dict[str, Any]]:
+    """Stable Diffusion with a scheduler: case, pipeline, and arguments for six steps."""
+    case = CASES["StableDiffusionPipeline"]
+    pipe = case.make()
+    pipe.scheduler, more = SCHEDULERS[name]
+    return case, pipe, more | {"num_inference_steps": 6}
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a rank saw of a generation."""
+
+    digest: tuple[str, ...]
+    sent: int
+    predicted: int
+    kept: str
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "window of 2": TimeParallel(window=2, tolerance=0.1),
+    "window of 4": TimeParallel(window=4, tolerance=0.02),
+    "to the last bit": TimeParallel(window=3, tolerance=0.0),
+    "drafts": DraftedSteps(depth=3),
+}
+ON_RANKS = ("DDIM with noise", "Euler ancestral")
+
+
+def ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:
+    """Every strategy on two schedulers."""
+    logging.set_verbosity_error()
+    results = {}
+    with Mesh(time=nproc) as mesh:
+        for name in ON_RANKS:
+            case, pipe, more = scheduled(name)
+            for label, strategy in STRATEGIES.items():
+                with Ledger(flops=False) as ledger:
+                    tensors, told = solved(case, pipe, strategy, mesh, **more, output_type="latent")
+                digest = tuple(sha256(x.contiguous().numpy().tobytes()).hexdigest() for x in tensors)
+                sent = int(ledger.summary()["bytes_sent"])
+                account = Account(digest, sent, told.bytes_total()[mesh.rank], told.kept[0])
+                results[name, label] = [account] if nproc == 1 else gathered(account)
+            assert not any("forward" in vars(module) for module in pipe.unet.modules())
+    return results
