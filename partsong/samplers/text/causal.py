@@ -114,7 +114,7 @@ class CausalLoop:
         return Step(number=number, events=tuple(events), stable=stable, tokens=texts, finished=finished + self._leave())
 
     def _read(self) -> tuple[str, Tensor]:
-        """Runs the model; returns the kind of forward, and the states `[B, C]` that the rows' next tokens are read from."""
+        """Runs the model; returns the kind of forward, and the states `[B, C]` that next tokens are read from."""
         rows = self.rows
         if self.reader is None:
             room = max(row.length - len(row.tokens) for row in rows)
