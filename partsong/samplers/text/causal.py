@@ -8,37 +8,38 @@ tallies and noise are those of the general loop, which the tests hold it to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.kernels.keyed_draw import TokenDraw
+from partsong.kernels.speculation.costs import costs_by_tokens, usual_costs
+from partsong.kernels.speculation.draft import DraftTree
+from partsong.kernels.speculation.drafter import DraftText
+from partsong.kernels.speculation.match import Match, follow
+from partsong.kernels.speculation.speculator import Speculator
 from partsong.kernels.token_head import TokenNoise, token_ids
-from partsong.samplers.text.caches import DualCache, PrefixCache
 from partsong.samplers.text.causal_reader import CausalReader
+from partsong.samplers.text.draft_reader import DraftReader
 from partsong.samplers.text.events import Event, Step
 from partsong.samplers.text.loop import Ended
+from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.request import DecodeRequest
-from partsong.samplers.text.rules import Entropy, EntropyBound, Factor, Hierarchy, KLStable, LLaDA, Quota, Threshold
 from partsong.samplers.text.runner import StockTextModel
 from partsong.samplers.text.tally import Tally, count
 
 __all__ = ["CausalLoop", "is_plainly_causal"]
 
-#: Rules that take the only position there is.
-_DECIDING = (Quota, LLaDA, Threshold, Factor, Entropy, EntropyBound, KLStable, Hierarchy)
-#: Caches that keep the keys of all decided tokens; without refreshes they are the same for a causal model.
-_KEEPING = (PrefixCache, DualCache)
+#: Stands where nothing is guessed.
+_NOTHING = DraftTree()
 
 
 def is_plainly_causal(request: DecodeRequest) -> bool:
     """Says whether `CausalLoop` decodes this as the general loop would."""
-    adapter, cache = request.model.adapter, request.cache
-    causal = adapter.noise == "none" and adapter.attention == "causal" and adapter.shifted and not adapter.transform
-    known = type(request.model) is StockTextModel and type(request.rule) in _DECIDING
-    return causal and known and type(cache) in _KEEPING and cache.refresh_every is None
+    return why_not_plainly_causal(request.model, request.rule, request.cache) is None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,9 @@ class _Row:
 class CausalLoop:
     """Decodes texts of a causal model, a token of every row in a step; iterate over it for the steps.
 
+    With drafters a step verifies guesses, and a row gets the next token and one more for each that was right. The token
+    after each guess is drawn as plain decoding draws it, so that the text is the same (`kernels.speculation`).
+
     Args:
         request: what was asked for; `is_plainly_causal` holds.
         tallies: one for each row.
@@ -89,6 +93,9 @@ class CausalLoop:
             self.rows.append(_Row(name, request.row_seeds[name], tallies[name], text, **sizes))
         self.ended: dict[int, Ended] = {}
         self.reader: CausalReader | None = None
+        self.speculator = speculator_of(request)
+        for row in self.rows:
+            self.speculator.join(row.name, DraftText(list(row.tokens), self._next(row)))
 
     def __iter__(self) -> Iterator[Step]:
         number, finished = 0, self._leave()
@@ -99,13 +106,20 @@ class CausalLoop:
 
     @torch.inference_mode()
     def _step(self, number: int, finished: tuple[int, ...]) -> Step:
-        kind, hidden = self._read()
-        drawn = self._draw(hidden)
+        drafts = self._propose()
+        kind, hidden = self._read(drafts)
+        drawn = iter(self._draw(hidden, drafts))
         events: list[Event] = []
-        for row, token in zip(self.rows, drawn, strict=True):
+        matches: list[Match] = []
+        for row, draft in zip(self.rows, drafts, strict=True):
+            match = follow(draft, [next(drawn) for _ in draft.depths], self.stops)
             if self.watched:
-                events.append(Event(kind="commit", row=row.name, position=len(row.tokens), token=token))
-            self._take(row, token, kind)
+                places = enumerate(match.tokens, len(row.tokens))
+                events += [Event(kind="commit", row=row.name, position=place, token=token) for place, token in places]
+            self._take(row, draft, match, kind)
+            matches.append(match)
+        if kind == "denoise" and isinstance(self.reader, DraftReader):
+            self.reader.keep_paths([match.path for match in matches])
         stable: dict[int, int] = {}
         texts: dict[int, list[int | None]] = {}
         for row in self.rows if self.watched else ():
@@ -113,27 +127,42 @@ class CausalLoop:
             texts[row.name] = [*row.tokens[row.prompt :], *[None] * (row.length - len(row.tokens))]
         return Step(number=number, events=tuple(events), stable=stable, tokens=texts, finished=finished + self._leave())
 
-    def _read(self) -> tuple[str, Tensor]:
-        """Runs the model; returns the kind of forward, and the states `[B, C]` that next tokens are read from."""
+    def _propose(self) -> Sequence[DraftTree]:
+        """Guesses what follows each row. The first forward reads the prompts and verifies nothing."""
+        drafts: Sequence[DraftTree] = ()
+        if self.reader is not None:
+            # The token that plain decoding would draw in this step needs no guess.
+            rooms = [row.length - len(row.tokens) - 1 for row in self.rows]
+            drafts = self.speculator.propose([row.name for row in self.rows], rooms)
+        return drafts or [_NOTHING] * len(self.rows)
+
+    def _read(self, drafts: Sequence[DraftTree]) -> tuple[str, Tensor]:
+        """Runs the model; returns the kind of forward, and the states `[nodes, C]` that next tokens are read from."""
         rows = self.rows
         if self.reader is None:
             room = max(row.length - len(row.tokens) for row in rows)
-            self.reader = CausalReader(self.model, [row.tokens for row in rows], room)
+            make = DraftReader if self.speculator.drafters else CausalReader
+            self.reader = make(self.model, [row.tokens for row in rows], room)
             kind, hidden, fed = "prefill", self.reader.begin(), [len(row.tokens) for row in rows]
         else:
-            kind, hidden, fed = "denoise", self.reader.go_on([row.tokens[-1] for row in rows]), [1] * len(rows)
+            last = [row.tokens[-1] for row in rows]
+            drafting = isinstance(self.reader, DraftReader)
+            kind, hidden = "denoise", self.reader.verify(last, drafts) if drafting else self.reader.go_on(last)
+            fed = [1 + len(draft) for draft in drafts]
         flops = [self.model.flops(num, len(row.tokens)) for num, row in zip(fed, rows, strict=True)]
         count([row.tally for row in rows], kind, flops)
         return kind, hidden
 
-    def _draw(self, hidden: Tensor) -> list[int]:
-        """Draws the next token of every row, with noise that is a function of (seed, step, position)."""
-        rows, head, noise = self.rows, self.model.head, None
-        for row in rows:
+    def _draw(self, hidden: Tensor, drafts: Sequence[DraftTree]) -> list[int]:
+        """Draws the token after every node, with noise that is a function of (seed, step, position)."""
+        head, noise = self.model.head, None
+        nodes = [(row, depth) for row, draft in zip(self.rows, drafts, strict=True) for depth in draft.depths]
+        for row, _ in nodes:
             row.tally.flops += 2.0 * head.weight.numel()
         if self.temperature > 0:
-            places = torch.tensor([len(row.tokens) for row in rows], device=hidden.device)
-            noise = TokenNoise(seed=[seeds.derive(row.seed, "step", row.step) for row in rows], positions=places)
+            places = torch.tensor([len(row.tokens) + depth for row, depth in nodes], device=hidden.device)
+            seed = [seeds.derive(row.seed, "step", row.step + depth) for row, depth in nodes]
+            noise = TokenNoise(seed=seed, positions=places)
         return token_ids(
             hidden,
             head.weight,
@@ -144,14 +173,21 @@ class CausalLoop:
             noise=noise,
         ).tolist()
 
-    def _take(self, row: _Row, token: int, kind: str) -> None:
-        """Writes a token, and ends the text where it is one that ends texts."""
-        row.tokens.append(token)
-        row.tally.tokens[kind] += 1
+    def _take(self, row: _Row, draft: DraftTree, match: Match, kind: str) -> None:
+        """Writes tokens, and ends the text where the last is one that ends texts."""
+        row.tokens += match.tokens
+        row.tally.tokens[kind] += len(match.tokens)
+        row.tally.drafted += len(draft)
+        row.tally.rejected += len(draft) + 1 - len(match.path)
         if not self.unbiased:
             row.tally.certificate = None
-        if token in self.stops:
+        if match.tokens[-1] in self.stops:
             row.length = len(row.tokens)
+        self.speculator.observe(row.name, self._next(row), draft, match)
+
+    def _next(self, row: _Row) -> TokenDraw:
+        """Says how the row's next token is drawn, as drafters are told."""
+        return TokenDraw(self.temperature, 1.0, row.seed, row.step)
 
     def _leave(self) -> tuple[int, ...]:
         """Lets rows go that have all their tokens."""
@@ -163,7 +199,19 @@ class CausalLoop:
             tokens = row.tokens[row.prompt :]
             stopped = "stop token" if tokens and tokens[-1] in self.stops else "length"
             self.ended[row.name] = Ended(tokens, stopped, row.tally)
+            self.speculator.leave(row.name)
         self.rows = [self.rows[place] for place in left]
         if self.reader is not None and left:
             self.reader.keep(left)
         return tuple(row.name for row in gone)
+
+
+def speculator_of(request: DecodeRequest) -> Speculator:
+    """Builds the drafters that were asked for, with what steps over several tokens of this model usually cost."""
+    if not request.speculate:
+        return Speculator()
+    model = request.model
+    processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
+    num_weights = sum(weight.numel() for weight in model.module.parameters())
+    drafters = tuple(knobs.build(model, None) for knobs in request.speculate)
+    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor)))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
 from partsong.samplers.text.causal import CausalLoop, is_plainly_causal
@@ -78,6 +79,7 @@ def decode(
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
     verify: int = 0,
+    speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> Decoded:
     """Continues or fills texts with a masked, block-diffusion or causal language model.
 
@@ -108,6 +110,8 @@ def decode(
             information `[B, K, K]` in nats.
         verify: steps to draft beyond the next one and to check in the same forward, each in a row of its own. The
             text is that of 0, the default, in fewer forwards; see `verify.VerifiedLoop`.
+        speculate: for causal models, who guesses the next tokens, which one forward then checks: knobs such as
+            ``Ngram()`` of `kernels.speculation` or "NAME:key=value", one or several. The text is that without guesses.
 
     Returns:
         The texts and what they cost.
@@ -115,7 +119,8 @@ def decode(
     Raises:
         ArgumentError: a prompt, size, knob or token that does not fit; the message names it.
         ArgumentTypeError: an argument of the wrong type.
-        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with.
+        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with; guesses
+            at the next tokens of a model that is not causal.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -140,6 +145,7 @@ def decode(
         stop_token_ids=stop_token_ids,
         probe=probe,
         verify=verify,
+        speculate=speculate,
     )
     loop = _loop(request, watched=False)
     return _collect(loop, sum(1 for _ in loop))

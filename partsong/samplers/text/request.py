@@ -12,11 +12,14 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.kernels.speculation.drafter import DrafterKnobs
+from partsong.kernels.speculation.registry import drafters_of
 from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
@@ -41,6 +44,7 @@ class DecodeRequest:
     stop_token_ids: tuple[int, ...]
     probe: Probe | None
     verify: int
+    speculate: tuple[DrafterKnobs, ...]
 
 
 def check_request(
@@ -61,14 +65,17 @@ def check_request(
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
     verify: Annotated[int, Whole(0)] = 0,
+    speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
     numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
     numbers |= {"verify": verify}
     check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
+    drafters = drafters_of(speculate)
     model = _text_model(model, adapter)
     rule, cache = _rule(rule, model, probe), _cache(cache, model.adapter)
     check_verify(verify, rule, cache, model.adapter)
+    _check_drafters(drafters, model, rule, cache)
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
     _check_room(prompts, answers, rule, model)
     return DecodeRequest(
@@ -83,6 +90,7 @@ def check_request(
         stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
         verify=verify,
+        speculate=drafters,
     )
 
 
@@ -110,6 +118,14 @@ def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter
         raise UnsupportedError(
             f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
             f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
+        )
+
+
+def _check_drafters(drafters: tuple[DrafterKnobs, ...], model: TextModel, rule: Rule, cache: TextCache) -> None:
+    """Refuses guesses at the next tokens where a step decides something else."""
+    if drafters and (why := why_not_plainly_causal(model, rule, cache)) is not None:
+        raise UnsupportedError(
+            f"speculate guesses the next tokens of a causal model, and {why}; leave it out, or for masked models use verify"
         )
 
 
