@@ -13,6 +13,7 @@ them. The distribution is exact.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from partsong.seeds import philox
 
-__all__ = ["TokenDraw", "draw", "gumbel", "likely_draws"]
+__all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
 
 #: Tokens this far below the likeliest one, in logit / temperature, are first drawn as one.
 _FAR = 8.0
@@ -37,6 +38,9 @@ _TOGETHER = _WORD
 _BEHIND = 100.0
 #: The least temperature that logits are divided by. There the likeliest token wins, however small its lead.
 _COLDEST = 1e-6
+#: Noise for a few rows of so many tokens at most is made for all tokens and several places at once, and kept for the
+#: places that come next: one call costs as much for a thousand numbers as for one.
+_SMALL, _FEW, _PLACES = 512, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,48 +112,94 @@ def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[l
     >>> likely_draws(torch.tensor([[0.0, 5.0, 1.0]]), [TokenDraw(0.0, 1.0, seed=1, place=0)], 2)
     [[1, 2]]
     """
-    num = min(num, logits.shape[1])
-    best = logits.topk(num, dim=-1).indices
-    for row, each in enumerate(draws):
-        if each.temperature > 0:
-            best[row] = _noisy(logits[row], each).topk(num).indices
-    return best.tolist()
+    return noisy_logits(logits, draws).topk(min(num, logits.shape[1]), dim=-1).indices.tolist()
+
+
+def noisy_logits(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """Computes the sums whose largest is drawn, in float64: logits by temperature, and noise.
+
+    At temperature 0 they are the logits. Tokens that are hardly ever drawn, or lie outside the nucleus, get no noise
+    and stand far behind the others.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        draws: one per row.
+    """
+    if not any(how.temperature > 0 for how in draws):
+        return logits.double()
+    if logits.shape[1] > _SMALL:
+        return torch.stack([_noisy(row, how) for row, how in zip(logits, draws, strict=True)])
+    scaled, noise = _scaled(logits.double(), draws), _kept_noise(draws, logits.shape[1], logits.device)
+    noisy = torch.where(scaled >= -_FAR, scaled + noise[:, :-1], scaled - _BEHIND)
+    for row, how in enumerate(draws):
+        if how.temperature == 0:
+            noisy[row] = logits[row]
+    return noisy
 
 
 def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:
     """Computes a row's noisy logits, in float64."""
-    scaled = (logits - logits.max()).double() / max(how.temperature, _COLDEST)
-    if how.top_p < 1.0:
-        scaled = _nucleus(scaled, how.top_p)
-    near = (scaled >= -_FAR).nonzero()[:, 0]
-    device = logits.device
+    if how.temperature == 0:
+        return logits.double()
+    scaled = _scaled(logits[None].double(), [how])[0]
+    near, device = (scaled >= -_FAR).nonzero()[:, 0], logits.device
     seed = torch.tensor([how.seed & _WORD, how.seed >> 32], device=device)
     noisy = scaled - _BEHIND
     noisy[near] = scaled[near] + gumbel(seed, torch.tensor(how.place, device=device), near)
     return noisy
 
 
-def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
-    wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    device = logits.device
-    heat = torch.tensor([[max(each.temperature, _COLDEST)] for each in draws], dtype=wide, device=device)
-    scaled = logits.to(wide)
-    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / heat
+def _scaled(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """Divides logits by each row's temperature, its largest at 0, and takes out what is outside a nucleus."""
+    heat = [[max(each.temperature, _COLDEST)] for each in draws]
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.tensor(heat, dtype=logits.dtype, device=logits.device)
     for row, each in enumerate(draws):
         if each.top_p < 1.0:
             scaled[row] = _nucleus(scaled[row], each.top_p)
-    seeds = torch.tensor([(each.seed & _WORD, each.seed >> 32) for each in draws], device=device)
-    places = torch.tensor([each.place for each in draws], device=device)
+    return scaled
+
+
+def _draw_random(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    device = logits.device
+    scaled = _scaled(logits.to(torch.float64 if logits.dtype is torch.float64 else torch.float32), draws)
     near = scaled >= -_FAR
-    chosen, best = _largest(scaled, near, seeds, places, _FIRST)
+    if logits.shape[1] <= _SMALL and len(draws) <= _FEW:
+        noise = _kept_noise(draws, logits.shape[1], device)
+        best, chosen = (scaled.double() + noise[:, :-1]).masked_fill_(~near, -math.inf).max(dim=-1)
+        apart = noise[:, -1]
+    else:
+        seeds, places = _keys(draws, device)
+        chosen, best = _largest(scaled, near, seeds, places, _FIRST)
+        apart = gumbel(seeds, places, torch.full_like(places, _TOGETHER))
     far = scaled.masked_fill(near, -math.inf)
-    together = torch.full_like(places, _TOGETHER)
-    others = far.logsumexp(dim=-1).double() + gumbel(seeds, places, together)
-    won = (others > best).nonzero()[:, 0]
+    won = (far.logsumexp(dim=-1).double() + apart > best).nonzero()[:, 0]
     if len(won):
-        candidates = far[won] > -math.inf
-        chosen[won] = _largest(far[won], candidates, seeds[won], places[won], _SECOND)[0]
+        seeds, places = _keys([draws[index] for index in won.tolist()], device)
+        chosen[won] = _largest(far[won], far[won] > -math.inf, seeds, places, _SECOND)[0]
     return chosen
+
+
+def _keys(draws: Sequence[TokenDraw], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the seeds of rows, as words, and the places of their tokens."""
+    seeds = torch.tensor([(each.seed & _WORD, each.seed >> 32) for each in draws], device=device)
+    return seeds, torch.tensor([each.place for each in draws], device=device)
+
+
+def _kept_noise(draws: Sequence[TokenDraw], vocabulary: int, device: torch.device) -> Tensor:
+    """Returns the noise of all tokens, and behind it that of all far ones together: `[rows, vocabulary + 1]`."""
+    rows = [_noise_of(how.seed, how.place // _PLACES, vocabulary, device)[how.place % _PLACES] for how in draws]
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+@functools.lru_cache(maxsize=128)
+def _noise_of(seed: int, block: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Makes the noise of some places that follow each other, `[places, vocabulary + 1]`."""
+    # It may outlive the mode it was made in.
+    with torch.inference_mode(False):
+        tokens = torch.tensor([*range(vocabulary), _TOGETHER], device=device)
+        places = torch.arange(block * _PLACES, (block + 1) * _PLACES, device=device)[:, None]
+        words = torch.tensor([seed & _WORD, seed >> 32], device=device)
+        return gumbel(words, places.expand(-1, len(tokens)), tokens.expand(_PLACES, -1))
 
 
 def _largest(scaled: Tensor, among: Tensor, seeds: Tensor, places: Tensor, stream: int) -> tuple[Tensor, Tensor]:

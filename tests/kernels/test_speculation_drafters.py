@@ -179,7 +179,8 @@ def test_costs_lie_on_lines_and_mean_something() -> None:
         for num, processor in ((10**8, "AVX2"), (10**8, "AVX512"), (10**6, "AVX2"))
     )
     assert len(large) == len(wide) == len(small) == 64 and large[15] > wide[15] > small[15]
-    assert usual_costs(10**9, None) == usual_costs(10**6, "AVX2") and usual_costs(10**9, "DEFAULT")[8] == large[7]
+    assert usual_costs(10**9, None)[64] < small[63] < large[63]
+    assert usual_costs(10**9, "DEFAULT")[8] == large[7]
     with pytest.raises(ArgumentError, match="that of 1 token among them"):
         costs_by_tokens({})
 

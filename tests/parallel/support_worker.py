@@ -27,6 +27,7 @@ TESTED_ELSEWHERE = (
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
     | {("clip-parallel", model) for name in test_video_clips.NAMES for model in models_of(name)}
     | {("patch-pipeline", model) for model in ADAPTERS}
+    | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel
     | {("step-cache", model) for model in ADAPTERS}
     | {("structure-guidance", model) for model in GUIDED}
     | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in turning_models()}

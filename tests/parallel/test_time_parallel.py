@@ -120,10 +120,10 @@ def _refused(case: str, change: Any = None, **more: Any) -> None:
         ("StableDiffusionInpaintPipeline", None, {}, "changes the latents between its steps"),
         ("StableDiffusionControlNetPipeline", None, {}, "down_block_additional_residuals was given"),
         ("QwenImagePipeline", None, {}, "not a weighted sum of its model's outputs"),
-        ("LTX2DFRPipeline", None, {}, "returns 2 samples"),
+        ("LTX2Pipeline", None, {}, "returns two samples"),
         ("ZImagePipeline", None, {}, "a list of latents"),
         ("DiTPipeline", None, {}, "as where it clips or thresholds samples; switch that off"),
-        ("KandinskyPriorPipeline", None, {}, "something other than a sample"),
+        ("KandinskyPriorPipeline", None, {}, "what it returns is no sample"),
         (
             "StableDiffusionPipeline",
             lambda old: DPMSolverMultistepScheduler.from_config(old.config),

@@ -21,10 +21,12 @@ class Guessing:
     Attributes:
         guess: text, room -> draft.
         layers: whose states it wants.
+        masks: how many masks it wants.
     """
 
     guess: Callable[[list[int], int], DraftTree]
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __post_init__(self) -> None:
         self.seen: list[tuple[list[int], Observation]] = []

@@ -15,7 +15,9 @@ from partsong.kernels.speculation.ngram import Ngram
 from partsong.reasoning import Completion, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.assistant import Assistant
+from partsong.reasoning.local.speculation.head import TrainedHead
 from tests.reasoning.drafters import FREE, Guessing, at_random, knowing
+from tests.reasoning.heads import head_folder
 from tests.reasoning.local_models import LETTERS, all_of, engine, llama, reference, request, run, text_of, tokenizer
 
 VOCABULARY = len(LETTERS) + 2
@@ -53,7 +55,9 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "wrong": always_wrong,
     "assistant": lambda: Assistant(model=llama(), cost=0.0),
     "assistant, tree": lambda: Assistant(model=llama(seed=3), cost=0.0, branches=3, length=4),
-    "all": lambda: ["ngram", "jacobi", at_random(VOCABULARY), always_right()],
+    "head": lambda: TrainedHead(path=head_folder()),
+    "head, tree": lambda: TrainedHead(path=head_folder(num_masks=4, rank=0, seed=5), length=3, branches=2),
+    "all": lambda: ["ngram", "jacobi", at_random(VOCABULARY), always_right(), TrainedHead(path=head_folder())],
 }
 
 
@@ -156,7 +160,7 @@ def test_drafters_see_every_step_and_forget_every_text() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
-        ("nrgam", ArgumentError, "no drafter 'nrgam'; the drafters are ngram, jacobi, assistant, masked"),
+        ("nrgam", ArgumentError, "no drafter 'nrgam'; the drafters are ngram, jacobi, assistant, masked, head"),
         ("ngram:size=3", ArgumentError, "drafter ngram has no option 'size'; its options are num, length"),
         (Ngram(length=0), ArgumentError, "Ngram: length=0; use a positive integer"),
         ([7], ArgumentTypeError, "found int"),

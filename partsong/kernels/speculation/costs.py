@@ -15,8 +15,10 @@ _READING = {
     "AVX512": {1: 1.0, 4: 1.02, 8: 1.2, 16: 1.46, 25: 2.05, 64: 4.1},
     "AVX2": {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.42, 16: 1.85, 25: 2.4, 64: 4.5},
 }
-#: The same where a step's time is not that of its products: small models, and GPUs.
+#: The same where a step's time is not that of its products: GPUs.
 _FLAT = {1: 1.0, 16: 1.1, 64: 1.4}
+#: The same for models of one to two million weights on one core.
+_LIGHT = {1: 1.0, 2: 1.07, 9: 1.1, 17: 1.18, 25: 1.28, 33: 1.37, 49: 1.55, 64: 1.7}
 #: A model with fewer weights spends a step on everything but its products.
 _SMALL = 20_000_000
 
@@ -28,12 +30,12 @@ def usual_costs(num_weights: int, processor: str | None) -> Mapping[int, float]:
         num_weights: the model's size.
         processor: the instruction set as torch names it, such as "AVX2"; None is a GPU.
 
-    >>> usual_costs(1_000_000, "AVX2")[16]
-    1.1
+    >>> usual_costs(1_000_000, "AVX2")[64]
+    1.7
     """
-    if processor is None or num_weights < _SMALL:
+    if processor is None:
         return _FLAT
-    return _READING.get(processor, _READING["AVX2"])
+    return _READING.get(processor, _READING["AVX2"]) if num_weights >= _SMALL else _LIGHT
 
 
 def costs_by_tokens(known: Mapping[int, float]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Describes guesses at the next tokens of a text: a chain, or a tree where they part."""
+"""Describes guesses at the next tokens of a text, a chain or a tree where they part, and masks that look further."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ __all__ = ["DraftTree"]
 class DraftTree:
     """Holds a tree of guessed tokens under the last token of a text.
 
-    Node 0 is that last token; node i guesses ``tokens[i - 1]`` after the path to its parent.
+    Node 0 is that last token; node i guesses ``tokens[i - 1]`` after the path to its parent. Masks may stand behind a
+    node: rows of the same forward that sees what the model makes of the places after it, whatever stands there. What a
+    step feeds of a text are its nodes and then all masks, those of node 0 first.
 
     Attributes:
         tokens: a token for each node after the first.
         parents: the node before each of them; it comes earlier, and its children differ.
         chances: how likely each guess is if its parent is right, in [0, 1]; empty where nobody knows.
+        masks: how many masks stand behind each node, node 0 included; empty for none. Each mask follows the one before.
         depths: how many tokens after the last one each node lies, node 0 included.
 
     Raises:
-        ArgumentError: there are not as many tokens as parents and chances, a parent comes later, or a guess is made
-            twice.
+        ArgumentError: there are not as many tokens as parents and chances, not as many numbers of masks as nodes, a
+            parent comes later, or a guess is made twice.
 
     >>> DraftTree.chain([7, 8]).parents
     (0, 1)
@@ -35,6 +38,7 @@ class DraftTree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
+    masks: tuple[int, ...] = ()
     depths: tuple[int, ...] = field(init=False)
     _children: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)
 
@@ -43,6 +47,11 @@ class DraftTree:
             raise ArgumentError(f"a draft of {len(self.tokens)} tokens was given {len(self.parents)} parents")
         if self.chances and len(self.chances) != len(self.tokens):
             raise ArgumentError(f"a draft of {len(self.tokens)} tokens was given {len(self.chances)} chances")
+        if self.masks and len(self.masks) != 1 + len(self.tokens):
+            raise ArgumentError(
+                f"a draft of {len(self.tokens)} tokens was given masks behind {len(self.masks)} nodes; give a number "
+                f"for each node and for node 0"
+            )
         depths, children = [0], dict[tuple[int, int], int]()
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1):
             if not 0 <= parent < node:
@@ -83,13 +92,34 @@ class DraftTree:
         return cls(tuple(tokens), tuple(parents), tuple(chances))
 
     def part(self, nodes: Sequence[int]) -> DraftTree:
-        """Keeps some of the nodes, in rising order; the parent of each is kept, too. Node 0 always stays."""
+        """Keeps some of the nodes, in rising order, without masks; the parent of each is kept, too. Node 0 stays."""
         place = {0: 0} | {node: number for number, node in enumerate(nodes, 1)}
         tokens, parents = [self.tokens[node - 1] for node in nodes], [place[self.parents[node - 1]] for node in nodes]
         return DraftTree(tuple(tokens), tuple(parents), tuple(self.known_chances[node - 1] for node in nodes))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Counts the rows that a step feeds: nodes, node 0 included, and masks."""
+        return 1 + len(self.tokens) + sum(self.masks)
+
+    @property
+    def row_parents(self) -> tuple[int, ...]:
+        """Lists for each row that is fed after the first the row before it in its path, as `parents` does for nodes."""
+        if not self.masks:
+            return self.parents
+        rows = list(self.parents)
+        for node, num in enumerate(self.masks):
+            if num:
+                rows += (node, *range(len(rows) + 1, len(rows) + num))
+        return tuple(rows)
+
+    def masks_after(self, node: int) -> slice:
+        """Says which of the rows that are fed are the masks behind a node."""
+        begin = 1 + len(self.tokens) + sum(self.masks[:node])
+        return slice(begin, begin + (self.masks[node] if self.masks else 0))
 
     @property
     def known_chances(self) -> tuple[float, ...]:

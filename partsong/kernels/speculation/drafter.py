@@ -37,7 +37,8 @@ class Observation:
     Attributes:
         draft: what was verified, guesses of other drafters included.
         match: what was kept, and the model's own token at every node.
-        hidden: the model's states at every node, `[1 + len(draft), layers, hidden size]`, for a drafter that asked.
+        hidden: the model's states at every node and mask, `[draft.num_rows, layers, hidden size]`, for a drafter that
+            asked.
     """
 
     draft: DraftTree
@@ -54,13 +55,18 @@ class Drafter(Protocol):
 
     #: The layers whose states it wants to see; 0 is the embedding, -1 what the head reads.
     layers: tuple[int, ...]
+    #: How many masks it wants behind a token, whose states it then sees (see `DraftTree`). The model must know them.
+    masks: int
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
         """Guesses what follows each text, at most `rooms` tokens deep."""
         ...
 
     def observe(self, text: DraftText, seen: Observation) -> None:
-        """Sees what came of a step; the text holds the new tokens already. A text's first step shows an empty draft."""
+        """Sees what came of a step; the text holds the new tokens already. A text's first step shows an empty draft.
+
+        With masks there is a step before it, which read the prompt and gave the first token.
+        """
         ...
 
     def forget(self, text: DraftText) -> None:

@@ -76,6 +76,7 @@ class JacobiDrafter:
     """Drafts by `Jacobi`; see `Drafter`."""
 
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __init__(self, knobs: Jacobi) -> None:
         self._window = knobs.window

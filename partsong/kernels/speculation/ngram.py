@@ -74,6 +74,7 @@ class NgramDrafter:
     """Drafts by `Ngram`; see `Drafter`."""
 
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __init__(self, knobs: Ngram) -> None:
         self._num, self._length = knobs.num, knobs.length

@@ -18,7 +18,7 @@ class Rates:
     >>> rates = Rates({1: 0.5}, weight=2.0)
     >>> rates.see(1, True)
     >>> round(rates[1], 2)
-    0.66
+    0.67
     """
 
     def __init__(self, prior: Mapping[int, float], *, weight: float = 4.0, memory: float = 0.97) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from partsong.kernels.keyed_draw import TokenDraw
-from partsong.kernels.speculation.budget import within_budget
+from partsong.kernels.speculation.budget import with_masks, within_budget
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import Drafter, DraftText, Observation
 from partsong.kernels.speculation.match import Match
 
 __all__ = ["Speculator"]
+
+#: How many tokens more a step is expected to give with guesses before anything is seen, and how fast this is learned.
+_GAIN, _LEARN = 2.0, 0.05
 
 
 @dataclass(slots=True)
@@ -23,21 +26,40 @@ class Speculator:
     Attributes:
         drafters: who guesses. Their guesses become one tree; without drafters there are none.
         costs: what a step over 1, 2, ... tokens costs; no step has more of them, unless there are more texts.
+        ends: tokens that end a text.
     """
 
     drafters: tuple[Drafter, ...] = ()
     costs: tuple[float, ...] = (1.0,)
+    ends: frozenset[int] = frozenset()
     _texts: dict[Hashable, DraftText] = field(init=False, default_factory=dict)
+    #: How many tokens more a step gives on average where masks stood behind the last token of the step before.
+    _gain: float = field(init=False, default=_GAIN)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Lists the layers whose states drafters want, each once."""
         return tuple(sorted({layer for drafter in self.drafters for layer in drafter.layers}))
 
-    def join(self, key: Hashable, text: DraftText) -> None:
-        """Takes a text in."""
-        if self.drafters:
-            self._texts[key] = text
+    @property
+    def masks(self) -> int:
+        """Returns how many masks drafters want behind a token."""
+        return max((drafter.masks for drafter in self.drafters), default=0)
+
+    def join(self, key: Hashable, text: DraftText, ahead: Tensor | None = None) -> None:
+        """Takes a text in.
+
+        Args:
+            key: the caller's.
+            text: the text; with masks behind its prompt, its first token is there.
+            ahead: states of the prompt's last token and of the masks, `[1 + masks, layers, hidden size]`.
+        """
+        if not self.drafters:
+            return
+        self._texts[key] = text
+        if ahead is not None and self.masks:
+            seen = Match((text.tokens[-1],), (0,), (text.tokens[-1],))
+            self._show(text, DraftTree(masks=(len(ahead) - 1,)), seen, ahead)
 
     def leave(self, key: Hashable) -> None:
         """Lets a text go."""
@@ -58,8 +80,10 @@ class Speculator:
         texts = [self._texts[key] for key in keys]
         proposals = [drafter.propose(texts, rooms) for drafter in self.drafters]
         drafts = [own[0] if len(own) == 1 else DraftTree.union(own) for own in zip(*proposals, strict=True)]
-        kept = within_budget(drafts, self.costs)
-        return kept if any(map(len, kept)) else []
+        kept = within_budget(drafts, self.costs, self.ends)
+        if self.masks:
+            kept = with_masks(kept, self.costs, rooms, self.masks, self._gain, self.ends)
+        return kept if any(draft.num_rows > 1 for draft in kept) else []
 
     def observe(
         self, key: Hashable, draw: TokenDraw, draft: DraftTree, match: Match, hidden: Tensor | None = None
@@ -71,13 +95,19 @@ class Speculator:
             draw: how its next token is drawn.
             draft: what was verified.
             match: what came of it.
-            hidden: the states of `layers` at every node, `[1 + len(draft), layers, hidden size]`.
+            hidden: the states of `layers` at every node and mask, `[draft.num_rows, layers, hidden size]`.
         """
         if not self.drafters:
             return
-        text, layers = self._texts[key], self.layers
+        text = self._texts[key]
         text.tokens += match.tokens
         text.draw = draw
+        if len(draft):
+            self._gain += _LEARN * (len(match.tokens) - 1 - self._gain)
+        self._show(text, draft, match, hidden)
+
+    def _show(self, text: DraftText, draft: DraftTree, match: Match, hidden: Tensor | None) -> None:
+        layers = self.layers
         for drafter in self.drafters:
             own = None
             if hidden is not None and drafter.layers:

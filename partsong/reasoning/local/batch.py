@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode
 from partsong.reasoning.local.shared_attention import AttentionStep, Branches, Chunk, branches_of
 
-__all__ = ["Batch", "BatchRow"]
+__all__ = ["Batch", "BatchOutput", "BatchRow"]
 
 
 #: Every row copies the nodes it reads that have at most this many tokens. A product with few keys costs more than
@@ -61,6 +61,59 @@ class BatchRow:
 
 
 Row = TypeVar("Row", bound=BatchRow)
+
+
+class BatchOutput(NamedTuple):
+    """Holds what a forward gives.
+
+    Attributes:
+        logits: those after each row's token and after its guesses, `[tokens, vocabulary]`, row by row.
+        ends: for each chunk the logits `[vocabulary]` after its last token, if its node ends there and a call asks.
+        states: for each row those of its token, its guesses and its masks, `[rows fed, layers, hidden size]`; empty if
+            nobody asked.
+        ahead: for each chunk those of its last token and the masks behind it, likewise.
+    """
+
+    logits: Tensor
+    ends: list[Tensor | None]
+    states: list[Tensor]
+    ahead: list[Tensor]
+
+
+@dataclass(slots=True)
+class _Feed:
+    """Collects what a forward reads: tokens, their positions and marks, those whose logits are kept, and masks."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    keep: list[int] = field(default_factory=list)
+    masks: dict[int, int] = field(default_factory=dict)
+
+    def take_draft(self, row: BatchRow, draft: DraftTree) -> None:
+        """Adds a row's token, its guesses, and the masks behind them."""
+        begin, position = len(self.tokens), row.position
+        self.keep += range(begin, begin + len(draft.depths))
+        self.tokens += (row.next_token, *draft.tokens)
+        self.positions += [position + depth for depth in draft.depths]
+        for depth, num in zip(draft.depths, draft.masks, strict=False):
+            self._take_masks(position + depth, num)
+        self.marks += [row.mark] * draft.num_rows
+
+    def take_chunk(self, node: PrefixNode, count: int, masks: int) -> Chunk:
+        """Adds tokens of a prompt, and masks behind them."""
+        chunk = Chunk(node, node.done, count, len(self.tokens), masks)
+        self.tokens += node.tokens[node.done : node.done + count]
+        self.positions += range(node.start + node.done, node.start + node.done + count)
+        self._take_masks(self.positions[-1], masks)
+        self.marks += [node.mark] * (count + masks)
+        return chunk
+
+    def _take_masks(self, after: int, num: int) -> None:
+        for number in range(num):
+            self.masks[len(self.tokens)] = number
+            self.tokens.append(0)
+            self.positions.append(after + 1 + number)
 
 
 class Batch(Generic[Row]):
@@ -116,49 +169,62 @@ class Batch(Generic[Row]):
         self._branches = None
 
     def forward(
-        self, chunks: Sequence[tuple[PrefixNode, int]], drafts: Sequence[DraftTree] = ()
-    ) -> tuple[Tensor, list[Tensor | None]]:
+        self,
+        chunks: Sequence[tuple[PrefixNode, int]],
+        drafts: Sequence[DraftTree] = (),
+        *,
+        layers: tuple[int, ...] = (),
+        masks: int = 0,
+    ) -> BatchOutput:
         """Computes the next token of every row with the guesses at those after it, and the next tokens of prompts.
 
         Args:
             chunks: (node, how many tokens to compute); a node comes after those it continues.
-            drafts: the guesses of each row; empty if there are none at all.
-
-        Returns:
-            Logits `[tokens, vocabulary]` after each row's token and after its guesses, row by row, and for each chunk
-            the logits `[vocabulary]` after its last token, if the node ends there and a call needs them.
+            drafts: the guesses and masks of each row; empty if there are none at all.
+            layers: whose states are returned, too (see `LocalModel.look`).
+            masks: how many masks stand behind a prompt whose logits a call needs.
         """
-        tokens, positions, marks = self._written(drafts)
-        written = len(tokens)
-        keep, placed, has_logits = list(range(len(tokens))), list[Chunk](), list[bool]()
+        feed, placed = self._feed(drafts), list[Chunk]()
+        written = len(feed.keep)
         for node, count in chunks:
-            placed.append(Chunk(node, node.done, count, len(tokens)))
-            tokens += node.tokens[node.done : node.done + count]
-            positions += range(node.start + node.done, node.start + node.done + count)
-            marks += [node.mark] * count
-            has_logits.append(node.needs_logits and node.done + count == len(node.tokens))
-            if has_logits[-1]:
-                keep.append(len(tokens) - 1)
+            is_asked = node.needs_logits and node.done + count == len(node.tokens)
+            placed.append(feed.take_chunk(node, count, min(masks, self.model.context - node.end) if is_asked else 0))
+            if is_asked:
+                feed.keep.append(placed[-1].end - 1)
         lengths = [row.length for row in self.rows]
-        self.store.reserve(len(self.rows), max(lengths, default=0) + 1 + max(map(len, drafts), default=0))
+        most = max((draft.num_rows for draft in drafts), default=1)
+        self.store.reserve(len(self.rows), max(lengths, default=0) + most)
         if self._branches is None:
             self._branches = branches_of([row.shared for row in self.rows], self.model.device)
-        step = AttentionStep(self.store, lengths, self._branches, placed, [draft.parents for draft in drafts])
-        logits = self.model.forward(tokens, positions, keep, step, marks)
-        ends = iter(logits[written:])
-        return logits[:written], [next(ends).clone() if each else None for each in has_logits]
+        step = AttentionStep(self.store, lengths, self._branches, placed, [draft.row_parents for draft in drafts])
+        logits, states = self._run(feed, step, layers)
+        kept = dict(zip(feed.keep[written:], logits[written:], strict=True))
+        ends = [kept.get(chunk.end - 1) for chunk in placed]
+        ends = [None if end is None else end.clone() for end in ends]
+        if states is None:
+            return BatchOutput(logits[:written], ends, [], [])
+        sizes = [draft.num_rows for draft in drafts] or [1] * len(self.rows)
+        by_row = list(states[: sum(sizes)].split(sizes))
+        return BatchOutput(
+            logits[:written], ends, by_row, [states[chunk.end - 1 : chunk.end + chunk.masks] for chunk in placed]
+        )
 
-    def _written(self, drafts: Sequence[DraftTree]) -> tuple[list[int], list[int], list[int]]:
-        """Lists tokens, positions and marks of what the rows feed in a step."""
-        if not any(map(len, drafts)):
-            rows = self.rows
-            return [row.next_token for row in rows], [row.position for row in rows], [row.mark for row in rows]
-        tokens, positions, marks = list[int](), list[int](), list[int]()
-        for row, draft in zip(self.rows, drafts, strict=True):
-            tokens += (row.next_token, *draft.tokens)
-            positions += [row.position + depth for depth in draft.depths]
-            marks += [row.mark] * len(draft.depths)
-        return tokens, positions, marks
+    def _run(self, feed: _Feed, step: AttentionStep, layers: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        how = (feed.tokens, feed.positions, feed.keep, step, feed.marks)
+        if not layers:
+            return self.model.forward(*how), None
+        return self.model.look(*how, masks=feed.masks, layers=layers)
+
+    def _feed(self, drafts: Sequence[DraftTree]) -> _Feed:
+        """Lists what the rows feed in a step."""
+        rows = self.rows
+        if not drafts:
+            fed = [row.next_token for row in rows], [row.position for row in rows], [row.mark for row in rows]
+            return _Feed(*fed, list(range(len(rows))))
+        feed = _Feed()
+        for row, draft in zip(rows, drafts, strict=True):
+            feed.take_draft(row, draft)
+        return feed
 
     def advance(self, row: Row, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Makes the tokens that were fed and kept part of a row.

@@ -119,7 +119,7 @@ class LocalEngine:
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             kept_tokens=int(cache_mb * 1e6 / self.model.bytes_per_token),
-            speculator=_speculator(self.model, self.tokenizer, drafters, costs),
+            speculator=_speculator(self.model, self.tokenizer, drafters, costs, self._ends),
         )
         self._worker = Worker(scheduler, self.name)
         self._end = weakref.finalize(self, _end, self._worker, self.model)
@@ -186,10 +186,11 @@ def _speculator(
     tokenizer: PreTrainedTokenizerBase,
     drafters: Sequence[DrafterKnobs],
     costs: tuple[float, ...] | None,
+    ends: frozenset[int],
 ) -> Speculator:
     processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
     own = usual_costs(model.num_weights, processor)
-    return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own))
+    return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own), ends)
 
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.packed_linear import can_pack, least_rows, pack_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
@@ -60,16 +62,13 @@ class LocalModel:
         thoughts: ThoughtEmbeddings | None = None,
     ) -> None:
         _check(module)
-        config = module.config
-        self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.context: int = config.max_position_embeddings
+        self._read_sizes(module.config)
         weight, head = (
             getattr(x, "weight", None) for x in (module.get_input_embeddings(), module.get_output_embeddings())
         )
         assert isinstance(weight, Tensor) and isinstance(head, Tensor)
         self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
+        self.hidden_size: int = weight.shape[1]
         self.num_weights = sum(each.numel() for each in module.parameters())
         # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
@@ -78,11 +77,31 @@ class LocalModel:
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
         self._tokens = 0
+        self._masks: GatedLora | None = None
+        #: How many forwards it has computed.
+        self.forwards = 0
+        # What `look` asks for, and what the forward under way has for it.
+        self._watched, self._layers = False, tuple[int, ...]()
+        self._states: Tensor | None = None
         self.packed = self._pack(weight, pack)
         self._least_rows = least_rows() if self.packed else 1
+        self._embedding, self._head = weight.detach(), self._module.get_output_embeddings()
         self._thoughts = thoughts
         if thoughts is not None:
             thoughts.attach(self._module)
+        self._attend_here()
+
+    def _read_sizes(self, config: Any) -> None:
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.context: int = config.max_position_embeddings
+        #: Where the model was loaded from: a folder or a name on the hub; empty if it was not.
+        self.source: str = config.name_or_path or ""
+        self._scale: float = getattr(config, "logits_scaling", 1.0)
+
+    def _attend_here(self) -> None:
+        """Makes the layers hand their attention to `attend`."""
         self._module.config._attn_implementation = _NAME
         for each in self._module.modules():
             if isinstance(getattr(each, "layer_idx", None), int):
@@ -133,6 +152,73 @@ class LocalModel:
         Returns:
             `[len(keep), vocabulary]`.
         """
+        return self._compute(tokens, positions, keep, step, marks, {}, ())[0]
+
+    def look(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        keep: Sequence[int],
+        step: AttentionStep,
+        marks: Sequence[int] = (),
+        *,
+        masks: Mapping[int, int] = MappingProxyType({}),
+        layers: tuple[int, ...] = (-1,),
+    ) -> tuple[Tensor, Tensor]:
+        """Computes what `forward` does, lets masks take part, and returns states as well.
+
+        Args:
+            tokens: as there; those of masks do not matter.
+            positions: as there.
+            keep: as there.
+            step: as there.
+            marks: as there.
+            masks: which of the tokens are masks, each with its number (see `GatedLora`).
+            layers: whose states are returned: 0 is the embedding, -1 what the head reads.
+
+        Returns:
+            Logits `[len(keep), vocabulary]`, and states of all tokens `[tokens, layers, hidden size]`.
+        """
+        if not self._watched:
+            self._module.get_decoder().register_forward_hook(self._see)
+            self._watched = True
+        logits, states = self._compute(tokens, positions, keep, step, marks, masks, layers)
+        assert states is not None
+        return logits, states
+
+    def take_masks(self, masks: GatedLora) -> None:
+        """Lets masks take part in forwards. They change nothing for tokens.
+
+        Args:
+            masks: the masks, on the model's device and of its dtype.
+
+        Raises:
+            ArgumentError: the model has masks, or these were trained for another one.
+        """
+        if self._masks is not None:
+            raise ArgumentError("the model looks ahead from masks already: give an engine one trained head")
+        masks.build_into(self._module)
+        self._masks = masks
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Returns the embeddings of tokens, `[tokens, hidden size]`."""
+        return F.embedding(torch.tensor(tokens, device=self.device), self._embedding)
+
+    def read(self, states: Tensor) -> Tensor:
+        """Computes the logits that the head makes of states, `[..., hidden size]` to `[..., vocabulary]`."""
+        logits = self._head(states)
+        return logits if self._scale == 1.0 else logits / self._scale
+
+    def _compute(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        keep: Sequence[int],
+        step: AttentionStep,
+        marks: Sequence[int],
+        masks: Mapping[int, int],
+        layers: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor | None]:
         # Places beside the tokens, so that there are enough rows; nobody reads what comes of them.
         spare = max(0, self._least_rows - len(tokens))
         known = [list(numbers) + [0] * spare for numbers in (tokens, positions)]
@@ -140,15 +226,26 @@ class LocalModel:
         flat, places, kept = (torch.tensor(x, device=self.device) for x in ([known[0]], [known[1]], [*keep, *last]))
         marked = [*marks, *[0] * spare]
         thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([marked])
-        with self._turn, thinking:
-            self._step, self._tokens = step, len(tokens)
+        looking = nullcontext() if self._masks is None or not masks else self._masks.at(masks)
+        more = {"output_hidden_states": True} if any(layer != -1 for layer in layers) else {}
+        with self._turn, thinking, looking:
+            self._step, self._layers, self._tokens = step, layers, len(tokens)
+            self.forwards += 1
             try:
                 out = self._module(
-                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True
-                )
+                    input_ids=flat, position_ids=places, use_cache=False, logits_to_keep=kept.long(), return_dict=True,
+                    **more,
+                )  # fmt: skip
+                return out.logits[0, : len(keep)], self._states
             finally:
-                self._step = None
-        return out.logits[0, : len(keep)]
+                self._step, self._layers, self._states = None, (), None
+
+    def _see(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
+        """Keeps the states that `look` returns."""
+        if self._layers == (-1,):
+            self._states = out.last_hidden_state[0, : self._tokens, None]
+        elif self._layers:
+            self._states = torch.stack([out.hidden_states[layer][0, : self._tokens] for layer in self._layers], dim=1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Computes the attention of a layer."""

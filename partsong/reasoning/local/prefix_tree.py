@@ -34,6 +34,7 @@ class PrefixNode:
         values: of the same shape.
         done: how many tokens have their keys computed.
         logits: the logits `[vocabulary]` after the last token, if a call needed them.
+        ahead: states of the last token and of masks behind it, if drafters look ahead (see `BatchOutput`).
         needs_logits: whether a call waits for the logits.
         users: how many rows and waiting calls use it; without users it may be dropped.
         used: the time of the last use, by the tree's clock.
@@ -42,8 +43,8 @@ class PrefixNode:
     """
 
     __slots__ = (
-        "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "tokens", "used",
-        "users", "values",
+        "ahead", "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "tokens",
+        "used", "users", "values",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,7 @@ class PrefixNode:
         self.children: list[PrefixNode] = []
         self.done = self.users = self.used = 0
         self.logits: Tensor | None = None
+        self.ahead: Tensor | None = None
         self.needs_logits = False
 
     @property
@@ -189,7 +191,7 @@ class PrefixTree:
         for thread in node.joined:
             thread.users -= 1
         self.tokens -= len(node.tokens)
-        node.keys = node.values = node.logits = node.parent = None
+        node.keys = node.values = node.logits = node.ahead = node.parent = None
 
     def trim(self) -> None:
         """Drops the nodes whose last use is longest ago until the rest is within the limit. Nodes in use stay."""

@@ -15,7 +15,7 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.reasoning.calls.call import Completion
-from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.batch import Batch, BatchOutput, BatchRow
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
 from partsong.reasoning.local.ticket import Ticket
@@ -105,22 +105,29 @@ class Scheduler:
         news = self._let_go()
         self._let_in()
         chunks = self._plan()
-        logits: Tensor | None = None
+        output: BatchOutput | None = None
         rows = list(self.batch.rows)
         # The token that plain decoding would draw in this step needs no guess.
         rooms = [row.ticket.max_tokens - len(row.ticket.answer) - 1 for row in rows]
         drafts = self.speculator.propose(rows, rooms)
         if rows or chunks:
-            logits, ends = self.batch.forward(chunks, drafts)
-            for (node, count), end in zip(chunks, ends, strict=True):
-                node.done += count
-                node.logits = end if end is not None else node.logits
+            guesses = self.speculator
+            output = self.batch.forward(chunks, drafts, layers=guesses.layers, masks=guesses.masks)
+            self._note(chunks, output)
         self._pending = [node for node in self._pending if not node.complete]
         ready = [(ticket, node) for ticket, node in self._held if node.complete and node.logits is not None]
-        drawn = self._draw(rows, drafts, logits, ready)
+        drawn = self._draw(rows, drafts, output, ready)
         self._held = [held for held in self._held if held not in ready]
         self.tree.trim()
         return news + drawn
+
+    def _note(self, chunks: Sequence[tuple[PrefixNode, int]], output: BatchOutput) -> None:
+        """Takes note of what was computed of prompts."""
+        for place, ((node, count), end) in enumerate(zip(chunks, output.ends, strict=True)):
+            node.done += count
+            if end is not None:
+                node.logits = end
+                node.ahead = output.ahead[place].clone() if output.ahead else None
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
@@ -138,9 +145,9 @@ class Scheduler:
             self._forget(node)
         return [SchedulerReport(ticket, tokens=len(ticket.answer), ended=True) for ticket in gone]
 
-    def _join(self, row: _CallRow) -> None:
+    def _join(self, row: _CallRow, ahead: Tensor | None = None) -> None:
         self.batch.join(row)
-        self.speculator.join(row, row.ticket.draft_text())
+        self.speculator.join(row, row.ticket.draft_text(), ahead)
 
     def _leave(self, row: _CallRow) -> None:
         self.speculator.leave(row)
@@ -222,11 +229,11 @@ class Scheduler:
         self,
         rows: list[_CallRow],
         drafts: Sequence[DraftTree],
-        logits: Tensor | None,
+        output: BatchOutput | None,
         ready: list[tuple[Ticket, PrefixNode]],
     ) -> list[SchedulerReport]:
         first = [node.logits for _, node in ready if node.logits is not None]
-        every = [*([logits] if logits is not None else []), *([torch.stack(first)] if first else [])]
+        every = [*([output.logits] if output is not None else []), *([torch.stack(first)] if first else [])]
         if not every or not (rows or ready):
             return []
         whole = every[0] if len(every) == 1 else torch.cat(every)
@@ -234,10 +241,14 @@ class Scheduler:
         draws = [each for row, tree in zip(rows, trees, strict=True) for each in node_draws(tree, row.ticket.draw)]
         tokens = draw(whole, draws + [ticket.draw for ticket, _ in ready])
         news, ended, begin = list[SchedulerReport](), list[_CallRow](), 0
-        for row, tree in zip(rows, trees, strict=True):
+        states = output.states if output is not None and output.states else [None] * len(rows)
+        for row, tree, seen in zip(rows, trees, states, strict=True):
             here = slice(begin, begin + 1 + len(tree))
-            if self._go_on(row, tree, follow(tree, tokens[here], row.ticket.ends), whole[here], news):
+            match = follow(tree, tokens[here], row.ticket.ends)
+            if self._go_on(row, tree, match, whole[here], news):
                 ended.append(row)
+            # Drafters learn from last steps, too: they are those whose guesses are right most often.
+            self.speculator.observe(row, row.ticket.draw, tree, match, seen)
             begin = here.stop
         # A row that leaves gives its place to another: only now do all of them hold what they drew.
         for row in ended:
@@ -245,7 +256,7 @@ class Scheduler:
             self._leave(row)
         for (ticket, node), token, after in zip(ready, tokens[begin:], whole[begin:], strict=True):
             if not self._take(ticket, token, after, news):
-                self._join(_CallRow(leaf=node, next_token=token, mark=ticket.prompt.mark, ticket=ticket))
+                self._join(_CallRow(leaf=node, next_token=token, mark=ticket.prompt.mark, ticket=ticket), node.ahead)
             node.users -= 1
         return news
 
@@ -260,8 +271,6 @@ class Scheduler:
             ended = self._take(ticket, token, logits[node], news)
             taken += 1
         self.batch.advance(row, match.path[:taken], match.tokens[:taken])
-        if not ended:
-            self.speculator.observe(row, ticket.draw, tree, match)
         return ended
 
     def _take(self, ticket: Ticket, token: int, logits: Tensor, news: list[SchedulerReport]) -> bool:

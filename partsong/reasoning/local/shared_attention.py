@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +32,19 @@ class Chunk:
         first: the first of them, within the node.
         count: how many there are.
         place: the place of the first one among the step's tokens.
+        masks: how many masks stand behind the last of them; they come next among the step's tokens.
     """
 
     node: PrefixNode
     first: int
     count: int
     place: int
+    masks: int = 0
+
+    @property
+    def end(self) -> int:
+        """Returns the place after the last one."""
+        return self.place + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +93,8 @@ class AttentionStep:
         lengths: how many tokens each row has there, without those of this step.
         branches: what else the rows read.
         chunks: the chunks of prompts.
-        parents: for every row the nodes of its draft, each by the node before it (see `DraftTree`). A row's tokens are
-            node 0 and these. Default: one token per row.
+        parents: for every row the nodes and masks of its draft, each by the one before it (see
+            `DraftTree.row_parents`). A row's tokens are node 0 and these. Default: one token per row.
     """
 
     def __init__(
@@ -119,7 +127,7 @@ class AttentionStep:
         self._slots = slots[self._rows] + node
         if min(counts) < self._most:
             self._padded = self._rows * self._most + node
-        self._hidden = _hidden_of(slots, parents, self._most, self._longest)
+        self._hidden = _hidden_of(lengths, parents, self._most, self._longest).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Writes the step's keys, then attends.
@@ -147,6 +155,9 @@ class AttentionStep:
         parts = [self._rows_attend(layer, query[0, :, :count].transpose(0, 1), scale)] if count else []
         for chunk in self.chunks:
             parts.append(_chunk_attends(layer, query[:, :, _span(chunk.place, chunk.count)], chunk, scale))
+            if chunk.masks:
+                masks = [x[:, :, _span(chunk.end, chunk.masks)] for x in (query, key, value)]
+                parts.append(_masks_attend(layer, masks, chunk, scale))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -199,21 +210,23 @@ class AttentionStep:
         return flat if self._padded is None else flat[self._padded]
 
 
-def _hidden_of(lengths: Tensor, parents: Sequence[Sequence[int]], most: int, longest: int) -> Tensor:
+def _hidden_of(lengths: Sequence[int], parents: Sequence[Sequence[int]], most: int, longest: int) -> Tensor:
     """Says which slots each token does not see, `[rows, 1, tokens, slots]`: all but those before, and its ancestors.
 
     Places beside the draft of a row that has a shorter one see what node 0 sees; nobody reads what comes of them.
     """
-    sees = torch.zeros(len(parents), most, most, dtype=torch.bool)
-    for row, draft in enumerate(parents):
-        sees[row, :, 0] = True
+    hidden = np.ones((len(lengths), most, longest), bool)
+    for row, (length, draft) in enumerate(zip(lengths, parents, strict=True)):
+        hidden[row, :, :length] = False
+        # A node's ancestors as the bits of a number: one operation for each node, however deep it lies.
+        sees = [1]
         for node, parent in enumerate(draft, 1):
-            sees[row, node] |= sees[row, parent]
-            sees[row, node, node] = True
-    own = torch.arange(longest, device=lengths.device) - lengths[:, None]  # the node whose key is in a slot
-    among = own.clamp(0, most - 1)[:, None].expand(-1, most, -1)
-    seen = sees.to(lengths.device).gather(2, among) & (own < most)[:, None]
-    return ~(seen | (own < 0)[:, None])[:, None]
+            sees.append(sees[parent] | 1 << node)
+        own, width = len(sees), -(-len(sees) // 8)
+        bits = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in sees), np.uint8).reshape(own, width)
+        hidden[row, :own, length : length + own] = np.unpackbits(bits, axis=1, count=own, bitorder="little") == 0
+        hidden[row, own:, length] = False
+    return torch.from_numpy(hidden)[:, None]
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -239,6 +252,17 @@ def _chunk_attends(layer: int, query: Tensor, chunk: Chunk, scale: float) -> Ten
         earlier = attention(query, segments=segments, scale=scale)
     own = _segment(node, layer, chunk.first + chunk.count)
     out, _ = attention(query, own.k, own.v, mask=Causal(chunk.first), scale=scale, init=earlier)
+    return out[0].transpose(0, 1)
+
+
+def _masks_attend(layer: int, masks: Sequence[Tensor], chunk: Chunk, scale: float) -> Tensor:
+    """Lets masks behind a prompt, by query, key and value, attend to it and to each other; nobody keeps their keys."""
+    query, key, value = masks
+    *before, node = chunk.node.chain()
+    segments = [_segment(each, layer, len(each.tokens)) for each in before]
+    segments.append(_segment(node, layer, chunk.first + chunk.count))
+    earlier = attention(query, segments=segments, scale=scale)
+    out, _ = attention(query, key, value, mask=Causal(), scale=scale, init=earlier)
     return out[0].transpose(0, 1)
 
 

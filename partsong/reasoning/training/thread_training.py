@@ -16,7 +16,7 @@ from partsong.knobs import AboveZero, check_knobs, type_hints
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask
 
-__all__ = ["ThreadLesson", "learned_logits", "log_likelihoods", "supervised_loss", "train_step"]
+__all__ = ["ThreadLesson", "learned_logits", "log_likelihoods", "mask_for", "supervised_loss", "train_step"]
 
 
 def learned_logits(model: PreTrainedModel, batch: ThreadBatch, thoughts: ThoughtEmbeddings | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def learned_logits(model: PreTrainedModel, batch: ThreadBatch, thoughts: Thought
     with nullcontext() if thoughts is None else thoughts.at(batch.marks):
         hidden = decoder(
             input_ids=batch.ids,
-            attention_mask=_mask_for(model, batch),
+            attention_mask=mask_for(model, batch.mask),
             position_ids=batch.positions,
             use_cache=False,
         ).last_hidden_state
@@ -48,14 +48,23 @@ def learned_logits(model: PreTrainedModel, batch: ThreadBatch, thoughts: Thought
     return head(hidden[rows, batch.sources[rows, columns]])
 
 
-def _mask_for(model: PreTrainedModel, batch: ThreadBatch) -> Any:
+def mask_for(model: PreTrainedModel, mask: Tensor) -> Any:
+    """Turns a mask into the form that a model's attention takes.
+
+    Args:
+        model: a decoder of transformers.
+        mask: who sees whom, bool `[rows, 1, queries, keys]`.
+
+    Raises:
+        UnsupportedError: the model has another kind of attention than eager, sdpa or flex.
+    """
     kind = model.config._attn_implementation
     if kind == "eager":
-        return additive_mask(batch.mask, model.dtype)
+        return additive_mask(mask, model.dtype)
     if kind == "sdpa":
-        return batch.mask
+        return mask
     if kind == "flex_attention":
-        return flex_mask(batch.mask)
+        return flex_mask(mask)
     raise UnsupportedError(f"attention {kind!r} takes no mask of threads; use 'eager', 'sdpa' or 'flex_attention'")
 
 

@@ -72,6 +72,10 @@ def _sample(
     arguments: dict[str, Any],
     solve: Callable[[Evaluate, Tensor, Rehearsal, Tensor | None], Solution],
 ) -> Any:
+    adapter = plan.denoisers[0].adapter
+    assert plan.loop is not None
+    if (reason := plan.loop.refuses(adapter)) is not None:  # one rank samples with this loop too
+        raise UnsupportedError(f"{type(plan.loop).__name__} on {adapter.model}: {reason}")
     refuse_arguments(arguments, _REFUSED)
     plan.begin_loop()
     with ExitStack() as stack, plan.looping():

@@ -17,6 +17,22 @@ from partsong.parallel.strategy import Cut, Kind, Strategy
 
 __all__ = ["DraftedSteps", "TimeParallel", "TimePoints"]
 
+_LIST, _TWO = "its pipelines give it a list of latents", "it returns two samples, and one is solved for here"
+#: Models that no pipeline calls in a way that can be learned. With others, scheduler and guidance decide.
+_REFUSED = {
+    "Cosmos3OmniTransformer": _LIST,
+    "ZImageTransformer2DModel": _LIST,
+    "Kandinsky6Transformer3DModel": _TWO,
+    "LTX2VideoTransformer3DModel": _TWO,
+    "PriorTransformer": "what it returns is no sample",
+    "RFD4ProteinaTransformer": "its pipeline has no scheduler",
+}
+
+
+def _refuses(adapter: Adapter) -> str | None:
+    reason = _REFUSED.get(adapter.model)
+    return None if reason is None else f"{reason}; {adapter.instead}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeParallel(Strategy):
@@ -55,8 +71,8 @@ class TimeParallel(Strategy):
     tolerance: Annotated[float, Number(0)] = 0.05
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses no architecture: the model is called as its pipeline calls it."""
-        return None
+        """Refuses models that return or are given something other than one tensor."""
+        return _refuses(adapter)
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
         """Returns which rank evaluates which point."""
@@ -95,8 +111,8 @@ class DraftedSteps(Strategy):
     depth: Count = 2
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses no architecture: the model is called as its pipeline calls it."""
-        return None
+        """Refuses models that return or are given something other than one tensor."""
+        return _refuses(adapter)
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
         """Returns which rank evaluates which draft."""

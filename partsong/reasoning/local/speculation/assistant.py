@@ -139,6 +139,7 @@ class AssistantDrafter:
     """
 
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __init__(
         self, model: LocalModel, *, length: int, branches: int, cost: float, grouped: LayerParallel | None = None
@@ -164,7 +165,7 @@ class AssistantDrafter:
         if any(self._is_worth(self._writings[text], room) for text, room in most.items()):
             self._catch_up(most)
         while any(self._is_worth(self._writings[text], room) for text, room in most.items()):
-            self._add(most, self._batch.forward([])[0])
+            self._add(most, self._batch.forward([]).logits)
         return [self._writings[text].tree() if text in most else DraftTree() for text in texts]
 
     def observe(self, text: DraftText, seen: Observation) -> None:
@@ -230,7 +231,7 @@ class AssistantDrafter:
             drafts[row] = DraftTree.chain(rest)
         trees = [drafts.get(row, DraftTree()) for row in self._batch.rows]
         with self._exact():
-            logits, _ = self._batch.forward([], trees)
+            logits = self._batch.forward([], trees).logits
         ends = list(itertools.accumulate(len(tree) + 1 for tree in trees))
         for row, tree in drafts.items():
             if len(tree):

@@ -80,6 +80,7 @@ class MaskedDrafter:
     """
 
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __init__(self, module: PreTrainedModel, *, length: int) -> None:
         self._module, self._length, self._config = module, length, module.config

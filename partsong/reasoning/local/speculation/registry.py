@@ -7,9 +7,10 @@ from types import MappingProxyType
 from partsong.kernels.speculation.registry import MODEL_FREE
 from partsong.knobs import by_name
 from partsong.reasoning.local.speculation.assistant import Assistant
+from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.reasoning.local.speculation.masked import Masked
 
 __all__ = ["DRAFTERS"]
 
 #: Name -> knobs.
-DRAFTERS = MappingProxyType({**MODEL_FREE, **by_name((Assistant, Masked))})
+DRAFTERS = MappingProxyType({**MODEL_FREE, **by_name((Assistant, Masked)), "head": TrainedHead})
