@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.errors import UnsupportedError
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.costs import costs_by_tokens, usual_costs
 from partsong.kernels.speculation.draft import DraftTree
-from partsong.kernels.speculation.drafter import DraftText
+from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.kernels.token_head import TokenNoise, token_ids
@@ -93,7 +94,7 @@ class CausalLoop:
             self.rows.append(_Row(name, request.row_seeds[name], tallies[name], text, **sizes))
         self.ended: dict[int, Ended] = {}
         self.reader: CausalReader | None = None
-        self.speculator = speculator_of(request)
+        self.speculator = speculator_of(request.model, request.speculate)
         for row in self.rows:
             self.speculator.join(row.name, DraftText(list(row.tokens), self._next(row)))
 
@@ -145,9 +146,9 @@ class CausalLoop:
             self.reader = make(self.model, [row.tokens for row in rows], room)
             kind, hidden, fed = "prefill", self.reader.begin(), [len(row.tokens) for row in rows]
         else:
-            last = [row.tokens[-1] for row in rows]
-            drafting = isinstance(self.reader, DraftReader)
-            kind, hidden = "denoise", self.reader.verify(last, drafts) if drafting else self.reader.go_on(last)
+            last, reader = [row.tokens[-1] for row in rows], self.reader
+            hidden = reader.verify(last, drafts) if isinstance(reader, DraftReader) else reader.go_on(last)
+            kind = "denoise"
             fed = [1 + len(draft) for draft in drafts]
         flops = [self.model.flops(num, len(row.tokens)) for num, row in zip(fed, rows, strict=True)]
         count([row.tally for row in rows], kind, flops)
@@ -186,7 +187,7 @@ class CausalLoop:
         self.speculator.observe(row.name, self._next(row), draft, match)
 
     def _next(self, row: _Row) -> TokenDraw:
-        """Says how the row's next token is drawn, as drafters are told."""
+        """Says how the row's next token is drawn, for drafters."""
         return TokenDraw(self.temperature, 1.0, row.seed, row.step)
 
     def _leave(self) -> tuple[int, ...]:
@@ -206,12 +207,21 @@ class CausalLoop:
         return tuple(row.name for row in gone)
 
 
-def speculator_of(request: DecodeRequest) -> Speculator:
-    """Builds the drafters that were asked for, with what steps over several tokens of this model usually cost."""
-    if not request.speculate:
+def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Speculator:
+    """Builds drafters, with what steps over several tokens of this model usually cost.
+
+    Raises:
+        UnsupportedError: a drafter reads the model's inner states.
+    """
+    if not asked:
         return Speculator()
-    model = request.model
     processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
     num_weights = sum(weight.numel() for weight in model.module.parameters())
-    drafters = tuple(knobs.build(model, None) for knobs in request.speculate)
-    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor)))
+    drafters = tuple(knobs.build(model, None) for knobs in asked)
+    for knobs, drafter in zip(asked, drafters, strict=True):
+        if drafter.layers:
+            raise UnsupportedError(
+                f"{type(knobs).__name__} reads the states of layers {list(drafter.layers)}, which are not kept here; "
+                f"use it with LocalEngine, or ngram and jacobi here"
+            )
+    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor, packed=False)))

@@ -147,6 +147,10 @@ def decode(
         verify=verify,
         speculate=speculate,
     )
+    return _run(request)
+
+
+def _run(request: DecodeRequest) -> Decoded:
     loop = _loop(request, watched=False)
     return _collect(loop, sum(1 for _ in loop))
 

@@ -74,7 +74,7 @@ class DraftReader(CausalReader):
         self.ends = [self.ends[row] for row in rows]
 
     def _visible(self, firsts: Tensor, slots: Tensor, drafts: Sequence[DraftTree], until: int) -> Tensor:
-        """Returns which slots the nodes see, bool `[B, Q, until]`: the text before them, their ancestors, themselves."""
+        """Returns which slots the nodes see, bool `[B, Q, until]`: text, ancestors and themselves."""
         places, most = torch.arange(until, device=slots.device), slots.shape[1]
         before = (places >= self._pads[:, None]) & (places < firsts)
         visible = before[:, None].repeat(1, most, 1)

@@ -68,14 +68,12 @@ def check_request(
     speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
-    numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
-    numbers |= {"verify": verify}
-    check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
-    drafters = drafters_of(speculate)
-    model = _text_model(model, adapter)
+    numbers: dict[str, Any] = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
+    numbers |= {"open_at": open_at, "temperature": temperature, "verify": verify}
+    check_knobs(type_hints(check_request), numbers)
+    drafters, model = drafters_of(speculate), _text_model(model, adapter)
     rule, cache = _rule(rule, model, probe), _cache(cache, model.adapter)
-    check_verify(verify, rule, cache, model.adapter)
-    _check_drafters(drafters, model, rule, cache)
+    _check_drafts(verify, drafters, model, rule, cache)
     prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
     _check_room(prompts, answers, rule, model)
     return DecodeRequest(
@@ -121,11 +119,14 @@ def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter
         )
 
 
-def _check_drafters(drafters: tuple[DrafterKnobs, ...], model: TextModel, rule: Rule, cache: TextCache) -> None:
-    """Refuses guesses at the next tokens where a step decides something else."""
+def _check_drafts(
+    verify: int, drafters: tuple[DrafterKnobs, ...], model: TextModel, rule: Rule, cache: TextCache
+) -> None:
+    """Refuses drafted steps and guessed tokens where they could not be checked."""
+    check_verify(verify, rule, cache, model.adapter)
     if drafters and (why := why_not_plainly_causal(model, rule, cache)) is not None:
         raise UnsupportedError(
-            f"speculate guesses the next tokens of a causal model, and {why}; leave it out, or for masked models use verify"
+            f"speculate guesses the next tokens of a causal model, and {why}; leave it out, or use verify"
         )
 
 

@@ -50,7 +50,12 @@ def test_every_decoder(kind: str, temperature: float, monkeypatch: pytest.Monkey
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     model = causal(kind)
     rows = [[5, 6, 7, 8, 9, 10, 11], [4], [12, 13, 14], [1, 2]]
-    options = {"max_new_tokens": 12, "temperature": temperature, "seed": 7, "stop_token_ids": [3, 20, 21, 22]}
+    options: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "temperature": temperature,
+        "seed": 7,
+        "stop_token_ids": [3, 20, 21, 22],
+    }
     steps, decoded = steps_of(model, rows, **options)
     assert (steps, decoded) == generally(monkeypatch, model, rows, **options)
     assert len({len(tokens) for tokens in decoded.tokens}) > 1 or temperature == 0
@@ -61,7 +66,7 @@ def test_every_decoder(kind: str, temperature: float, monkeypatch: pytest.Monkey
 def test_every_rule_that_decides(rule: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = causal("qwen3", "eager"), prompts(3, seed=2)
     rows = [[token % VOCAB for token in row] for row in rows]
-    options = {"max_new_tokens": 6, "temperature": 1.0, "rule": rule, "cache": cache, "seed": [1, 2, 3]}
+    options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 1.0, "rule": rule, "cache": cache, "seed": [1, 2, 3]}
     assert is_plainly_causal(check_request(model, rows, **options))
     assert steps_of(model, rows, **options) == generally(monkeypatch, model, rows, **options)
 
@@ -70,7 +75,12 @@ def test_beginnings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row may have nothing to fill, and a stop token that was given ends nothing."""
     model, rows = causal(), [[4, 5], [6], [7, 8, 9]]
     for template, new in (([[8, 9], [], [3]], 5), ([[None, None], [1, 3], [3, None]], 0)):
-        options = {"template": template, "max_new_tokens": new, "temperature": 0.9, "stop_token_ids": [3, 5]}
+        options: dict[str, Any] = {
+            "template": template,
+            "max_new_tokens": new,
+            "temperature": 0.9,
+            "stop_token_ids": [3, 5],
+        }
         steps, decoded = steps_of(model, rows, **options)
         assert (steps, decoded) == generally(monkeypatch, model, rows, **options)
     assert (decoded.tokens[1], decoded.stopped[1], steps[0].finished[:1]) == ([1, 3], "stop token", (1,))
@@ -78,7 +88,7 @@ def test_beginnings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_steps_and_the_ledger(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"max_new_tokens": 5, "watched": watched}
+    options: dict[str, Any] = {"max_new_tokens": 5, "watched": watched}
     with Ledger() as lean:
         one = steps_of(causal(), [[1, 2], [3]], **options)
     with Ledger() as general:
@@ -91,8 +101,8 @@ def test_steps_and_the_ledger(watched: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_general_loop_does_the_rest() -> None:
     masked = StockTextModel(plain.llama(), ADAPTERS["mdlm"], mask_token_id=plain.MASK)
     assert not is_plainly_causal(check_request(masked, [[1]]))
-    for options in ({"cache": "none"}, {"cache": "prefix:refresh_every=2"}, {"cache": "delayed"}):
-        assert not is_plainly_causal(check_request(causal(), [[1]], **options))
+    for cache in ("none", "prefix:refresh_every=2", "delayed"):
+        assert not is_plainly_causal(check_request(causal(), [[1]], cache=cache))
 
 
 def test_it_is_the_loop_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +116,7 @@ def test_it_is_the_loop_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_float32_is_transformers_generate(attention: str) -> None:
     """One row and several, whose weights are read in other ways than transformers reads them."""
-    module = decoder("llama", attention).float()
+    module: Any = decoder("llama", attention).float()
     rows = [[5, 6, 7], [8, 9]]
     for prompt, tokens in zip(rows, decode(module, rows, max_new_tokens=9, stop_token_ids=[]).tokens, strict=True):
         expected = module.generate(
