@@ -68,14 +68,12 @@ def check_request(
     speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
-    numbers: dict[str, Any] = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
-    numbers |= {"open_at": open_at, "temperature": temperature, "verify": verify}
-    check_knobs(type_hints(check_request), numbers)
+    sizes = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks, "verify": verify}
+    check_knobs(type_hints(check_request), {**sizes, "open_at": open_at, "temperature": temperature})
     drafters, model = drafters_of(speculate), _text_model(model, adapter)
     rule, cache = _rule(rule, model, probe), _cache(cache, model.adapter)
     _check_drafts(verify, drafters, model, rule, cache)
-    prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
-    _check_room(prompts, answers, rule, model)
+    prompts, answers = _texts(rows_of(input_ids, attention_mask, model), template, max_new_tokens, rule, model)
     return DecodeRequest(
         model=model,
         prompts=prompts,
@@ -217,6 +215,19 @@ def _check_tokens(name: str, tokens: Sequence[int | None], model: TextModel) -> 
     wrong = [t for t in tokens if t is not None and not 0 <= t < model.vocab_size]
     if wrong:
         raise ArgumentError(f"{name} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
+
+
+def _texts(
+    rows: list[list[int]],
+    template: Sequence[Sequence[int | None]] | None,
+    max_new_tokens: int | None,
+    rule: Rule,
+    model: TextModel,
+) -> tuple[list[list[int]], list[list[int | None]]]:
+    """Returns prompts and what follows them, for which the model has room."""
+    prompts, answers = _answers(rows, template, max_new_tokens, model)
+    _check_room(prompts, answers, rule, model)
+    return prompts, answers
 
 
 def _answers(
