@@ -214,6 +214,8 @@ class Asking(_Common):
     """Threads; if not given, 1 for a zoo model and torch's own choice otherwise."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
+    weights: Literal["int8", "int4"] | None = None
+    """Round the weights of linear layers on a CPU: another model, near the given one, and faster for a few samples."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Where to compute, such as cpu or cuda:1; if not given, the first GPU or else the CPU."""
 

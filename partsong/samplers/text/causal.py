@@ -224,4 +224,4 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
                 f"{type(knobs).__name__} reads the states of layers {list(drafter.layers)}, which are not kept here; "
                 f"use it with LocalEngine, or ngram and jacobi here"
             )
-    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor, packed=False)))
+    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor, "plain")))
