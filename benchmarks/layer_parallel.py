@@ -57,6 +57,7 @@ class Likeliest:
 
 class _WithoutNoise:
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner

@@ -48,6 +48,7 @@ class Guesses:
 
     guess: Callable[[list[int], random.Random], int]
     layers: tuple[int, ...] = ()
+    masks: int = 0
 
     def validate(self) -> None:
         """Has no knobs to check."""
@@ -81,6 +82,7 @@ def drafters(model: str, size: int) -> dict[str, Any]:
         "random": Guesses(lambda tokens, dice: dice.randrange(size)),
         # Token 0 pads: no answer has it.
         "always wrong": Guesses(lambda tokens, dice: 0),
+        "head": "head",
     }
     return every | ({"masked": "masked"} if model.startswith("lists") else {})
 

@@ -22,11 +22,19 @@ if not torch.cuda.is_available():
 
 #: Files that take longest, longest first; measured, and worth measuring again when the end of a run is slow.
 LONGEST = (
-    *("test_ray_engine", "test_aot", "test_launch", "test_unet", "test_equivalence", "test_sums_model"),
-    *("test_parallel_vae", "test_clip_parallel", "test_rules", "test_cli", "test_zoo_models", "test_local_models"),
-    *("test_join", "test_hogwild", "test_zoo_drift", "test_cli_video", "test_compile", "test_train_shapes_unet"),
-    *("test_lists_models", "test_train_motion", "test_resume", "test_partial_patch", "test_patch_pipeline"),
-    *("test_decode", "test_pipelines", "test_dual_parallel", "test_openai_servers", "test_bench_video"),
+    *("test_unet", "test_every_pipeline", "test_equivalence", "test_ray_engine", "test_launch", "test_decode"),
+    *("test_clip_parallel", "test_plugins", "test_cli", "test_rules", "test_dual_parallel", "test_controlnets"),
+    *(
+        "test_pipelines",
+        "test_docs",
+        "test_parallel_vae",
+        "test_openai_servers",
+        "test_zoo_models",
+        "test_patch_pipeline",
+    ),
+    *("test_sums_model", "test_triton_attention", "test_aot", "test_verify", "test_step_cache", "test_turning_models"),
+    *("test_structure_guidance", "test_cli_video", "test_timestep_pipeline", "test_patch_models", "test_real_sizes"),
+    *("test_partial_patch", "test_torchrun", "test_video", "test_time_parallel", "test_join", "test_bench_video"),
 )
 
 
