@@ -35,7 +35,11 @@ def test_a_layer_is_the_plain_one(shape: tuple[int, ...], bias: bool) -> None:
 def test_the_tree_shares_all_but_slow_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "_LEAST", 20)
     shared, hooked = nn.Linear(4, 6), nn.Linear(4, 6)
-    hooked.register_forward_hook(lambda module, args, out: 2 * out)
+
+    def double(module: Any, args: Any, out: Any) -> Any:
+        return 2 * out
+
+    hooked.register_forward_hook(double)
     small, odd, own = nn.Linear(4, 4), nn.Linear(4, 7), type("Own", (nn.Linear,), {})(4, 6)
     parts: list[nn.Module] = [shared, nn.Sequential(shared, nn.GELU()), hooked, small, odd, own, nn.LayerNorm(4)]
     module = nn.ModuleList(parts)

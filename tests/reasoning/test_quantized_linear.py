@@ -126,6 +126,7 @@ def test_it_says_why_a_processor_cannot(monkeypatch: pytest.MonkeyPatch) -> None
 
     tried = why_not_quantized.__wrapped__
     with monkeypatch.context() as patched:
+        patched.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
         patched.setitem(quantized_linear._KINDS, "int4", broken)
         assert str(tried("int4")).endswith(": no such instruction")
         patched.setitem(quantized_linear._KINDS, "int4", lambda weight: lambda x: x[:, :32] * 0)
