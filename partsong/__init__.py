@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from partsong.samplers import generate, stream
     from partsong.samplers.registry import *  # noqa: F403 - every strategy
     from partsong.samplers.registry import parse_strategy
-    from partsong.samplers.text import BlockDecoder, decode, decode_steps, load_text_model, parse_cache, parse_rule
+    from partsong.samplers.text import (
+        BlockDecoder,
+        SpeculativeDecoder,
+        decode,
+        decode_steps,
+        load_text_model,
+        parse_cache,
+        parse_rule,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,6 +52,7 @@ _HOMES = {
     "partsong.samplers": ("generate", "stream"),
     "partsong.samplers.text": (
         "BlockDecoder",
+        "SpeculativeDecoder",
         "decode",
         "decode_steps",
         "load_text_model",

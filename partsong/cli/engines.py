@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partsong.cli.options import Asking
 from partsong.errors import ArgumentError
@@ -50,9 +50,8 @@ def make_engine(options: Asking) -> Engine:
     threads = options.threads or (1 if model in zoo.MODELS else None)
     if threads is not None:
         torch.set_num_threads(threads)
-    return open_engine(
-        EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, speculate=options.speculate)
-    )
+    how: dict[str, Any] = {"speculate": options.speculate, "weights": options.weights}
+    return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, **how))
 
 
 def _check(options: Asking) -> None:
@@ -62,8 +61,8 @@ def _check(options: Asking) -> None:
         return
     if options.model is None:
         raise ArgumentError("--server needs --model: the name under which the server has it")
-    here = (options.dtype, options.device, options.threads, options.speculate or None)
+    here = (options.dtype, options.device, options.threads, options.speculate or None, options.weights)
     if any(option is not None for option in here):
         raise ArgumentError(
-            "--dtype, --device, --threads and --speculate are for a model in this process; leave them out"
+            "--dtype, --device, --threads, --speculate and --weights are for a model in this process; leave them out"
         )

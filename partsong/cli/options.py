@@ -169,13 +169,16 @@ class Text(Decoding):
     """Put the prompt through the tokenizer's chat template; the default if it has one."""
     no_chat: bool = False
     """Give the prompt to the model as it is."""
+    speculate: Drafters = ()
+    """Guess tokens of a causal model ahead and verify them, with ngram or jacobi (see `partsong list drafters`): the
+    text is the same and comes sooner where guesses are right. May be given several times."""
     template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """A text that must follow the prompt, with the tokenizer's mask token wherever something is to be filled in."""
     show: bool = False
     """Draw the text while it is decoded, one colour per step; if the output is not a terminal, one line per step."""
     compare: bool = False
     """Also decode one token per step without a cache, and report the speed-up and how many tokens agree; with
-    --verify, also decode the same without it."""
+    --verify or --speculate, also decode the same without it."""
     out: Path = None
     """Write the text to this file too."""
     ledger: Path = None
@@ -211,6 +214,8 @@ class Asking(_Common):
     """Threads; if not given, 1 for a zoo model and torch's own choice otherwise."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
+    weights: Literal["int8", "int4"] | None = None
+    """Round the weights of linear layers on a CPU: another model, near the given one, and faster for a few samples."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Where to compute, such as cpu or cuda:1; if not given, the first GPU or else the CPU."""
 

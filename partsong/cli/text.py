@@ -19,8 +19,10 @@ __all__ = ["summary", "text"]
 def text(options: Text) -> dict[str, Any]:
     """Decodes the text, prints it and returns the result by JSON key."""
     _check(options)
+    from partsong.kernels.speculation.registry import drafters_of
     from partsong.samplers.text import parse_cache
 
+    drafters = drafters_of(options.speculate)
     rule = None if options.rule is None else read_rule(options.rule)
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
@@ -38,6 +40,7 @@ def text(options: Text) -> dict[str, Any]:
         block_size=options.block_size,
         open_blocks=options.open_blocks,
         verify=options.verify,
+        speculate=drafters,
         temperature=options.temperature,
         seed=options.seed,
         chat=options.chat if options.chat or options.no_chat else None,
@@ -86,6 +89,11 @@ def summary(result: dict[str, Any]) -> str:
             f"verify {result['verify']}: {_number(result['rows'], 'row')} in those forwards; {drafted} drafted, "
             f"{result['tokens_rejected']} of them rejected"
         )
+    if result["speculate"]:
+        guessed, kept = result["tokens_drafted"], result["tokens_drafted"] - result["tokens_rejected"]
+        lines.append(
+            f"{', '.join(result['speculate'])}: {_number(guessed, 'token')} guessed ahead, {kept} of them right"
+        )
     if result["edits"]:
         lines.append(f"{_number(result['edits'], 'token')} changed or taken back later")
     if "speedup" in result:
@@ -113,7 +121,7 @@ def _twin(result: dict[str, Any]) -> str:
     )
     if here != there:
         agree += f" (it has {there}, this text {here})"
-    what = "without drafts" if result["verify"] else "one token per step"
+    what = "without drafts" if result["verify"] or result["speculate"] else "one token per step"
     return (
         f"{what}: {result['seconds_serial']:.3f} s in {_number(result['forwards_serial'], 'forward')}, "
         f"so {result['speedup']:.2f}x; {agree}"

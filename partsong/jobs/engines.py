@@ -49,6 +49,7 @@ class EngineArguments:
         dtype: name of a torch type; None and "auto" leave the choice to the engine.
         device: None is the GPU if there is one.
         speculate: who guesses tokens ahead, as in `LocalEngine`.
+        weights: rounds weights, as in `LocalEngine`.
     """
 
     pretrained: Any | None = None
@@ -59,6 +60,7 @@ class EngineArguments:
     dtype: str | None = None
     device: str | None = None
     speculate: tuple[str, ...] = ()
+    weights: Literal["int8", "int4"] | None = None
 
     def validate(self) -> None:
         """Checks that the arguments name one model.
@@ -76,8 +78,8 @@ class EngineArguments:
             raise ArgumentError("base_url= needs model=, the name that the server has for the model")
         if server and (self.num_engines is not None or self.dtype not in (None, "auto")):
             raise ArgumentError("num_engines= and dtype= are for pretrained=; leave them out for a server")
-        if self.speculate and (server or self.num_engines is not None):
-            raise ArgumentError("speculate= is for one model in this process")
+        if (self.speculate or self.weights) and (server or self.num_engines is not None):
+            raise ArgumentError("speculate= and weights= are for one model in this process; leave them out")
         if not server and (self.model is not None or self.endpoint != "chat"):
             raise ArgumentError("model= and endpoint= are for a server with base_url=; leave them out for pretrained=")
 
@@ -105,7 +107,8 @@ def _local(arguments: EngineArguments) -> Engine:
     if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"dtype={name!r}; use a floating type of torch such as 'bfloat16'")
     model: Any = arguments.pretrained
-    return LocalEngine(model, dtype=dtype, device=arguments.device, speculate=arguments.speculate)
+    how: dict[str, Any] = {"speculate": arguments.speculate, "weights": arguments.weights}
+    return LocalEngine(model, dtype=dtype, device=arguments.device, **how)
 
 
 def _cluster(arguments: EngineArguments, num_engines: int) -> Engine:

@@ -12,6 +12,8 @@ import torch
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.kernels.speculation.drafter import DrafterKnobs
+from partsong.kernels.speculation.registry import MODEL_FREE
 from partsong.knobs import format_knobs
 from partsong.ledger import Ledger
 from partsong.samplers.text import (
@@ -46,6 +48,7 @@ class TextJob:
         block_size: as in `decode`.
         open_blocks: as in `decode`.
         verify: as in `decode`.
+        speculate: as in `decode`, out of those that need no model.
         temperature: as in `decode`.
         seed: as in `decode`.
         chat: whether the prompt goes through the tokenizer's chat template; None uses it if there is one.
@@ -53,7 +56,7 @@ class TextJob:
         dtype: name of a torch type; None is the checkpoint's own.
         device: None is the first GPU, or the CPU if there is none.
         threads: None leaves the choice to torch.
-        compare: whether to decode one token per step as well; with `verify`, the same without it.
+        compare: whether to decode one token per step as well; with `verify` or `speculate`, the same without it.
         ledger: JSONL to write.
     """
 
@@ -67,6 +70,7 @@ class TextJob:
     block_size: int | None = None
     open_blocks: int = 1
     verify: int = 0
+    speculate: tuple[DrafterKnobs, ...] = ()
     temperature: float = 0.0
     seed: int = 0
     chat: bool | None = None
@@ -126,6 +130,7 @@ def prepare_text(job: TextJob) -> LoadedText:
         "block_size": job.block_size,
         "open_blocks": job.open_blocks,
         "verify": job.verify,
+        "speculate": job.speculate,
         "temperature": job.temperature,
         "seed": job.seed,
     }
@@ -189,8 +194,9 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         forwards that denoise, ``answer_tokens_per_forward`` by all. Loading is not timed.
     """
     job, request = loaded.job, loaded.request
-    plain = {} if job.verify else {"rule": Quota(), "cache": NoCache(), "open_blocks": 1}
-    serial = {**loaded.options, **plain, "verify": 0}
+    drafted = job.verify or job.speculate
+    plain = {} if drafted else {"rule": Quota(), "cache": NoCache(), "open_blocks": 1}
+    serial = {**loaded.options, **plain, "verify": 0, "speculate": None}
     watched = watch is not None or job.ledger is not None
     if job.compare:  # warms up both, because a first forward costs more
         for options in (loaded.options, serial):
@@ -211,6 +217,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         "rule": format_knobs(request.rule, RULES),
         "cache": format_knobs(request.cache, CACHES),
         "verify": request.verify,
+        "speculate": [format_knobs(knobs, MODEL_FREE) for knobs in request.speculate],
         "adapter": request.model.adapter.name,
         "temperature": request.temperature,
         "threads": torch.get_num_threads(),

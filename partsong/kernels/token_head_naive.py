@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.arguments import compute_dtype
+from partsong.kernels.few_rows import few_rows_product
 from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
 from partsong.seeds import philox
 
-__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "gumbel", "scan", "to_logits"]
+__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "draw_tokens", "gumbel", "scan", "to_logits"]
 
 #: Fourth counter word of Philox; `partsong.seeds` draws normal and uniform numbers with 0 and 1.
 STREAM = 2
@@ -105,6 +106,35 @@ def scan(
         return TokenState.cat([merge_token_states(done) for done in states])
 
 
+def draw_tokens(hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None) -> Tensor:
+    """Goes once over the vocabulary for the drawn tokens alone, int64 `[N]`; arguments as in `scan`."""
+    dtype = compute_dtype(hidden.dtype)
+    num_rows, num_tokens = _tile_shape(len(hidden), *weight.shape, converted=weight.dtype is not dtype)
+    drawn: list[Tensor] = []
+    with nullcontext() if hidden.is_meta else torch.autocast(hidden.device.type, enabled=False):
+        for first in range(0, max(len(hidden), 1), num_rows):
+            slab = slice(first, first + num_rows)
+            rows, own = hidden[slab].to(dtype), draw and draw.rows(slab)
+            best, token = _best(rows, weight[:num_tokens].to(dtype), logits, own, 0)
+            for low in range(num_tokens, len(weight), num_tokens):
+                score, other = _best(rows, weight[low : low + num_tokens].to(dtype), logits, own, low)
+                # The first of equals stays, and so does a NaN, as in a maximum over everything.
+                wins = (score > best) | (score.isnan() & ~best.isnan())
+                best, token = torch.where(wins, score, best), torch.where(wins, other, token)
+            drawn.append(token)
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def _best(rows: Tensor, part: Tensor, logits: Logits, draw: Draw | None, low: int) -> tuple[Tensor, Tensor]:
+    """Returns what wins among the tokens from `low` on, and its token."""
+    x = to_logits(_products(rows, part), logits, slice(low, low + len(part)))
+    if draw is not None:
+        noise = gumbel(draw.keys, draw.positions, low, len(part)).to(x.dtype)
+        x = noise.add_(x, alpha=draw.inverse_temperature)
+    score, token = _largest(x)
+    return score, token + low
+
+
 def _tile_shape(num_rows: int, vocabulary: int, width: int, converted: bool) -> tuple[int, int]:
     """Returns the rows and tokens of a tile."""
     rows = max(min(num_rows, MAX_ROWS), 1)
@@ -117,8 +147,7 @@ def _tile_shape(num_rows: int, vocabulary: int, width: int, converted: bool) -> 
 def _products(hidden: Tensor, weight: Tensor) -> Tensor:
     """Computes hidden @ weight.T, a panel of tokens at a time."""
     if len(hidden) <= FEW_ROWS:
-        # The other way around each weight is read once; measured twice as fast for 2 to 8 rows.
-        return (weight @ hidden.T).T.contiguous()
+        return few_rows_product(hidden, weight)
     x = hidden.new_empty(len(hidden), len(weight))
     for low in range(0, len(weight), PANEL):
         here = slice(low, low + PANEL)

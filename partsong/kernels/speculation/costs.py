@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Literal
 
 from partsong.errors import ArgumentError
 
@@ -15,6 +16,11 @@ _READING = {
     "AVX512": {1: 1.0, 4: 1.02, 8: 1.2, 16: 1.46, 25: 2.05, 64: 4.1},
     "AVX2": {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.42, 16: 1.85, 25: 2.4, 64: 4.5},
 }
+#: The same with weights that are not packed: one to four rows are multiplied quickly (`kernels.few_rows`), more at the
+#: usual speed.
+_UNPACKED = {1: 1.0, 2: 1.3, 4: 1.95, 8: 2.7, 16: 3.4, 25: 4.4}
+#: The same with weights of 8 or 4 bits, whose products take nearly as long for each row.
+_ROUNDED = {1: 1.0, 2: 1.16, 4: 1.35, 8: 2.0, 16: 3.3, 25: 5.0}
 #: The same where a step's time is not that of its products: GPUs.
 _FLAT = {1: 1.0, 16: 1.1, 64: 1.4}
 #: The same for models of one to two million weights on one core.
@@ -23,19 +29,26 @@ _LIGHT = {1: 1.0, 2: 1.07, 9: 1.1, 17: 1.18, 25: 1.28, 33: 1.37, 49: 1.55, 64: 1
 _SMALL = 20_000_000
 
 
-def usual_costs(num_weights: int, processor: str | None) -> Mapping[int, float]:
+def usual_costs(
+    num_weights: int, processor: str | None, weights: Literal["packed", "plain", "rounded"] = "packed"
+) -> Mapping[int, float]:
     """Returns measured costs of steps: number of tokens -> seconds by those of one token.
 
     Args:
         num_weights: the model's size.
         processor: the instruction set as torch names it, such as "AVX2"; None is a GPU.
+        weights: how linear layers have them: packed for few rows, as they are, or in 8 or 4 bits.
 
     >>> usual_costs(1_000_000, "AVX2")[64]
     1.7
     """
     if processor is None:
         return _FLAT
-    return _READING.get(processor, _READING["AVX2"]) if num_weights >= _SMALL else _LIGHT
+    if num_weights < _SMALL:
+        return _LIGHT
+    if weights != "packed":
+        return _UNPACKED if weights == "plain" else _ROUNDED
+    return _READING.get(processor, _READING["AVX2"])
 
 
 def costs_by_tokens(known: Mapping[int, float]) -> tuple[float, ...]:

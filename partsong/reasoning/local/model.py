@@ -19,6 +19,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.packed_linear import can_pack, least_rows, pack_linears
+from partsong.reasoning.local.quantized_linear import Weights, quantize_linears
 from partsong.reasoning.local.shared_attention import AttentionStep
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 
@@ -46,9 +47,10 @@ class LocalModel:
             does so where it is known to be faster, on CPUs.
         owned: whether nobody else uses the module, so that weights can be dropped once they are packed.
         thoughts: embeddings of marks; None ignores marks, as embeddings of zero would.
+        weights: rounds the weights of linear layers to "int8" or "int4", which makes another model of it.
 
     Raises:
-        UnsupportedError: the model's results would be wrong.
+        UnsupportedError: the model's results would be wrong, or the processor has no products with such weights.
         ArgumentError: the module is in training mode, or its weights cannot be packed.
         ArgumentTypeError: the module is not a transformers model.
     """
@@ -60,6 +62,7 @@ class LocalModel:
         pack: bool | None = None,
         owned: bool = False,
         thoughts: ThoughtEmbeddings | None = None,
+        weights: Weights | None = None,
     ) -> None:
         _check(module)
         self._read_sizes(module.config)
@@ -83,6 +86,7 @@ class LocalModel:
         # What `look` asks for, and what the forward under way has for it.
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
+        self.quantized = 0 if weights is None else quantize_linears(self._module, weights)
         self.packed = self._pack(weight, pack)
         self._least_rows = least_rows() if self.packed else 1
         self._embedding, self._head = weight.detach(), self._module.get_output_embeddings()

@@ -22,6 +22,7 @@ from partsong.samplers.text.rules import (
     Threshold,
 )
 from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, TokenEditing
+from partsong.samplers.text.speculative_decoder import SpeculativeDecoder
 from partsong.samplers.text.tally import Tally
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Renoise",
     "Revoke",
     "Rule",
+    "SpeculativeDecoder",
     "Step",
     "Tally",
     "TextAdapter",

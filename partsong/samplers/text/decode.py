@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
+from partsong.samplers.text.causal import CausalLoop, is_plainly_causal
 from partsong.samplers.text.events import Step
 from partsong.samplers.text.loop import Loop
 from partsong.samplers.text.model import TextAdapter
@@ -77,6 +79,7 @@ def decode(
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
     verify: int = 0,
+    speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> Decoded:
     """Continues or fills texts with a masked, block-diffusion or causal language model.
 
@@ -107,6 +110,8 @@ def decode(
             information `[B, K, K]` in nats.
         verify: steps to draft beyond the next one and to check in the same forward, each in a row of its own. The
             text is that of 0, the default, in fewer forwards; see `verify.VerifiedLoop`.
+        speculate: for causal models, who guesses the next tokens, which one forward then checks: knobs such as
+            ``Ngram()`` of `kernels.speculation` or "NAME:key=value", one or several. The text is that without guesses.
 
     Returns:
         The texts and what they cost.
@@ -114,7 +119,8 @@ def decode(
     Raises:
         ArgumentError: a prompt, size, knob or token that does not fit; the message names it.
         ArgumentTypeError: an argument of the wrong type.
-        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with.
+        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with; guesses
+            at the next tokens of a model that is not causal.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -139,7 +145,12 @@ def decode(
         stop_token_ids=stop_token_ids,
         probe=probe,
         verify=verify,
+        speculate=speculate,
     )
+    return _run(request)
+
+
+def _run(request: DecodeRequest) -> Decoded:
     loop = _loop(request, watched=False)
     return _collect(loop, sum(1 for _ in loop))
 
@@ -159,7 +170,7 @@ def decode_steps(
     return _collect(loop, steps)
 
 
-def _collect(loop: Loop, steps: int) -> Decoded:
+def _collect(loop: Loop | CausalLoop, steps: int) -> Decoded:
     """Collects the texts of a loop that has run to its end, in the order of the batch."""
     texts = [loop.ended[row] for row in sorted(loop.ended)]
     return Decoded(
@@ -170,13 +181,15 @@ def _collect(loop: Loop, steps: int) -> Decoded:
     )
 
 
-def _loop(request: DecodeRequest, watched: bool) -> Loop:
+def _loop(request: DecodeRequest, watched: bool) -> Loop | CausalLoop:
     model, grid, canvas = request.model, request.grid, _canvas(request)
     vocab, width = model.head.weight.shape
     tallies = [
         Tally(full_flops=model.flops(length, length) + 2.0 * vocab * width * undecided)
         for length, undecided in zip(canvas.length.tolist(), canvas.undecided.sum(1).tolist(), strict=True)
     ]
+    if is_plainly_causal(request):
+        return CausalLoop(request, tallies, watched=watched)
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
     views = Views(
         model, request.rule, temperature=request.temperature, row_seeds=list(request.row_seeds), probe=request.probe

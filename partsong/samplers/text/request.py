@@ -12,11 +12,14 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.kernels.speculation.drafter import DrafterKnobs
+from partsong.kernels.speculation.registry import drafters_of
 from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
 from partsong.samplers.text.rules import EntropyBound
@@ -41,6 +44,7 @@ class DecodeRequest:
     stop_token_ids: tuple[int, ...]
     probe: Probe | None
     verify: int
+    speculate: tuple[DrafterKnobs, ...]
 
 
 def check_request(
@@ -61,16 +65,15 @@ def check_request(
     stop_token_ids: Sequence[int] | None = None,
     probe: Probe | None = None,
     verify: Annotated[int, Whole(0)] = 0,
+    speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> DecodeRequest:
     """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
-    numbers = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks}
-    numbers |= {"verify": verify}
-    check_knobs(type_hints(check_request), {**numbers, "open_at": open_at, "temperature": temperature})
-    model = _text_model(model, adapter)
+    sizes = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks, "verify": verify}
+    check_knobs(type_hints(check_request), {**sizes, "open_at": open_at, "temperature": temperature})
+    drafters, model = drafters_of(speculate), _text_model(model, adapter)
     rule, cache = _rule(rule, model, probe), _cache(cache, model.adapter)
-    check_verify(verify, rule, cache, model.adapter)
-    prompts, answers = _answers(rows_of(input_ids, attention_mask, model), template, max_new_tokens, model)
-    _check_room(prompts, answers, rule, model)
+    _check_drafts(verify, drafters, model, rule, cache)
+    prompts, answers = _texts(rows_of(input_ids, attention_mask, model), template, max_new_tokens, rule, model)
     return DecodeRequest(
         model=model,
         prompts=prompts,
@@ -83,6 +86,7 @@ def check_request(
         stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
         verify=verify,
+        speculate=drafters,
     )
 
 
@@ -110,6 +114,17 @@ def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter
         raise UnsupportedError(
             f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
             f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
+        )
+
+
+def _check_drafts(
+    verify: int, drafters: tuple[DrafterKnobs, ...], model: TextModel, rule: Rule, cache: TextCache
+) -> None:
+    """Refuses drafted steps and guessed tokens where they could not be checked."""
+    check_verify(verify, rule, cache, model.adapter)
+    if drafters and (why := why_not_plainly_causal(model, rule, cache)) is not None:
+        raise UnsupportedError(
+            f"speculate guesses the next tokens of a causal model, and {why}; leave it out, or use verify"
         )
 
 
@@ -200,6 +215,19 @@ def _check_tokens(name: str, tokens: Sequence[int | None], model: TextModel) -> 
     wrong = [t for t in tokens if t is not None and not 0 <= t < model.vocab_size]
     if wrong:
         raise ArgumentError(f"{name} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
+
+
+def _texts(
+    rows: list[list[int]],
+    template: Sequence[Sequence[int | None]] | None,
+    max_new_tokens: int | None,
+    rule: Rule,
+    model: TextModel,
+) -> tuple[list[list[int]], list[list[int | None]]]:
+    """Returns prompts and what follows them, for which the model has room."""
+    prompts, answers = _answers(rows, template, max_new_tokens, model)
+    _check_room(prompts, answers, rule, model)
+    return prompts, answers
 
 
 def _answers(

@@ -1,0 +1,57 @@
+"""``partsong text --speculate``: the same text of a causal model, its account, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partsong.cli import main
+
+ASKED = ("text", "copy : dog ant cat owl fox hen =", "--model", "lists-ar", "--dtype", "float64")
+
+
+def run(*args: object) -> int:
+    """Exit code of a command run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(arg) for arg in args])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def result_of(tmp_path: Path, *args: object) -> dict[str, Any]:
+    assert run(*args, "--json", tmp_path / "r.json") == 0
+    return json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_text(temperature: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*ASKED, "--temperature", temperature, "--seed", 3)
+    plainly = result_of(tmp_path, *asked)
+    capsys.readouterr()
+    result = result_of(tmp_path, *asked, "--speculate", "ngram:length=4", "--speculate", "jacobi", "--compare")
+    assert result["token_ids"] == plainly["token_ids"] == result["token_ids_serial"]
+    assert (plainly["speculate"], result["speculate"]) == ([], ["ngram:length=4", "jacobi"])
+    forwards = sum(result["forwards"].values())
+    assert forwards + result["tokens_drafted"] - result["tokens_rejected"] == result["tokens"]
+    assert forwards < result["forwards_serial"] == plainly["tokens"]
+    lines = capsys.readouterr().out.splitlines()
+    right = result["tokens_drafted"] - result["tokens_rejected"]
+    assert lines[3] == f"ngram:length=4, jacobi: {result['tokens_drafted']} tokens guessed ahead, {right} of them right"
+    assert lines[4].startswith("without drafts: ") and lines[4].endswith("the same text")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--speculate", "nrgam"], "no drafter 'nrgam'"),
+        (["--speculate", "jacobi:window=0"], "Jacobi: window=0; use a positive integer"),
+        (["--speculate", "ngram", "--model", "lists-mdlm"], "the family 'mdlm' is not causal"),
+        (["--speculate", "ngram", "--cache", "none"], "use cache='prefix'"),
+    ],
+)
+def test_refusals(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*ASKED, *more) == 2
+    assert words in capsys.readouterr().err
