@@ -69,6 +69,24 @@ def test_a_masked_model_drafts_for_its_causal_relative(temperature: float) -> No
     assert drafted - rejected >= 8
 
 
+@pytest.mark.parametrize(("model", "texts"), [("lists-ar", LISTS), ("sums", ("make 64 from 3 7 25 6", "17+5+30"))])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_shipped_heads_guess_ahead_of_their_models(model: str, texts: tuple[str, ...], temperature: float) -> None:
+    parameters = Parameters(max_tokens=40, temperature=temperature)
+    asked = [
+        Request(messages=(Message("user", (text,)),), parameters=parameters, seed=seed)
+        for seed, text in enumerate(texts)
+    ]
+
+    def answers(**more: Any) -> list[Completion]:
+        return run(all_of(LocalEngine(model, dtype=torch.float64, **more), asked))
+
+    plain, fast = answers(), answers(speculate="head")
+    assert [each.text for each in fast] == [each.text for each in plain]
+    drafted, rejected = (sum(getattr(each.usage, name) for each in fast) for name in ("drafted", "rejected"))
+    assert drafted - rejected >= sum(each.usage.completion for each in fast) // 3
+
+
 def test_a_drafter_that_reads_other_tokens_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"lists-ar cannot draft .* its vocabulary has 58 tokens"):
         engine(speculate="assistant:model=lists-ar")
