@@ -18,7 +18,7 @@ from partsong.parallel.ranks.collectives import exchange, gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["BatchSplit", "GuidancePair"]
+__all__ = ["BatchSplit", "GuidancePair", "equal_arguments"]
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,9 @@ class GuidancePair:
     def _expect(self, last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
         """Guesses a branch's arguments: those it shared with the first branch last time move on, the others stay."""
         before = self._last[0]
-        return {name: first.get(name) if _equal(value, before.get(name)) else value for name, value in last.items()}
+        return {
+            name: first.get(name) if equal_arguments(value, before.get(name)) else value for name, value in last.items()
+        }
 
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in a step after the first."""
@@ -173,10 +175,11 @@ def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(equal_arguments(value, other[name]) for name, value in one.items())
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal_arguments(one: Any, other: Any) -> bool:
+    """Says whether two arguments of a model are the same, to the last bit of every tensor in them."""
     if one is other:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
@@ -184,7 +187,7 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return _same(one, other)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal_arguments, one, other))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return bool(np.array_equal(one, other))
     return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)

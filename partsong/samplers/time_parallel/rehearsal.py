@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.cuts.batch import equal_arguments
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.samplers.denoising.fixed_point import StepRule
 from partsong.samplers.pipeline.paused import Finished, PausedCall
@@ -46,13 +46,11 @@ class RehearsedStep:
         calls: of the model.
         latents: the weight of the latents themselves in the prediction.
         rule: how the next latents come of these and the prediction.
-        finish: what the scheduler returns for a prediction and latents, noise included.
     """
 
     calls: tuple[ModelCall, ...]
     latents: float
     rule: StepRule
-    finish: Callable[[Tensor, Tensor], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -66,6 +64,7 @@ class Rehearsal:
         outputs: what the model made of them, one output for each call of the first step.
         steps: the steps.
         noise: what every step adds, `[steps, ...]`; None where none does.
+        last: what the scheduler returns in the last step for a prediction and latents, noise included.
         is_over: whether the pipeline has ended before its scheduler's last step.
     """
 
@@ -75,6 +74,7 @@ class Rehearsal:
     outputs: list[Any]
     steps: list[RehearsedStep] = field(default_factory=list)
     noise: Tensor | None = None
+    last: Callable[[Tensor, Tensor], tuple[Any, ...]] | None = None
     is_over: bool = False
 
     @property
@@ -122,7 +122,8 @@ class Rehearsal:
         Raises:
             UnsupportedError: it makes more steps than its scheduler has.
         """
-        event = self.call.send(self.steps[-1].finish(prediction, latents))
+        assert self.last is not None, "the rehearsal did not come to a last step"
+        event = self.call.send(self.last(prediction, latents))
         if not isinstance(event, Finished):
             raise UnsupportedError(
                 f"{type(self.call.pipe).__name__} goes on after the last of its scheduler's steps; {ADVICE}"
@@ -147,7 +148,7 @@ def check_same(one: Rehearsal, other: Rehearsal) -> None:
             raise UnsupportedError(f"{name} calls its model more or less often, as its outputs are; {ADVICE}")
         for here, there in zip(left.calls, right.calls, strict=True):
             for key, value in here.arguments.items():
-                if not _equal(value, there.arguments.get(key)):
+                if not equal_arguments(value, there.arguments.get(key)):
                     raise UnsupportedError(
                         f"{name}: in step {number} its model's {key} depends on the steps before, and not by its "
                         f"latents alone; {ADVICE}"
@@ -164,17 +165,6 @@ def check_same(one: Rehearsal, other: Rehearsal) -> None:
 def _numbers_of(step: RehearsedStep) -> list[float]:
     parts = [number for call in step.calls for number in (call.factor, *call.weights)]
     return [step.rule.keep, step.rule.output, step.latents, *parts]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Says whether two arguments of a model are the same."""
-    left, right = tree_leaves(one), tree_leaves(other)
-    if len(left) != len(right):
-        return False
-    return all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b)
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 def stacked(latents: Tensor, rows: int) -> Tensor:

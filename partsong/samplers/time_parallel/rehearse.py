@@ -71,7 +71,7 @@ class _StepCall:
     time: Any
     sample: Tensor
     named: dict[str, Any]
-    random: Tensor
+    random: tuple[Tensor, Tensor | None]
 
 
 class _Rehearsing:
@@ -105,19 +105,17 @@ class _Rehearsing:
             if not isinstance(event, Stepped) or given is None or not calls:
                 raise UnsupportedError(f"{self.name} calls its model and its scheduler in another order; {ADVICE}")
             if rehearsal is None:
-                if not self.rules:
-                    _check_scheduler(scheduler, given.sample)
                 rehearsal = Rehearsal(self.call, self.key, given.sample.clone(), self.outputs)
                 self.num_steps = self.num_steps or _steps_from(scheduler, given.time)
             elif sent is not None and not (given.sample.shape == sent.shape and torch.equal(given.sample, sent)):
                 raise UnsupportedError(f"{self.name} changes the latents between its steps; {ADVICE}")
             number = len(rehearsal.steps)
             known = self.rules[number] if number < len(self.rules) else None
-            rule, noise = self._rule(scheduler, given, event.latents) if known is None else (known, None)
-            finish = functools.partial(_finished, scheduler, given)
-            rehearsal.steps.append(RehearsedStep(*self._model_calls(calls, answers, given), rule, finish))
+            rule, noise = self._rule(scheduler, given) if known is None else (known, None)
+            rehearsal.steps.append(RehearsedStep(*self._model_calls(calls, answers, given), rule))
             noises.append(noise)
             if len(rehearsal.steps) == self.num_steps:
+                rehearsal.last = functools.partial(_finished, scheduler, given)
                 break
             sent = self._random(event.latents)
             event = self.call.send(sent.clone())
@@ -136,6 +134,8 @@ class _Rehearsing:
                 raise UnsupportedError(f"{self.name} gives its model a list of latents; {ADVICE}")
             given = event.arguments[self.key].shape
             if len(calls) == len(self.outputs):
+                if not self.outputs and not self.rules:  # before the model computes anything
+                    _check_scheduler(self.call.pipe.scheduler, event.arguments[self.key])
                 self.shapes.append(given)
                 self.outputs.append(_with_sample(self.evaluate(event.arguments), self.name))
             elif given != self.shapes[len(calls)]:
@@ -186,7 +186,7 @@ class _Rehearsing:
             f"norm or parts of the picture are given; {ADVICE}"
         )
 
-    def _rule(self, scheduler: Any, given: _StepCall, after: Tensor) -> tuple[StepRule, Tensor | None]:
+    def _rule(self, scheduler: Any, given: _StepCall) -> tuple[StepRule, Tensor | None]:
         """Finds out what the scheduler does, and what noise it has added."""
         zero, one = torch.zeros_like(given.sample), torch.ones_like(given.sample)
         nothing = _stepped(scheduler, given, zero, zero)
@@ -201,7 +201,7 @@ class _Rehearsing:
             )
         if not nothing.any():
             return StepRule(keep, output), None
-        return StepRule(keep, output, noise=1.0), after - keep * given.sample - output * given.prediction
+        return StepRule(keep, output, noise=1.0), _finished(copy.deepcopy(scheduler), given, zero, zero)[0]
 
     def _random(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.draw).to(like)
@@ -212,7 +212,7 @@ class _Rehearsing:
             given = {**dict(zip(names, args, strict=False)), **named}
             given.pop("return_dict", None)
             given = {key: _copied(value) for key, value in given.items()}
-            self.given = _StepCall(model_output.clone(), timestep, sample.clone(), given, torch.get_rng_state())
+            self.given = _StepCall(model_output.clone(), timestep, sample.clone(), given, _random_state(sample))
             return step(model_output, timestep, sample, *args, **named)
 
         return note
@@ -242,10 +242,18 @@ def _with_sample(output: Any, name: str) -> Any:
 
 
 def _finished(scheduler: Any, given: _StepCall, prediction: Tensor, latents: Tensor) -> tuple[Any, ...]:
-    """Returns what a scheduler makes of a prediction and latents: the next latents, and what some pipelines read."""
-    with torch.random.fork_rng([]):
-        torch.set_rng_state(given.random)
-        return tuple(scheduler.step(prediction, given.time, latents, **given.named, return_dict=False))
+    """Returns what a scheduler makes of a prediction and latents, with the step's own noise, and what goes with it."""
+    named = {key: _copied(value) for key, value in given.named.items()}
+    with torch.random.fork_rng([latents.device] if latents.is_cuda else []):
+        torch.set_rng_state(given.random[0])
+        if given.random[1] is not None:
+            torch.cuda.set_rng_state(given.random[1], latents.device)
+        return tuple(scheduler.step(prediction, given.time, latents, **named, return_dict=False))
+
+
+def _random_state(latents: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns the states of the default generators that noise for some latents may come from."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(latents.device) if latents.is_cuda else None
 
 
 def _copied(value: Any) -> Any:

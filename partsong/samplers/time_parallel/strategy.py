@@ -29,13 +29,32 @@ _REFUSED = {
 }
 
 
-def _refuses(adapter: Adapter) -> str | None:
-    reason = _REFUSED.get(adapter.model)
-    return None if reason is None else f"{reason}; {adapter.instead}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OverTime(Strategy):
+    """Shares the points of a trajectory out over ranks.
+
+    Args:
+        degree: ranks that share them; None takes all ranks that are left.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("time",)
+    has_loop: ClassVar[bool] = True
+    loops_alone: ClassVar[bool] = True
+
+    degree: Count | None = None
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses models that return or are given something other than one tensor."""
+        reason = _REFUSED.get(adapter.model)
+        return None if reason is None else f"{reason}; {adapter.instead}"
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
+        """Returns which rank evaluates which point."""
+        return TimePoints(mesh.axis("time"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeParallel(Strategy):
+class TimeParallel(_OverTime):
     """Guesses the latents of the next steps, evaluates the model at all of them at once, and moves on past what holds.
 
     A trajectory is right when every point is the step from its predecessor. In each round the model is evaluated at a
@@ -61,22 +80,10 @@ class TimeParallel(Strategy):
         {'time': None}
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("time",)
     kind: ClassVar[Kind] = "bounded"
-    has_loop: ClassVar[bool] = True
-    loops_alone: ClassVar[bool] = True
 
-    degree: Count | None = None
     window: Count = 4
     tolerance: Annotated[float, Number(0)] = 0.05
-
-    def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models that return or are given something other than one tensor."""
-        return _refuses(adapter)
-
-    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
-        """Returns which rank evaluates which point."""
-        return TimePoints(mesh.axis("time"))
 
     def unpredictable(self) -> str | None:
         """Says that the number of rounds depends on the picture."""
@@ -84,12 +91,12 @@ class TimeParallel(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DraftedSteps(Strategy):
+class DraftedSteps(_OverTime):
     """Drafts the latents of the next steps with the last prediction, and evaluates the model at all drafts at once.
 
-    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, the first with its exact
-    prediction and the others with those at drafts. Approximate; `depth=1` is the pipeline's own loop. Sample with
-    `partsong.samplers.generate`. For schedulers see `TimeParallel`.
+    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction at
+    its draft. Approximate; `depth=1` is the pipeline's own loop. Sample with `partsong.samplers.generate`. For schedulers
+    see `TimeParallel`.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.
@@ -102,25 +109,13 @@ class DraftedSteps(Strategy):
         {'time': None}
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("time",)
     kind: ClassVar[Kind] = "approximate"
-    has_loop: ClassVar[bool] = True
-    loops_alone: ClassVar[bool] = True
 
-    degree: Count | None = None
     depth: Count = 2
-
-    def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models that return or are given something other than one tensor."""
-        return _refuses(adapter)
-
-    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
-        """Returns which rank evaluates which draft."""
-        return TimePoints(mesh.axis("time"))
 
     def stale(self) -> str:
         """Says what is not evaluated where it is used."""
-        return f"of {self.depth} steps, all but the first read the prediction at a draft of their latents"
+        return f"{self.depth} steps at a time read the prediction at a draft of their latents"
 
 
 class TimePoints(Cut):
