@@ -358,7 +358,7 @@ class List(_Common):
     ]
     """What to list."""
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    """Of support, only what holds for this model: a family, or a class of a model or pipeline, as diffusers has it."""
+    """Show support for this model only: a family, or a class of a model or pipeline, as diffusers names it."""
 
 
 @dataclass(frozen=True, kw_only=True)

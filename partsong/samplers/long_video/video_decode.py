@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ class StreamingDecoder:
         return DecoderOutput(sample=out) if return_dict else (out,)
 
 
-class _Pieces:
+class _Pieces(ABC):
     """Decodes pieces of one video with one autoencoder."""
 
     def __init__(self, vae: Any, frames: int) -> None:
@@ -86,9 +87,9 @@ class _Pieces:
         self.seen: Any = None
         self.waiting: list[Tensor] = []
 
+    @abstractmethod
     def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Decodes the next latents."""
-        raise NotImplementedError
 
     def nothing(self, z: Tensor, side: int) -> Tensor:
         """Returns no frames, of the right size."""
