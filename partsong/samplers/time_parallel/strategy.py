@@ -94,9 +94,9 @@ class TimeParallel(_OverTime):
 class DraftedSteps(_OverTime):
     """Drafts the latents of the next steps with the last prediction, and evaluates the model at all drafts at once.
 
-    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction at
-    its draft. Approximate; `depth=1` is the pipeline's own loop. Sample with `partsong.samplers.generate`. For schedulers
-    see `TimeParallel`.
+    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction
+    at its draft. Approximate; `depth=1` is the pipeline's own loop. Sample with `partsong.samplers.generate`. The
+    schedulers it takes are those of `TimeParallel`.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.
