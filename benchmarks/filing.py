@@ -1,18 +1,34 @@
-"""Writes the result files of benchmarks: NAME.json with everything that was measured, NAME.md with a table of it."""
+"""Writes the result files of benchmarks: NAME.json with everything that was measured, NAME.md with a table of it.
+
+Both say what else kept the processors busy, before the benchmark and while it ran: importing this begins the watch.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from partsong.jobs.load import DISTURBED, LoadWatch, spread
 from partsong.jobs.machine import describe_hardware
 
+_WATCH = LoadWatch()
 
-def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: str, note: str, table: str) -> None:
+
+def file_result(
+    out: Path,
+    script: str,
+    rows: Sequence[dict[str, Any]],
+    title: str,
+    note: str,
+    table: str,
+    *,
+    references: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> None:
     """Writes both files and prints the second.
 
     Args:
@@ -22,17 +38,29 @@ def file_result(out: Path, script: str, rows: Sequence[dict[str, Any]], title: s
         title: heading of the page; the date is added.
         note: a few sentences on what was measured and how.
         table: the rows as a Markdown table.
+        references: by name the times of rows that others are compared with, one for each time the same work was done.
     """
     hardware = describe_hardware()
     command, date = " ".join(["python", script, *sys.argv[1:]]), datetime.date.today().isoformat()
-    result = {"command": command, "date": date, "hardware": hardware, "rows": rows}
+    load, spreads = _WATCH.report(), {name: spread(times) for name, times in references.items()}
+    result = {"command": command, "date": date, "hardware": hardware, **load, "spreads": spreads, "rows": rows}
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     packages = ", ".join(f"{name} {version}" for name, version in hardware["packages"].items())
     cores = f"{hardware['cores']} cores with {hardware['instruction_set']}"
     where = f"`{command}`; {cores}, {hardware['system']}; packages: {packages}"
-    page = "\n".join([f"# {title}, {date}", "", where, "", note, "", table]) + "\n"
+    page = "\n".join([f"# {title}, {date}", "", where, "", note, "", _quiet(load, spreads), "", table]) + "\n"
     out.with_suffix(".md").write_text(page, encoding="utf-8")
     print(page)
+
+
+def _quiet(load: Mapping[str, float], spreads: Mapping[str, float]) -> str:
+    """Says whether anything disturbed the benchmark."""
+    shares = f"{load['load_before']:.0%} of the cores were busy before, {load['load_of_others']:.0%} with others meanwhile"
+    if spreads:
+        name = max(spreads, key=spreads.__getitem__)
+        shares += f"; the middle half of the times of {name} lie within {spreads[name]:.1%}"
+    worst = max(*load.values(), *spreads.values())
+    return f"Load: {shares}." if worst <= DISTURBED else f"**Disturbed**: {shares}. Read the ratios with care."
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

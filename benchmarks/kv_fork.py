@@ -7,10 +7,8 @@ from the round before. Every answer has exactly as many tokens as asked for.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import torch
 import tyro
 from filing import file_result, markdown_table
 from transformers import AutoModelForCausalLM
+from vllm_peer import VllmPeer
 
 from partsong.reasoning import Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine, smollm2
@@ -69,9 +68,10 @@ def main(config: Config) -> None:
         "generate, num_return_sequences": lambda ids, chat, turn: _generated(model, ids, config, config.branches, turn),
         **{name: _branches(engine, config) for name, engine in engines.items()},
     }
-    peer = None if config.vllm is None else _Vllm(config, folder)
+    options = {"model": str(folder), "dtype": config.dtype}
+    peer = None if config.vllm is None else VllmPeer(config.vllm, config.threads, options)
     if peer is not None:
-        sides["vLLM"] = peer
+        sides["vLLM"] = _vllm_side(peer, config)
     tokenizer = engines["LocalEngine"].tokenizer
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     worked: dict[str, list[float]] = {name: [] for name in sides}
@@ -143,29 +143,15 @@ def _branches(engine: LocalEngine, config: Config) -> Side:
     return run
 
 
-class _Vllm:
-    """Runs vLLM in another process and asks it line by line."""
+def _vllm_side(peer: VllmPeer, config: Config) -> Side:
+    sampling = {"n": config.branches, "max_tokens": config.new_tokens, "temperature": 1.0, "ignore_eos": True}
 
-    def __init__(self, config: Config, folder: Path) -> None:
-        script = Path(__file__).with_name("kv_fork_vllm.py")
-        options = [str(folder), config.dtype, str(config.branches), str(config.new_tokens), str(config.threads)]
-        self._process = subprocess.Popen(
-            [str(config.vllm), str(script), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def run(ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
+        seconds, tokens = peer.ask(ids, {**sampling, "seed": turn})
+        assert tokens == config.branches * config.new_tokens
+        return seconds
 
-    def __call__(self, ids: list[int], chat: tuple[Message, ...], turn: int) -> float:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([ids, turn]) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("seconds "):
-                return float(line.split()[1])
-        raise SystemExit(f"vLLM ended with {self._process.wait()}")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    return run
 
 
 def _file(config: Config, seconds: dict[str, list[float]], worked: dict[str, list[float]]) -> None:

@@ -27,7 +27,7 @@ from partsong.zoo.heads import prompts_of
 SIDES: dict[str, Any] = {
     "plain": None,
     "head": TrainedHead(),
-    "head, likeliest guesses": TrainedHead(noise=False),
+    "head, likeliest guesses": TrainedHead(heat=0),
     "ngram": "ngram",
     "jacobi": "jacobi",
 }
@@ -97,7 +97,7 @@ def main(config: Config) -> None:
 
 def measure(config: Config, model: str, temperature: float, batch: int) -> list[dict[str, Any]]:
     """Times all sides at one setting."""
-    sides = {name: side_of(model, who) for name, who in SIDES.items() if temperature or who != TrainedHead(noise=False)}
+    sides = {name: side_of(model, who) for name, who in SIDES.items() if temperature or who != TrainedHead(heat=0)}
     for number in range(config.rounds + 1):
         requests = requests_of(config, model, temperature, number)
         for side in sides.values():

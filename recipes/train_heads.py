@@ -43,7 +43,7 @@ from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.reasoning.training.head_losses import anchor, head_losses
 from partsong.seeds import derive
 from partsong.zoo.heads import SampledTexts, prompts_of, sample_texts
-from partsong.zoo.stage import TrainingStage, adam
+from partsong.zoo.stage import TrainingStage, adam, stages_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("samples", "train", "export", "evaluate")
@@ -200,9 +200,7 @@ async def one_by_one(engine: LocalEngine, config: Config, prompts: list[str], te
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
     check_knobs(type_hints(Config), vars(config))
-    stages = config.stages.split(",")
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
     for stage in stages:
         match stage:

@@ -34,13 +34,12 @@ import tyro
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder, save_folder
 from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
 from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch
-from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, stages_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")
@@ -133,9 +132,7 @@ def evaluate(config: Config) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    stages = config.stages.split(",")
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
     for stage in stages:
         match stage:

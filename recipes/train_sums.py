@@ -40,7 +40,7 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder
-from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, stages_of
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report
@@ -160,9 +160,7 @@ def evaluate(config: Config) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    stages = config.stages.split(",")
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
     for stage in stages:
         match stage:

@@ -62,7 +62,7 @@ from partsong.zoo.products.model import build_model, build_tokenizer, save_model
 from partsong.zoo.products.problems import Family, answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
-from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, stages_of
 from partsong.zoo.training import Optimizers, schedule
 
 STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")
@@ -327,9 +327,7 @@ def _right(question: str, answer: str | None) -> bool:
 
 def run(config: Config) -> None:
     """Runs the stages of the configuration."""
-    asked = config.stages.split(",")
-    if unknown := [stage for stage in asked if stage not in STAGES]:
-        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+    asked = stages_of(config.stages, STAGES)
     work = Work(config)
     work.out.mkdir(parents=True, exist_ok=True)
     stages: dict[str, Callable[[Work], Any]] = {

@@ -11,6 +11,7 @@ from partsong.cli.options import Bench
 from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
+from partsong.jobs.load import LoadWatch
 from partsong.jobs.machine import describe_hardware
 
 #: Named here instead of imported, because this module must load without torch.
@@ -25,12 +26,12 @@ HIDDEN = ("model", "case")
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
     refuse_torchrun("partsong bench starts its own ranks")
-    start = time.perf_counter()
+    watch, start = LoadWatch(), time.perf_counter()
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
     nproc = (options.nproc or 2) if options.name == "image" else 1
     request = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
-    return {**request, "seconds": seconds, "rows": rows, "hardware": describe_hardware()}
+    return {**request, "seconds": seconds, "rows": rows, "hardware": describe_hardware(), **watch.report()}
 
 
 def _image(options: Bench) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partsong.errors import ArgumentError
 from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.training import Average, Optimizers, World, schedule
 
-__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam"]
+__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam", "stages_of"]
 
 #: Makes one step's loss, and a note for the log, from that step's own random generator.
 Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
+
+
+def stages_of(asked: str, known: Sequence[str]) -> list[str]:
+    """Returns the stages that a recipe is asked to run.
+
+    Args:
+        asked: their names, with commas between.
+        known: all that it has.
+
+    Raises:
+        ArgumentError: one is not among them.
+
+    >>> stages_of("train,export", ["train", "export", "evaluate"])
+    ['train', 'export']
+    """
+    stages = asked.split(",")
+    if unknown := [stage for stage in stages if stage not in known]:
+        raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(known)}")
+    return stages
 
 
 def adam(parameters: list[nn.Parameter], rate: float, decay: float = 0.0) -> tuple[torch.optim.Optimizer, float]:

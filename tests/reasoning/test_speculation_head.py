@@ -91,14 +91,14 @@ def test_a_guess_is_drawn_with_the_noise_of_its_place() -> None:
     rows = Rows(module, head)
     how = TokenDraw(1.0, 1.0, seed=3, place=1)
     _, ahead = rows.read(PROMPT, 3)
-    drafter, text = HeadDrafter(head.double(), rows.model, TrainedHead(branches=2)), DraftText([*PROMPT, 20], how)
+    drafter, text = HeadDrafter(head.double(), rows.model, TrainedHead(heat=0.5)), DraftText([*PROMPT, 20], how)
     drafter.observe(text, Observation(DraftTree(masks=(3,)), Match((20,), (0,), ()), ahead[:, None]))
     with torch.no_grad():
         (draft,) = drafter.propose([text], [2])
         before, expected = 20, list[int]()
         for place in range(2):
             out = head.sampler(ahead[1 + place], module.get_input_embeddings()(torch.tensor(before)))
-            before = draw(module.lm_head(out)[None], [replace(how, place=1 + place)])[0]
+            before = draw(module.lm_head(out)[None], [replace(how, place=1 + place, temperature=0.5)])[0]
             expected.append(before)
     # Two guesses after each other one; the first is what is drawn.
     assert draft.parents == (0, 0, 1, 1, 2, 2) and [draft.tokens[0], draft.tokens[2]] == expected

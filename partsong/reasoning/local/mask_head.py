@@ -115,8 +115,13 @@ class SamplerHead(nn.Module):
     def step(self, states: Tensor, prepared: Tensor, before: Tensor) -> Tensor:
         """Goes on from what `prepare` has computed; arguments and result as in `forward`."""
         inside = prepared + F.linear(before, self.first.weight[:, states.shape[-1] :])
-        inside = self.first_norm(F.silu(inside))
-        return states + self.second_norm(F.silu(self.second(inside)))
+        inside = _normed(F.silu(inside), self.first_norm)
+        inside = F.linear(inside, self.second.weight, self.second.bias)
+        return states + _normed(F.silu(inside), self.second_norm)
+
+
+def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class MaskHead(nn.Module):

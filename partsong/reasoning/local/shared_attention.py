@@ -154,10 +154,8 @@ class AttentionStep:
             chunk.node.values[layer][:, there] = value[0, :, here]
         parts = [self._rows_attend(layer, query[0, :, :count].transpose(0, 1), scale)] if count else []
         for chunk in self.chunks:
-            parts.append(_chunk_attends(layer, query[:, :, _span(chunk.place, chunk.count)], chunk, scale))
-            if chunk.masks:
-                masks = [x[:, :, _span(chunk.end, chunk.masks)] for x in (query, key, value)]
-                parts.append(_masks_attend(layer, masks, chunk, scale))
+            here = _span(chunk.place, chunk.count + chunk.masks)
+            parts.append(_chunk_attends(layer, [x[:, :, here] for x in (query, key, value)], chunk, scale))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -243,26 +241,26 @@ def _span(first: int, count: int) -> slice:
     return slice(first, first + count)
 
 
-def _chunk_attends(layer: int, query: Tensor, chunk: Chunk, scale: float) -> Tensor:
-    """Lets queries `[1, heads, count, head_dim]` of a prompt attend to all before; `[count, heads, head_dim]`."""
+def _chunk_attends(layer: int, here: Sequence[Tensor], chunk: Chunk, scale: float) -> Tensor:
+    """Lets tokens of a prompt and the masks behind them attend to all before; `[tokens and masks, heads, head_dim]`.
+
+    Args:
+        layer: the number of the layer.
+        here: query, key and value of the tokens and masks. Nobody keeps those of masks, which no token sees.
+        chunk: where they stand.
+        scale: factor on the scores.
+    """
+    query, *new = here
     node, *before = chunk.node.chain()[::-1]
     earlier = None
     if before:
         segments = [_segment(each, layer, len(each.tokens)) for each in before[::-1]]
         earlier = attention(query, segments=segments, scale=scale)
     own = _segment(node, layer, chunk.first + chunk.count)
-    out, _ = attention(query, own.k, own.v, mask=Causal(chunk.first), scale=scale, init=earlier)
-    return out[0].transpose(0, 1)
-
-
-def _masks_attend(layer: int, masks: Sequence[Tensor], chunk: Chunk, scale: float) -> Tensor:
-    """Lets masks behind a prompt, by query, key and value, attend to it and to each other; nobody keeps their keys."""
-    query, key, value = masks
-    *before, node = chunk.node.chain()
-    segments = [_segment(each, layer, len(each.tokens)) for each in before]
-    segments.append(_segment(node, layer, chunk.first + chunk.count))
-    earlier = attention(query, segments=segments, scale=scale)
-    out, _ = attention(query, key, value, mask=Causal(), scale=scale, init=earlier)
+    key, value = own.k, own.v
+    if chunk.masks:
+        key, value = (torch.cat([old, x[:, :, chunk.count :]], 2) for old, x in zip((key, value), new, strict=True))
+    out, _ = attention(query, key, value, mask=Causal(chunk.first), scale=scale, init=earlier)
     return out[0].transpose(0, 1)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +23,7 @@ from partsong.kernels.keyed_draw import TokenDraw, noisy_logits
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, check_fields
+from partsong.knobs import Count, Number, check_fields
 from partsong.reasoning.local.mask_head import MaskHead, digest_of, load_head
 from partsong.reasoning.local.model import LocalModel
 
@@ -48,14 +48,14 @@ class TrainedHead:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
         branches: how many guesses are made after each other one, and how many stand side by side and are gone on from.
-        noise: whether guesses are drawn with the noise of the text. Without it they are the likeliest tokens, which are
-            right less often above temperature 0.
+        heat: the temperature of guesses by that of the text, whose noise they are drawn with. A head knows less than its
+            model and is less sure, which lower temperatures make up for; 0 takes the likeliest tokens.
     """
 
     path: str | Path | None = None
     length: Count | None = None
     branches: Count = 2
-    noise: bool = True
+    heat: Annotated[float, Number(0)] = 0.6
 
     def validate(self) -> None:
         """Checks the knobs.
@@ -190,10 +190,10 @@ class HeadDrafter:
             ends = [(text, *end) for text, each in enumerate(growing) if place < each.size for end in each.ends]
             if not ends:
                 break
-            rows = [text for text, *_ in ends]
+            rows = torch.tensor([text for text, *_ in ends], device=padded.device)
             before = self._model.embed([token for _, _, token, _ in ends])
-            logits = self._model.read(self._sampler.step(padded[rows, place], prepared[rows, place], before))
-            noisy = noisy_logits(logits, [self._draw_at(growing[text].text, place) for text in rows])
+            logits = self._model.read(self._sampler.step(padded[:, place][rows], prepared[:, place][rows], before))
+            noisy = noisy_logits(logits, [self._draw_at(growing[text].text, place) for text, *_ in ends])
             # The lead needs a second one, even where only the first is guessed.
             best = noisy.topk(max(2, self._knobs.branches), dim=-1)
             for each in growing:
@@ -221,8 +221,8 @@ class HeadDrafter:
 
     def _draw_at(self, text: DraftText, place: int) -> TokenDraw:
         """Says how the guess for a place after the next one is drawn."""
-        heat = text.draw.temperature if self._knobs.noise else 0.0
-        return replace(text.draw, place=text.draw.place + place, temperature=heat)
+        draw = text.draw
+        return TokenDraw(draw.temperature * self._knobs.heat, draw.top_p, draw.seed, draw.place + place)
 
 
 def _by_chance(end: tuple[int, int, float]) -> float:

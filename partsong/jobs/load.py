@@ -1,0 +1,80 @@
+"""Measures what else keeps the processors busy, so that a disturbed measurement can be told from a quiet one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import psutil
+
+__all__ = ["DISTURBED", "LoadWatch", "spread"]
+
+#: A measurement is disturbed where others take more than this share of the processors, or where the same work takes
+#: times that differ by more than this share.
+DISTURBED = 0.05
+
+
+class _Used(NamedTuple):
+    """Counts processor seconds: of all cores, of those the busy ones, and of these our own."""
+
+    all: float
+    busy: float
+    own: float
+
+
+class LoadWatch:
+    """Compares what all processes use from now on with what this one and its children use.
+
+    Args:
+        seconds: how long the processors are watched before anything starts.
+
+    Attributes:
+        before: the share of all cores that was busy in this time.
+
+    Example:
+        >>> watch = LoadWatch(seconds=0.1)
+        >>> 0 <= watch.of_others() <= 1
+        True
+    """
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.before: float = psutil.cpu_percent(interval=seconds) / 100
+        self._begin = _used()
+
+    def of_others(self) -> float:
+        """Returns the share of all cores that others took since the watch began; also a host that runs other guests."""
+        now = _used()
+        total, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
+        return min(1.0, max(0.0, busy - own) / total) if total > 0 else 0.0
+
+    def report(self) -> dict[str, float]:
+        """Returns both shares, for files of results."""
+        return {"load_before": round(self.before, 3), "load_of_others": round(self.of_others(), 3)}
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """Returns by how much the middle half of some times differ, as a share of their median.
+
+    >>> spread([1.0, 1.0, 1.1, 1.2, 9.0])
+    0.18
+    """
+    if len(seconds) < 2:
+        return 0.0
+    first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return round((third - first) / middle, 3)
+
+
+def _used() -> _Used:
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Linux counts the time of guests in `user`, too.
+    everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    me = psutil.Process()
+    own = sum(me.cpu_times()[:4])
+    for child in me.children(recursive=True):
+        try:
+            own += sum(child.cpu_times()[:4])
+        except psutil.Error:  # it has just ended; then its parent counts it
+            continue
+    return _Used(everything, everything - idle, own)
