@@ -16,6 +16,8 @@ from typing import Any
 from partsong.jobs.load import DISTURBED, LoadWatch, spread
 from partsong.jobs.machine import describe_hardware
 
+__all__ = ["file_result", "markdown_table", "spread"]
+
 _WATCH = LoadWatch()
 
 
@@ -27,7 +29,7 @@ def file_result(
     note: str,
     table: str,
     *,
-    references: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    spreads: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Writes both files and prints the second.
 
@@ -38,12 +40,12 @@ def file_result(
         title: heading of the page; the date is added.
         note: a few sentences on what was measured and how.
         table: the rows as a Markdown table.
-        references: by name the times of rows that others are compared with, one for each time the same work was done.
+        spreads: by name how much the times of rows vary that others are compared with (`spread`).
     """
     hardware = describe_hardware()
     command, date = " ".join(["python", script, *sys.argv[1:]]), datetime.date.today().isoformat()
-    load, spreads = _WATCH.report(), {name: spread(times) for name, times in references.items()}
-    result = {"command": command, "date": date, "hardware": hardware, **load, "spreads": spreads, "rows": rows}
+    load = _WATCH.report()
+    result = {"command": command, "date": date, "hardware": hardware, **load, "spreads": dict(spreads), "rows": rows}
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     packages = ", ".join(f"{name} {version}" for name, version in hardware["packages"].items())
     cores = f"{hardware['cores']} cores with {hardware['instruction_set']}"
@@ -55,7 +57,9 @@ def file_result(
 
 def _quiet(load: Mapping[str, float], spreads: Mapping[str, float]) -> str:
     """Says whether anything disturbed the benchmark."""
-    shares = f"{load['load_before']:.0%} of the cores were busy before, {load['load_of_others']:.0%} with others meanwhile"
+    shares = (
+        f"{load['load_before']:.0%} of the cores were busy before, {load['load_of_others']:.0%} with others meanwhile"
+    )
     if spreads:
         name = max(spreads, key=spreads.__getitem__)
         shares += f"; the middle half of the times of {name} lie within {spreads[name]:.1%}"

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
+from filing import file_result, markdown_table, spread
 from speculation_prompts import PROMPTS
 from transformers import AutoModelForCausalLM
+from vllm_peer import VllmPeer
 
 from partsong.kernels.speculation import DraftTree
 from partsong.reasoning import Message, Parameters, Request
@@ -44,10 +45,14 @@ class Config:
     """Most tokens of an answer."""
     rounds: int = 5
     """Rounds; medians count."""
+    prompts: int = 5
+    """Prompts of each kind, five at most."""
     threads: int = 1
     """Threads of torch, for all sides."""
     batch: int = 1
     """Samples of a prompt that are written together; above 1 at temperature 0.7, and only by LocalEngine."""
+    vllm: Path | None = None
+    """The python of an environment that has vLLM, which is then timed too, at batch 1."""
     costs: bool = False
     """Time steps over 1 to 64 tokens, with packed and with plain weights."""
 
@@ -83,6 +88,15 @@ def generate_side(model: Any, tokenizer: Any, config: Config, **more: Any) -> Si
     return answer
 
 
+def vllm_side(tokenizer: Any, config: Config, **more: Any) -> Side:
+    """Answers with vLLM in a process of its own."""
+    assert config.vllm is not None
+    options = {"model": str(smollm2.folder()), "dtype": "float32", "enable_prefix_caching": False, **more}
+    peer = VllmPeer(config.vllm, config.threads, options)
+    sampling = {"temperature": 0.0, "max_tokens": config.new_tokens}
+    return lambda prompt: peer.ask(prompt_ids(tokenizer, (Message("user", (prompt,)),)), sampling)[1]
+
+
 def sides_of(config: Config) -> dict[str, Side]:
     """Makes all sides; the first one is what the others are compared with."""
     drafters: dict[str, Any] = {
@@ -96,15 +110,20 @@ def sides_of(config: Config) -> dict[str, Side]:
         model: Any = AutoModelForCausalLM.from_pretrained(smollm2.folder(), dtype=torch.float32).eval()
         tokenizer = engines[PLAIN][0].tokenizer
         sides["generate"] = generate_side(model, tokenizer, config)
-        lookup = {"prompt_lookup_num_tokens": 10}
-        sides["generate, prompt_lookup_num_tokens=10"] = generate_side(model, tokenizer, config, **lookup)
+        # There is no smaller model of this vocabulary, so the model's first layers assist it.
+        for peer in ({"prompt_lookup_num_tokens": 10}, {"assistant_early_exit": 10}):
+            sides[f"generate, {'='.join(map(str, *peer.items()))}"] = generate_side(model, tokenizer, config, **peer)
+        if config.vllm is not None:
+            ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+            sides["vLLM"] = vllm_side(tokenizer, config)
+            sides["vLLM, ngram"] = vllm_side(tokenizer, config, speculative_config=ngram)
     return sides
 
 
 def race(config: Config) -> list[dict[str, Any]]:
     """Lets every side answer every prompt, in turn."""
     sides, rows = sides_of(config), list[dict[str, Any]]()
-    for kind, prompts in PROMPTS.items():
+    for kind, prompts in ((kind, every[: config.prompts]) for kind, every in PROMPTS.items()):
         rates: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in sides}
         for turn in range(config.rounds + 1):
             for number, prompt in enumerate(prompts):
@@ -127,6 +146,7 @@ def race(config: Config) -> list[dict[str, Any]]:
                     "ratio_to_plain": statistics.geometric_mean(ratios),
                     "lowest": min(ratios),
                     "highest": max(ratios),
+                    "spread": statistics.median(map(spread, rates[name])),
                 }
             )
             print(rows[-1], flush=True)
@@ -183,10 +203,13 @@ def main(config: Config) -> None:
         note = (
             f"SmolLM2-135M, at most {config.new_tokens} tokens, {config.rounds} interleaved rounds after one to warm "
             f"up, {'greedy' if config.batch == 1 else f'{config.batch} samples at T=0.7'}; {threads} "
-            "`ratio_to_plain` is the geometric mean over the five prompts of a kind, each the median of its rounds; "
-            "`lowest` and `highest` are those of single prompts."
+            "`ratio_to_plain` is the geometric mean over {config.prompts} prompts of a kind, each the median of its rounds; "
+            "`lowest` and `highest` are those of single prompts. `spread` says within what share of their "
+            "median the middle half of a prompt's times lie."
         )
-    file_result(config.out, "benchmarks/speculation.py", rows, title, note, markdown_table(columns, shown))
+    spreads = {f"{PLAIN}, {row['size']}": row["spread"] for row in rows if row["name"] == PLAIN}
+    table = markdown_table(columns, shown)
+    file_result(config.out, "benchmarks/speculation.py", rows, title, note, table, spreads=spreads)
 
 
 if __name__ == "__main__":

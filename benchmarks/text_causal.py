@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
+from filing import file_result, markdown_table, spread
 from speculation_prompts import PROMPTS
 from transformers import AutoModelForCausalLM
 
@@ -111,6 +111,7 @@ def main(config: Config) -> None:
         for name in sides:
             ratio = statistics.median(a / b for a, b in zip(rates[name], rates[PLAIN], strict=True))
             row = {"name": name, "size": kind, "tokens_per_second": statistics.median(rates[name]), "ratio": ratio}
+            row["spread"] = spread(rates[name])
             rows.append(row | {"same_text": "" if name.startswith("Local") else same[name]})
             print(rows[-1], flush=True)
     columns = list(rows[0])
@@ -120,7 +121,9 @@ def main(config: Config) -> None:
         f"rounds after one to warm up, {config.threads} thread{'s' if config.threads > 1 else ''} of torch on every "
         f"side; the time includes reading the prompt. `ratio` is to `generate`. int8 and int4 are other models."
     )
-    file_result(config.out, "benchmarks/text_causal.py", rows, "Causal decoding", note, markdown_table(columns, shown))
+    spreads = {f"{PLAIN}, {row['size']}": row["spread"] for row in rows if row["name"] == PLAIN}
+    table = markdown_table(columns, shown)
+    file_result(config.out, "benchmarks/text_causal.py", rows, "Causal decoding", note, table, spreads=spreads)
 
 
 if __name__ == "__main__":

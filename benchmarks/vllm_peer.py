@@ -1,7 +1,7 @@
 """Lets benchmarks time vLLM, which runs in another environment that need not have partsong.
 
-The other python runs this file: it reads a line with options, then a line with token ids and sampling for each prompt, and
-answers each with the seconds it took and the tokens it wrote.
+The other python runs this file: it reads a line with options, then a line with token ids and sampling for each prompt,
+and answers each with the seconds it took and the tokens it wrote.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class VllmPeer:
 def main(threads: str) -> None:
     """Answers until the input ends."""
     os.environ.setdefault("OMP_NUM_THREADS", threads)
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{int(threads) - 1}")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import vllm  # pyright: ignore[reportMissingImports]
 
