@@ -203,8 +203,8 @@ def main(config: Config) -> None:
         note = (
             f"SmolLM2-135M, at most {config.new_tokens} tokens, {config.rounds} interleaved rounds after one to warm "
             f"up, {'greedy' if config.batch == 1 else f'{config.batch} samples at T=0.7'}; {threads} "
-            "`ratio_to_plain` is the geometric mean over {config.prompts} prompts of a kind, each the median of its rounds; "
-            "`lowest` and `highest` are those of single prompts. `spread` says within what share of their "
+            f"`ratio_to_plain` is the geometric mean over {config.prompts} prompts of a kind, each the median of its "
+            "rounds; `lowest` and `highest` are those of single prompts. `spread` says within what share of their "
             "median the middle half of a prompt's times lie."
         )
     spreads = {f"{PLAIN}, {row['size']}": row["spread"] for row in rows if row["name"] == PLAIN}
