@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler
+from diffusers import DDIMScheduler
 
 from partsong import CfgParallel, DraftedSteps, TimeParallel, parse_strategy
 from partsong.errors import ArgumentError, UnsupportedError
@@ -31,7 +32,9 @@ def test_without_tolerance_it_is_the_pipeline(name: str) -> None:
     alone = case.run(pipe, **more)
     together, told = solved(case, pipe, EXACT, **more)
     assert distance(together, alone) <= FLOW
-    assert re.match(r"[2-6] rounds for 6 steps", told.kept[0])
+    # Some schedulers evaluate the model more often than they have steps.
+    rounds, steps = map(int, re.findall(r"\d+", told.kept[0]))
+    assert 2 <= rounds <= steps and steps >= 6
     assert distance(case.run(pipe, **more), alone) == 0.0
 
 
@@ -103,6 +106,13 @@ def test_the_same_bits_on_any_number_of_ranks(nproc: int, name: str, label: str)
         assert row.sent == row.predicted > 0
 
 
+class _Restless(DDIMScheduler):
+    """A scheduler with noise of its own, which nobody can draw again."""
+
+    def step(self, model_output: Any, timestep: Any, sample: Any, eta: float = 0.0, **more: Any) -> Any:
+        return super().step(model_output + random.random(), timestep, sample, eta, **more)
+
+
 def _refused(case: str, change: Any = None, **more: Any) -> None:
     chosen = CASES[case]
     pipe = chosen.make()
@@ -122,13 +132,12 @@ def _refused(case: str, change: Any = None, **more: Any) -> None:
         ("QwenImagePipeline", None, {}, "not a weighted sum of its model's outputs"),
         ("LTX2Pipeline", None, {}, "returns two samples"),
         ("ZImagePipeline", None, {}, "a list of latents"),
-        ("DiTPipeline", None, {}, "as where it clips or thresholds samples; switch that off"),
         ("KandinskyPriorPipeline", None, {}, "what it returns is no sample"),
         (
             "StableDiffusionPipeline",
-            lambda old: DPMSolverMultistepScheduler.from_config(old.config),
+            lambda old: _Restless.from_config(old.config),
             {"num_inference_steps": 4},
-            "remembers earlier steps",
+            "_Restless: the same step comes out differently each time",
         ),
     ],
 )

@@ -9,9 +9,17 @@ from typing import Any
 from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
+    DEISMultistepScheduler,
+    DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    KDPM2AncestralDiscreteScheduler,
     LCMScheduler,
+    LMSDiscreteScheduler,
+    PNDMScheduler,
+    UniPCMultistepScheduler,
 )
 from diffusers.utils import logging
 from torch import Tensor
@@ -33,6 +41,21 @@ SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Euler": (EulerDiscreteScheduler(**_SETTINGS), {}),
     "Euler ancestral": (EulerAncestralDiscreteScheduler(**_SETTINGS), {}),
     "LCM": (LCMScheduler(**_SETTINGS), {}),
+    # These remember earlier steps, correct them, clip, or take two evaluations for a step.
+    "DPM-Solver++ 2M": (DPMSolverMultistepScheduler(**_SETTINGS), {}),
+    "DPM-Solver++ 3M": (DPMSolverMultistepScheduler(**_SETTINGS, solver_order=3), {}),
+    "SDE-DPM-Solver++": (DPMSolverMultistepScheduler(**_SETTINGS, algorithm_type="sde-dpmsolver++"), {}),
+    "DPM-Solver singlestep": (DPMSolverSinglestepScheduler(**_SETTINGS), {}),
+    "UniPC": (UniPCMultistepScheduler(**_SETTINGS), {}),
+    "UniPC of order 3": (UniPCMultistepScheduler(**_SETTINGS, solver_order=3), {}),
+    "DEIS": (DEISMultistepScheduler(**_SETTINGS), {}),
+    "LMS": (LMSDiscreteScheduler(**_SETTINGS), {}),
+    "PNDM": (PNDMScheduler(**_SETTINGS), {}),
+    "PNDM without its first steps": (PNDMScheduler(**_SETTINGS, skip_prk_steps=True), {}),
+    "Heun": (HeunDiscreteScheduler(**_SETTINGS), {}),
+    "KDPM2 ancestral": (KDPM2AncestralDiscreteScheduler(**_SETTINGS), {}),
+    "DDIM that clips": (DDIMScheduler(**_SETTINGS, clip_sample=True), {}),
+    "DDIM with thresholds": (DDIMScheduler(**_SETTINGS, thresholding=True), {}),
 }
 
 
@@ -79,7 +102,7 @@ STRATEGIES: dict[str, Strategy] = {
     "to the last bit": TimeParallel(window=3, tolerance=0.0),
     "drafts": DraftedSteps(depth=3),
 }
-ON_RANKS = ("DDIM with noise", "Euler ancestral")
+ON_RANKS = ("DDIM with noise", "SDE-DPM-Solver++", "UniPC")
 
 
 def ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:

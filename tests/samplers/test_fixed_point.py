@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.samplers.denoising.chords import chords
 from partsong.samplers.denoising.fixed_point import Evaluate, StepRule, drafts, picard, serial
 from partsong.samplers.denoising.parareal import parareal
+from partsong.samplers.denoising.reused_outputs import reused_outputs
 
 SIZE, CENTRES, SPREAD = 48, 384, 0.15
 
@@ -179,10 +181,58 @@ def test_parareal_is_exact_after_as_many_corrections_as_blocks(blocks: int) -> N
     assert loose.rounds <= solved.rounds
 
 
+def test_a_solver_ahead_is_corrected_by_the_one_behind() -> None:
+    rules, start = flow_rules(4), noise_of(2)
+    h = [rule.output for rule in rules]
+
+    def at(point: Tensor, number: int) -> Tensor:
+        return bent(point, [number] * 2, [0, 1])
+
+    first = at(start, 0)
+    behind, begin = start + h[0] * first, start + (h[0] + h[1]) * first
+    guess = at(begin, 2)
+    behind, ahead = behind + h[1] * at(behind, 1), begin + h[2] * guess
+    last = ahead + h[3] * at(ahead, 3)
+    coarse = h[2] + h[3]
+    expected = last + behind + coarse * at(behind, 2) - begin - coarse * guess
+    solved = chords(bent, start, rules, begins=(0, 2))
+    assert (solved.sample - expected).abs().max() < 1e-12
+    assert (solved.rounds, solved.evaluations) == (3, 2 * 5)
+
+
+@pytest.mark.parametrize("begins", [(0,), (0, 1), (0, 1, 2)])
+def test_solvers_that_begin_one_after_the_other_are_one(begins: tuple[int, ...]) -> None:
+    rules, start = flow_rules(9), noise_of(3)
+    solved = chords(bent, start, rules, begins=begins)
+    assert solved.rounds == 9
+    assert (solved.sample - serial(bent, start, rules).sample).abs().max() < 1e-12
+
+
+def test_a_step_is_guessed_with_its_own_solvers_last_output() -> None:
+    rules, start = flow_rules(5), noise_of(2)
+    h = [rule.output for rule in rules]
+
+    def at(point: Tensor, number: int) -> Tensor:
+        return bent(point, [number] * 2, [0, 1])
+
+    first = at(start, 0)
+    x = start + h[0] * first
+    one, two = at(x, 1), at(x + h[1] * first, 2)
+    x = x + h[1] * one + h[2] * two
+    three, four = at(x, 3), at(x + h[3] * two, 4)
+    solved = reused_outputs(bent, start, rules, num=2, warmup=1)
+    assert (solved.sample - (x + h[3] * three + h[4] * four)).abs().max() < 1e-12
+    assert solved.rounds == 3
+
+
 def test_what_means_nothing_is_refused() -> None:
     rules, start = flow_rules(4), noise_of(1)
     with pytest.raises(ArgumentError, match="picard: window=0"):
         picard(bent, start, rules, window=0)
+    with pytest.raises(ArgumentError, match="they rise from 0 and end before step 4"):
+        chords(bent, start, rules, begins=(0, 4))
+    with pytest.raises(ArgumentError, match="chords: steps with noise"):
+        chords(bent, start, second_order_rules(4), begins=(0, 2))
     with pytest.raises(ArgumentError, match="2 scales for 4 steps"):
         picard(bent, start, rules, scales=[1.0, 1.0])
     with pytest.raises(ArgumentError, match="drafts: num=0"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +20,26 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, check_knobs, type_hints
 
-__all__ = ["Evaluate", "Solution", "StepRule", "drafts", "picard", "serial"]
+__all__ = ["Evaluate", "Solution", "Step", "StepRule", "drafts", "picard", "serial"]
 
 #: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
 #: `[n, ...]`.
 Evaluate = Callable[[Tensor, list[int], list[int]], Tensor]
+
+
+class Step(Protocol):
+    """Takes one step of a solver, which may remember the steps before in what it carries from one to the next."""
+
+    def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
+        """Returns the next point and what the next step is given as `carried`; the first step is given None.
+
+        Args:
+            point: where the step starts.
+            output: the model's there.
+            carried: what the step before has returned. It is not changed.
+            noise: the step's.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +61,15 @@ class StepRule:
     noise: float = 0.0
     before: float = 0.0
 
-    def __call__(self, point: Tensor, output: Tensor, before: Tensor | None, noise: Tensor | None) -> Tensor:
-        """Takes the step."""
+    def __call__(
+        self, point: Tensor, output: Tensor, carried: Tensor | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Takes the step; it carries its output."""
         new = self.keep * point + self.output * output
         if self.before:
-            assert before is not None
-            new = new + self.before * before
-        return new if noise is None or not self.noise else new + self.noise * noise
+            assert carried is not None
+            new = new + self.before * carried
+        return new if noise is None or not self.noise else new + self.noise * noise, output
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +81,18 @@ class Solution:
         rounds: calls of the model one after the other.
         evaluations: points at which the model was evaluated.
         residual: the largest error, as a root mean square over a point, that was accepted instead of another round.
-        last: what the last step was taken from: points and outputs, `[samples, ...]`; None where a method keeps none.
+        last: for each sample what the last step was taken from: point, output and what it was given as `carried`. With
+            `drafts` and `serial`, which step all samples at once, one entry. None where a method keeps none.
     """
 
     sample: Tensor
     rounds: int
     evaluations: int
     residual: float = 0.0
-    last: tuple[Tensor, Tensor] | None = None
+    last: Sequence[tuple[Tensor, Tensor, Any]] | None = None
 
 
-def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None = None) -> Solution:
+def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[Step], noise: Tensor | None = None) -> Solution:
     """Takes one step after the other: the twin of all others.
 
     Args:
@@ -86,12 +104,11 @@ def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], noise: 
     >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 1.0)] * 3).sample
     tensor([[8.]])
     """
-    point, before, samples, last = start, None, list(range(len(start))), None
+    point, carried, samples, last = start, None, list(range(len(start))), None
     for number, rule in enumerate(rules):
         output = evaluate(point, [number] * len(start), samples)
-        last = point, output
-        point = rule(point, output, before, None if noise is None else noise[number])
-        before = output
+        last = [(point, output, carried)]
+        point, carried = rule(point, output, carried, None if noise is None else noise[number])
     return Solution(point, len(rules), len(rules) * len(start), last=last)
 
 
@@ -99,13 +116,13 @@ class _Window:
     """Solves one sample: points from `begin` on, those up to there being final."""
 
     def __init__(
-        self, start: Tensor, rules: Sequence[StepRule], noise: Tensor | None, window: int, *, bundles: bool
+        self, start: Tensor, rules: Sequence[Step], noise: Tensor | None, window: int, *, bundles: bool
     ) -> None:
         self.rules, self.noise, self.window, self.bundles = rules, noise, window, bundles
         self.begin, self.end, self.residual = 0, min(1, len(rules)), 0.0
         self.points = [start]  # of steps begin, begin + 1, ..., end
-        self.before: Tensor | None = None  # the output of the step before `begin`,
-        self.last = start  # and the point it was taken from
+        self.carried: Any = None  # what the step at `begin` is given,
+        self.last: tuple[Tensor, Tensor, Any] | None = None  # and what the one before was taken from
 
     @property
     def done(self) -> bool:
@@ -113,13 +130,13 @@ class _Window:
 
     def advance(self, outputs: Tensor, tolerances: Sequence[float]) -> None:
         """Steps through the window with its outputs, and moves it to the first point that is not settled."""
-        point, before, right = self.points[0], self.before, 0
-        new, is_settled = [point], True
+        point, carried, right = self.points[0], self.carried, 0
+        new, kept, is_settled = [point], [carried], True
         for place, output in enumerate(outputs):
             number = self.begin + place
-            point = self._step(number, point, output, before)
-            before = output
+            point, carried = self._step(number, point, output, carried)
             new.append(point)
+            kept.append(carried)
             if is_settled and place + 1 < len(self.points):
                 error = self._distance(point, self.points[place + 1])
                 # The output at the next point counts only if that point is where it was evaluated.
@@ -127,14 +144,14 @@ class _Window:
                 if is_settled:
                     right, self.residual = right + 1, max(self.residual, error)
         moved = min(right + 1, len(outputs))
-        self.before, self.last = outputs[moved - 1], new[moved - 1]
-        last = outputs[-1]
+        self.carried, self.last = kept[moved], (new[moved - 1], outputs[moved - 1], kept[moved - 1])
         self.begin += moved
         self.points = new[moved:]
         self.end = self.begin + len(self.points) - 1
         while self.end < min(self.begin + self.window, len(self.rules)):
             # What lies ahead is guessed with the last output there is.
-            self.points.append(self._step(self.end, self.points[-1], last, last))
+            point, carried = self._step(self.end, self.points[-1], outputs[-1], carried)
+            self.points.append(point)
             self.end += 1
 
     def _distance(self, one: Tensor, other: Tensor) -> float:
@@ -142,14 +159,14 @@ class _Window:
         squares = (one - other).double().square()
         return float((squares.flatten(1).mean(1) if self.bundles else squares.mean()).sqrt().max())
 
-    def _step(self, number: int, point: Tensor, output: Tensor, before: Tensor | None) -> Tensor:
-        return self.rules[number](point, output, before, None if self.noise is None else self.noise[number])
+    def _step(self, number: int, point: Tensor, output: Tensor, carried: Any) -> tuple[Tensor, Any]:
+        return self.rules[number](point, output, carried, None if self.noise is None else self.noise[number])
 
 
 def picard(
     evaluate: Evaluate,
     start: Tensor,
-    rules: Sequence[StepRule],
+    rules: Sequence[Step],
     *,
     window: Count = 4,
     tolerance: Annotated[float, Number(0)] = 1e-2,
@@ -203,14 +220,12 @@ def picard(
         for (_, each), part in zip(going, parts, strict=True):
             each.advance(part, tolerances)
         rounds, evaluations = rounds + 1, evaluations + len(numbers)
-    sample, points = (torch.stack(list(each)) for each in zip(*((w.points[0], w.last) for w in windows), strict=True))
-    befores = [each.before for each in windows if each.before is not None]
-    last = (points, torch.stack(befores)) if befores else None
-    return Solution(sample, rounds, evaluations, max(each.residual for each in windows), last)
+    sample, last = torch.stack([each.points[0] for each in windows]), [w.last for w in windows if w.last is not None]
+    return Solution(sample, rounds, evaluations, max(each.residual for each in windows), last or None)
 
 
 def drafts(
-    evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, num: Count = 2, noise: Tensor | None = None
+    evaluate: Evaluate, start: Tensor, rules: Sequence[Step], *, num: Count = 2, noise: Tensor | None = None
 ) -> Solution:
     """Drafts a few points with the last output, evaluates all of them at once, and steps with what comes out.
 
@@ -232,16 +247,17 @@ def drafts(
     check_knobs(type_hints(drafts), {"num": num}, owner="drafts: ")
     count = len(start)
 
-    def step(number: int, point: Tensor, output: Tensor, before: Tensor | None) -> Tensor:
-        return rules[number](point, output, before, None if noise is None else noise[number])
+    def step(number: int, point: Tensor, output: Tensor, carried: Any) -> tuple[Tensor, Any]:
+        return rules[number](point, output, carried, None if noise is None else noise[number])
 
     output = evaluate(start, [0] * count, list(range(count)))
-    point, before, number, rounds, taken = start, None, 0, 1, (start, output)
+    point, carried, number, rounds, taken = start, None, 0, 1, None
     while number < len(rules):
-        ahead, last = [step(number, point, output, before)], before
         size = min(num, len(rules) - number)
-        while len(ahead) < size:
-            ahead.append(step(number + len(ahead), ahead[-1], output, output))
+        drafted, ahead = (point, carried), list[Tensor]()
+        for place in range(size):
+            drafted = step(number + place, drafted[0], output, drafted[1])
+            ahead.append(drafted[0])
         # The last draft's output starts the next round; after the last step there is nothing to evaluate.
         wanted = ahead if number + size < len(rules) else ahead[:-1]
         outputs = [output]
@@ -251,8 +267,7 @@ def drafts(
             outputs += fresh.split(count)
             rounds += 1
         for place in range(size):
-            taken = point, outputs[place]
-            point = step(number + place, point, outputs[place], last)
-            last = outputs[place]
-        before, output, number = last, outputs[-1], number + size
+            taken = [(point, outputs[place], carried)]
+            point, carried = step(number + place, point, outputs[place], carried)
+        output, number = outputs[-1], number + size
     return Solution(point, rounds, count * len(rules), last=taken)

@@ -40,7 +40,7 @@ class _Blocks:
         return self.evaluate(torch.cat(list(points)), wanted, self.samples * len(numbers)).split(count)
 
     def _step(self, number: int, points: Tensor, output: Tensor) -> Tensor:
-        return self.rules[number](points, output, None, None if self.noise is None else self.noise[number])
+        return self.rules[number](points, output, None, None if self.noise is None else self.noise[number])[0]
 
     def coarse(self, block: int, point: Tensor) -> Tensor:
         """Takes all steps of a block with the output at its beginning."""

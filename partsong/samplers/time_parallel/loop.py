@@ -15,7 +15,7 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import agree, all_gather
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, drafts, picard
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, Step, drafts, picard
 from partsong.samplers.pipeline.paused import PausedCall
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
 from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
@@ -32,21 +32,13 @@ def time_parallel(plan: Plan, strategy: TimeParallel, **arguments: Any) -> Any:
     """Samples with `TimeParallel`; see `StrategyRow.loop`.
 
     Raises:
-        UnsupportedError: the pipeline's or the scheduler's step is not a sum, or a callback was given.
+        UnsupportedError: the pipeline's step is not a sum, or a callback was given.
 
     Source: ParaDiGMS, arXiv 2305.16317.
     """
 
-    def solve(evaluate: Evaluate, start: Tensor, rehearsal: Rehearsal, noise: Tensor | None) -> Solution:
-        return picard(
-            evaluate,
-            start,
-            rehearsal.rules,
-            window=strategy.window,
-            tolerance=strategy.tolerance,
-            noise=noise,
-            bundles=True,
-        )
+    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
+        return picard(evaluate, start, rules, window=strategy.window, tolerance=strategy.tolerance, bundles=True)
 
     return _sample(plan, arguments, solve)
 
@@ -60,8 +52,8 @@ def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
     Source: DRiffusion, arXiv 2603.25872.
     """
 
-    def solve(evaluate: Evaluate, start: Tensor, rehearsal: Rehearsal, noise: Tensor | None) -> Solution:
-        return drafts(evaluate, start, rehearsal.rules, num=strategy.depth, noise=noise)
+    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
+        return drafts(evaluate, start, rules, num=strategy.depth)
 
     return _sample(plan, arguments, solve)
 
@@ -70,7 +62,7 @@ def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
 def _sample(
     plan: Plan,
     arguments: dict[str, Any],
-    solve: Callable[[Evaluate, Tensor, Rehearsal, Tensor | None], Solution],
+    solve: Callable[[Evaluate, Tensor, Sequence[Step]], Solution],
 ) -> Any:
     adapter = plan.denoisers[0].adapter
     assert plan.loop is not None
@@ -82,14 +74,13 @@ def _sample(
         rehearsal = _rehearsed(plan, arguments, stack)
         points = _Points(plan, rehearsal)
         points.share_numbers()
-        noise = None if rehearsal.noise is None else rehearsal.noise[:, None]
         # A batch is one bundle of samples that move together: a call of the model has all of them.
-        solution = solve(points.evaluate, rehearsal.start[None], rehearsal, noise)
+        solution = solve(points.evaluate, rehearsal.start[None], rehearsal.rules)
         points.cut.residual = solution.residual
         plan.clock.step = plan.clock.num_steps = solution.rounds
         assert solution.last is not None
-        latents, prediction = (each[0] for each in solution.last)
-        return rehearsal.finish(latents, prediction)
+        latents, prediction, carried = solution.last[0]
+        return rehearsal.finish(*(each.view(rehearsal.start.shape) for each in (latents, prediction)), carried)
 
 
 def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehearsal:
@@ -116,8 +107,8 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
     again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
     _give_prompts(again, prompts)
     answers = iter(rehearsal.outputs)
-    known: dict[str, Any] = {"num_steps": len(rehearsal.steps), "rules": rehearsal.rules}
-    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, **known))
+    num_steps = len(rehearsal.steps)
+    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, num_steps=num_steps))
     again.close()
     for number, step in enumerate(rehearsal.steps[1:AGREED_STEPS], 1):
         denoiser.begin_call(step.calls[0].arguments, number)

@@ -1,9 +1,9 @@
-"""Describes what every step of a pipeline does with latents and predictions, as three sums (see `rehearse`)."""
+"""Describes what every step of a pipeline does with latents and predictions (see `rehearse`)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.batch import equal_arguments
 from partsong.parallel.hooks.model_hooks import sample_of
-from partsong.samplers.denoising.fixed_point import StepRule
 from partsong.samplers.pipeline.paused import Finished, PausedCall
+from partsong.samplers.time_parallel.scheduled import ScheduledStep
 from partsong.samplers.time_parallel.sums import slack
 
 __all__ = ["ADVICE", "ModelCall", "Rehearsal", "RehearsedStep", "check_same", "copies_of", "place_of", "stacked"]
@@ -45,12 +45,12 @@ class RehearsedStep:
     Attributes:
         calls: of the model.
         latents: the weight of the latents themselves in the prediction.
-        rule: how the next latents come of these and the prediction.
+        rule: makes the next latents of these and the prediction.
     """
 
     calls: tuple[ModelCall, ...]
     latents: float
-    rule: StepRule
+    rule: ScheduledStep
 
 
 @dataclass(slots=True)
@@ -63,8 +63,6 @@ class Rehearsal:
         start: the first latents.
         outputs: what the model made of them, one output for each call of the first step.
         steps: the steps.
-        noise: what every step adds, `[steps, ...]`; None where none does.
-        last: what the scheduler returns in the last step for a prediction and latents, noise included.
         is_over: whether the pipeline has ended before its scheduler's last step.
     """
 
@@ -73,12 +71,10 @@ class Rehearsal:
     start: Tensor
     outputs: list[Any]
     steps: list[RehearsedStep] = field(default_factory=list)
-    noise: Tensor | None = None
-    last: Callable[[Tensor, Tensor], tuple[Any, ...]] | None = None
     is_over: bool = False
 
     @property
-    def rules(self) -> list[StepRule]:
+    def rules(self) -> list[ScheduledStep]:
         """Lists the rules of the steps."""
         return [step.rule for step in self.steps]
 
@@ -91,12 +87,11 @@ class Rehearsal:
     def numbers(self, values: Sequence[float]) -> None:
         left = iter(values)
         for place, step in enumerate(self.steps):
-            rule = replace(step.rule, keep=next(left), output=next(left))
             latents = next(left)
             calls = tuple(
                 replace(call, factor=next(left), weights=tuple(next(left) for _ in call.weights)) for call in step.calls
             )
-            self.steps[place] = replace(step, rule=rule, latents=latents, calls=calls)
+            self.steps[place] = replace(step, latents=latents, calls=calls)
 
     def arguments(self, call: ModelCall, latents: Tensor) -> dict[str, Any]:
         """Returns the arguments of a call with other latents."""
@@ -112,18 +107,18 @@ class Rehearsal:
         first = rehearsed.latents * latents if rehearsed.latents else torch.zeros_like(parts[0])
         return sum((weight * part for weight, part in zip(weights, parts, strict=True)), first)
 
-    def finish(self, latents: Tensor, prediction: Tensor) -> Any:
+    def finish(self, latents: Tensor, prediction: Tensor, carried: Any) -> Any:
         """Lets the pipeline go on behind its last step, and returns what it returns.
 
         Args:
             latents: before the last step.
             prediction: at these.
+            carried: what the last step is given of those before it.
 
         Raises:
             UnsupportedError: it makes more steps than its scheduler has.
         """
-        assert self.last is not None, "the rehearsal did not come to a last step"
-        event = self.call.send(self.last(prediction, latents))
+        event = self.call.send(self.steps[-1].rule.results(latents, prediction, carried))
         if not isinstance(event, Finished):
             raise UnsupportedError(
                 f"{type(self.call.pipe).__name__} goes on after the last of its scheduler's steps; {ADVICE}"
@@ -153,6 +148,9 @@ def check_same(one: Rehearsal, other: Rehearsal) -> None:
                         f"{name}: in step {number} its model's {key} depends on the steps before, and not by its "
                         f"latents alone; {ADVICE}"
                     )
+        for key, value in left.rule.given.named.items():
+            if isinstance(value, Tensor) and not equal_arguments(value, right.rule.given.named.get(key)):
+                raise UnsupportedError(f"{name}: in step {number} its scheduler's {key} depends on latents; {ADVICE}")
         rows = [[step.latents, *(w for call in step.calls for w in call.weights)] for step in (left, right)]
         apart = max(abs(x - y) for x, y in zip(*rows, strict=True))
         if apart > most * max(1.0, *map(abs, rows[0])):
@@ -164,7 +162,7 @@ def check_same(one: Rehearsal, other: Rehearsal) -> None:
 
 def _numbers_of(step: RehearsedStep) -> list[float]:
     parts = [number for call in step.calls for number in (call.factor, *call.weights)]
-    return [step.rule.keep, step.rule.output, step.latents, *parts]
+    return [step.latents, *parts]
 
 
 def stacked(latents: Tensor, rows: int) -> Tensor:

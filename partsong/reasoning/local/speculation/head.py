@@ -48,8 +48,8 @@ class TrainedHead:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
         branches: how many guesses are made after each other one, and how many stand side by side and are gone on from.
-        heat: the temperature of guesses by that of the text, whose noise they are drawn with. A head knows less than its
-            model and is less sure, which lower temperatures make up for; 0 takes the likeliest tokens.
+        heat: the temperature of guesses by that of the text, whose noise they are drawn with. A head knows less than
+            its model and is less sure, which lower temperatures make up for; 0 takes the likeliest tokens.
     """
 
     path: str | Path | None = None

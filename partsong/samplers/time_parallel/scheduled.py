@@ -1,0 +1,111 @@
+"""Takes steps with copies of a pipeline's own scheduler, which carry whatever it remembers from step to step."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ScheduledStep", "StepCall", "twin_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """Holds what a pipeline gave its scheduler in a step, and the states of generators at that time.
+
+    Attributes:
+        prediction: what the step was made from,
+        time: and when,
+        sample: and the latents.
+        named: its other arguments. Generators among them are copies.
+        random: the states of the default generators that the step's noise may come from: the CPU's, and the GPU's.
+    """
+
+    prediction: Tensor
+    time: Any
+    sample: Tensor
+    named: dict[str, Any]
+    random: tuple[Tensor, Tensor | None]
+
+    @classmethod
+    def of(cls, prediction: Tensor, time: Any, sample: Tensor, named: dict[str, Any]) -> StepCall:
+        """Takes note of a call that is about to be made."""
+        random = torch.get_rng_state(), torch.cuda.get_rng_state(sample.device) if sample.is_cuda else None
+        given = {key: _copied(value) for key, value in named.items() if key != "return_dict"}
+        return cls(prediction.clone(), time, sample.clone(), given, random)
+
+    def repeat(self, scheduler: Any, prediction: Tensor, sample: Tensor) -> tuple[Any, ...]:
+        """Makes the call with other tensors and the same noise; the scheduler takes note of it."""
+        named = {key: _copied(value) for key, value in self.named.items()}
+        with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
+            torch.set_rng_state(self.random[0])
+            if self.random[1] is not None:
+                torch.cuda.set_rng_state(self.random[1], sample.device)
+            return tuple(scheduler.step(prediction, self.time, sample, **named, return_dict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """Makes a step of a pipeline's scheduler, from any latents and any prediction; see `Step`.
+
+    What it carries is a scheduler as it stands behind the step. Each has drawn and kept what the pipeline's own would
+    have, so solvers of several steps, with correctors or with noise go the pipeline's way.
+
+    Attributes:
+        given: what the pipeline gives its scheduler in this step.
+        begin: the scheduler before its first step.
+    """
+
+    given: StepCall
+    begin: Any
+
+    def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
+        """Makes the step."""
+        scheduler = twin_of(self.begin if carried is None else carried)
+        shape = self.given.sample.shape  # a bundle has one dimension more
+        new, *_ = self.given.repeat(scheduler, output.view(shape), point.view(shape))
+        return new.view(point.shape), scheduler
+
+    def results(self, point: Tensor, output: Tensor, carried: Any) -> tuple[Any, ...]:
+        """Returns all that the scheduler returns."""
+        return self.given.repeat(twin_of(self.begin if carried is None else carried), output, point)
+
+
+def twin_of(scheduler: Any) -> Any:
+    """Copies a scheduler with all that its steps change, which is faster than a deep copy.
+
+    Example:
+        >>> from diffusers import UniPCMultistepScheduler
+        >>> scheduler = UniPCMultistepScheduler()
+        >>> scheduler.set_timesteps(4)
+        >>> twin = twin_of(scheduler)
+        >>> _ = twin.step(torch.ones(1, 4), twin.timesteps[0], torch.ones(1, 4))
+        >>> scheduler.step_index is None and twin.step_index == 1
+        True
+    """
+    twin = copy.copy(scheduler)
+    for name, value in vars(scheduler).items():
+        vars(twin)[name] = _own(value)
+    # A method that stands in for the class' own belongs to the object that was copied.
+    vars(twin).pop("step", None)
+    return twin
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) is list:
+        return [_own(each) for each in value]
+    if type(value) is dict:
+        return {key: _own(each) for key, each in value.items()}
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """Copies generators, which draw on."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.clone_state() if isinstance(value, torch.Generator) else value
