@@ -22,8 +22,10 @@ from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
 from partsong.samplers.time_parallel.rehearse import rehearse
 from partsong.samplers.time_parallel.strategy import DraftedSteps, TimeParallel, TimePoints
 
-__all__ = ["drafted_steps", "time_parallel"]
+__all__ = ["Solve", "drafted_steps", "solve_over_time", "time_parallel"]
 
+#: Solves for a trajectory, from the model, the first points and the steps.
+Solve = Callable[[Evaluate, Tensor, Sequence[Step]], Solution]
 _NO_CALLBACK = "several steps are made at a time, and their latents change until they settle; leave it out"
 _REFUSED = {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK}
 
@@ -40,7 +42,7 @@ def time_parallel(plan: Plan, strategy: TimeParallel, **arguments: Any) -> Any:
     def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
         return picard(evaluate, start, rules, window=strategy.window, tolerance=strategy.tolerance, bundles=True)
 
-    return _sample(plan, arguments, solve)
+    return solve_over_time(plan, arguments, solve)
 
 
 def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
@@ -55,15 +57,22 @@ def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
     def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
         return drafts(evaluate, start, rules, num=strategy.depth)
 
-    return _sample(plan, arguments, solve)
+    return solve_over_time(plan, arguments, solve)
 
 
 @torch.no_grad()
-def _sample(
-    plan: Plan,
-    arguments: dict[str, Any],
-    solve: Callable[[Evaluate, Tensor, Sequence[Step]], Solution],
-) -> Any:
+def solve_over_time(plan: Plan, arguments: dict[str, Any], solve: Solve) -> Any:
+    """Calls a pipeline whose trajectory a function solves for.
+
+    Args:
+        plan: of `TimeParallel` or `DraftedSteps`, whose ranks evaluate the points.
+        arguments: of the pipeline's call.
+        solve: returns the solution. A sample of it is a bundle: all pictures of the call. Pipelines that read more of
+            their scheduler's last step than the latents need `Solution.last`.
+
+    Raises:
+        UnsupportedError: the pipeline's step is not a sum, or a callback was given.
+    """
     adapter = plan.denoisers[0].adapter
     assert plan.loop is not None
     if (reason := plan.loop.refuses(adapter)) is not None:  # one rank samples with this loop too
@@ -78,9 +87,11 @@ def _sample(
         solution = solve(points.evaluate, rehearsal.start[None], rehearsal.rules)
         points.cut.residual = solution.residual
         plan.clock.step = plan.clock.num_steps = solution.rounds
-        assert solution.last is not None
+        if solution.last is None:
+            return rehearsal.finish((solution.sample[0],))
         latents, prediction, carried = solution.last[0]
-        return rehearsal.finish(*(each.view(rehearsal.start.shape) for each in (latents, prediction)), carried)
+        shape = rehearsal.start.shape  # without the dimension of bundles
+        return rehearsal.finish(rehearsal.rules[-1].results(latents.view(shape), prediction.view(shape), carried))
 
 
 def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehearsal:

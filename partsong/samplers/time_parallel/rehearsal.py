@@ -107,18 +107,16 @@ class Rehearsal:
         first = rehearsed.latents * latents if rehearsed.latents else torch.zeros_like(parts[0])
         return sum((weight * part for weight, part in zip(weights, parts, strict=True)), first)
 
-    def finish(self, latents: Tensor, prediction: Tensor, carried: Any) -> Any:
+    def finish(self, results: tuple[Any, ...]) -> Any:
         """Lets the pipeline go on behind its last step, and returns what it returns.
 
         Args:
-            latents: before the last step.
-            prediction: at these.
-            carried: what the last step is given of those before it.
+            results: what its scheduler returns in the last step.
 
         Raises:
             UnsupportedError: it makes more steps than its scheduler has.
         """
-        event = self.call.send(self.steps[-1].rule.results(latents, prediction, carried))
+        event = self.call.send(results)
         if not isinstance(event, Finished):
             raise UnsupportedError(
                 f"{type(self.call.pipe).__name__} goes on after the last of its scheduler's steps; {ADVICE}"

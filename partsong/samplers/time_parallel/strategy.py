@@ -63,9 +63,8 @@ class TimeParallel(_OverTime):
     steps. The result is the same on any number of ranks, to the last bit: it depends on `window` and `tolerance` alone.
     With `tolerance=0` it is that of one step after the other, up to rounding.
 
-    Bounded: `Plan.explain` names the largest change that was accepted. Sample with `partsong.samplers.generate`. The
-    scheduler must be one whose step is a weighted sum of the latents, the prediction and noise, and remembers nothing:
-    Euler and flow matching, DDIM, DDPM without clipping.
+    Bounded: `Plan.explain` names the largest change that was accepted. Sample with `partsong.samplers.generate`. Steps
+    are made by copies of the pipeline's scheduler, whichever it is. Guidance must be a weighted sum.
 
     Args:
         degree: ranks that share the points of a window; None takes all ranks that are left.
@@ -96,7 +95,7 @@ class DraftedSteps(_OverTime):
 
     It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction
     at its draft. Approximate; `depth=1` is the pipeline's own loop. Sample with `partsong.samplers.generate`. The
-    schedulers it takes are those of `TimeParallel`.
+    schedulers and guidance it takes are those of `TimeParallel`.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.
