@@ -1,4 +1,4 @@
-"""Measures what else keeps the processors busy, so that a disturbed measurement can be told from a quiet one."""
+"""Measures what else keeps the processors busy, which tells a disturbed measurement apart from a quiet one."""
 
 from __future__ import annotations
 

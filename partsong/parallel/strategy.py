@@ -27,6 +27,7 @@ __all__ = [
     "Cut",
     "Ghosts",
     "Kind",
+    "Rounds",
     "Site",
     "Statistics",
     "Strategy",
@@ -154,6 +155,32 @@ class Borders(Protocol):
         ...
 
 
+class Rounds(Protocol):
+    """Describes the rounds of a loop that calls the model at several points of a trajectory in each.
+
+    Attributes:
+        axis: the ranks that share the points of a round.
+    """
+
+    axis: Axis
+
+    def steps_of(self, number: int, index: int) -> Sequence[int]:
+        """Lists the steps of the pipeline whose calls the rank at `index` makes in a round."""
+        ...
+
+    def predict(self, number: int, index: int) -> int:
+        """Returns the bytes that the rank at `index` sends in a round, beside those of its calls."""
+        ...
+
+    def describe(self) -> str:
+        """Says in words what the ranks share."""
+        ...
+
+    def kept(self) -> str:
+        """Says how many rounds there were, and what was accepted."""
+        ...
+
+
 class Coder(Protocol):
     """Describes a strategy's work on the autoencoder of a pipeline."""
 
@@ -231,6 +258,14 @@ class Strategy:
             return f"frames are a batch to it, not tokens of one sequence; {adapter.instead}"
         return None
 
+    def composes(self, other: Strategy) -> bool:
+        """Says whether it runs beside another strategy that works on the denoiser."""
+        return not self.has_loop
+
+    def rounds(self, mesh: Mesh) -> Rounds | None:
+        """Returns how its own loop shares points of the trajectory out over ranks; None where it does not."""
+        return None
+
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:
         """Returns a cut of the model that is not one over the mesh's token axes; None where there is none."""
         return None
@@ -299,10 +334,11 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
                 raise UnsupportedError(f"{name} and {owner[axis]} both use the mesh axis {axis!r}; drop one of them")
             owner[axis] = name
             degrees[axis] = degree or 1
-        others = [type(other).__name__ for other in strategies if other is not strategy and other.denoises]
-        if strategy.has_loop and others:
+        others = [other for other in strategies if other is not strategy and other.denoises]
+        clashing = [type(other).__name__ for other in others if not strategy.composes(other)]
+        if clashing:
             raise UnsupportedError(
-                f"{name} has a loop of its own and does not compose with {' and '.join(others)} yet; drop one"
+                f"{name} has a loop of its own and does not compose with {' and '.join(clashing)} yet; drop one"
             )
         open_ones += [strategy] if None in strategy.wanted().values() else []
     _fill(degrees, open_ones, world_size)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 
-from partsong import CfgParallel, DraftedSteps, TimeParallel, parse_strategy
+from partsong import DisplacedPatch, DraftedSteps, PatchPipeline, StepCache, TimeParallel, parse_strategy
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
@@ -146,11 +146,42 @@ def test_what_is_no_sum_is_refused(case: str, change: Any, more: dict[str, Any],
         _refused(case, change, **more)
 
 
-def test_it_needs_a_pipeline_and_no_other_strategy() -> None:
+def test_it_needs_a_pipeline_and_exact_strategies_beside_it() -> None:
     with pytest.raises(UnsupportedError, match="give it a pipeline with a scheduler"):
         parallelize(CASES["FluxPipeline"].make().transformer, EXACT)
-    with pytest.raises(UnsupportedError, match="does not compose with CfgParallel yet"):
-        mesh_for((TimeParallel(degree=2), CfgParallel()), 4)
+    for other in (DisplacedPatch(degree=2), StepCache(), DraftedSteps(degree=2), PatchPipeline(degree=2)):
+        with pytest.raises(UnsupportedError, match="does not compose with|both use the mesh axis"):
+            mesh_for((TimeParallel(degree=2), other), 4)
+
+
+@functools.cache
+def mixed() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    return launch(worker.mixes, 4)
+
+
+@pytest.mark.parametrize("label", worker.MIXES)
+@pytest.mark.parametrize("name", worker.MIXED)
+def test_points_in_time_beside_what_splits_a_call(name: str, label: str) -> None:
+    """The pipeline's own result, with the predicted bytes, where ranks share every call as well."""
+    rows = mixed()[name, label]
+    assert len(rows) == 4
+    for error, sent, predicted in rows:
+        assert error <= FLOW
+        assert sent == predicted > 0
+
+
+def test_a_warm_up_of_all_steps_is_the_pipeline_and_a_check_is_a_window() -> None:
+    case, pipe, more = scheduled("DDIM")
+    alone = case.run(pipe, **more)
+    slow, told = solved(case, pipe, DraftedSteps(depth=3, warmup_steps=6), **more)
+    assert distance(slow, alone) <= FLOW
+    assert told.kept[0].startswith("6 rounds")
+    checked, told = solved(case, pipe, DraftedSteps(depth=3, check=0.01), **more)
+    window, _ = solved(case, pipe, TimeParallel(window=3, tolerance=0.01), **more)
+    assert distance(checked, window) == 0.0
+    assert told.kind == "bounded" and not told.stale
+    with pytest.raises(ArgumentError, match="leave warmup_steps at 0"):
+        DraftedSteps(check=0.1, warmup_steps=2).validate()
 
 
 @pytest.mark.parametrize("text", ["time-parallel:window=0", "time-parallel:tolerance=-1", "drafted-steps:depth=0"])

@@ -24,12 +24,12 @@ from diffusers import (
 from diffusers.utils import logging
 from torch import Tensor
 
-from partsong import DraftedSteps, TimeParallel
+from partsong import CfgParallel, DataParallel, DraftedSteps, Ring, TimeParallel, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers import generate
 from tests.parallel.ranks import gathered
-from tests.pipelines.case import Case
+from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES
 
 _SETTINGS: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -70,10 +70,10 @@ class Through:
 
 
 def solved(
-    case: Case, pipe: Any, strategy: Strategy, mesh: Mesh | None = None, **more: Any
+    case: Case, pipe: Any, *strategies: Strategy, mesh: Mesh | None = None, **more: Any
 ) -> tuple[list[Tensor], Any]:
-    """What a case makes with a strategy, and its plan's account."""
-    with parallelize(pipe, strategy, mesh=mesh) as plan:
+    """What a case makes with some strategies, and its plan's account."""
+    with parallelize(pipe, *strategies, mesh=mesh) as plan:
         result = case.run(Through(plan), **more)
         return result, plan.explain()
 
@@ -114,10 +114,38 @@ def ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:
             case, pipe, more = scheduled(name)
             for label, strategy in STRATEGIES.items():
                 with Ledger(flops=False) as ledger:
-                    tensors, told = solved(case, pipe, strategy, mesh, **more, output_type="latent")
+                    tensors, told = solved(case, pipe, strategy, mesh=mesh, **more, output_type="latent")
                 digest = tuple(sha256(x.contiguous().numpy().tobytes()).hexdigest() for x in tensors)
                 sent = int(ledger.summary()["bytes_sent"])
                 account = Account(digest, sent, told.bytes_total()[mesh.rank], told.kept[0])
                 results[name, label] = [account] if nproc == 1 else gathered(account)
             assert not any("forward" in vars(module) for module in pipe.unet.modules())
+    return results
+
+
+#: What splits a call beside points in time, on four ranks.
+MIXES: dict[str, tuple[Strategy, ...]] = {
+    "guidance": (TimeParallel(window=3, tolerance=0.0), CfgParallel()),
+    "samples": (DraftedSteps(depth=1), DataParallel(degree=2)),
+    "tokens": (TimeParallel(window=2, tolerance=0.0, degree=2), Ulysses()),
+    "a ring": (TimeParallel(window=3, tolerance=0.0, degree=2), Ring(degree=2)),
+}
+#: Guidance in one call over rows, in two calls over tokens, and text among the tokens.
+MIXED = ("StableDiffusionPipeline", "WanPipeline", "SanaPipeline")
+
+
+def mixes() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    """Every mix on some pipelines: the distance from the serial result, the bytes sent and those predicted."""
+    logging.set_verbosity_error()
+    results = {}
+    with Mesh(data=4):  # keeps the ranks connected from one mesh to the next
+        for name in MIXED:
+            case = CASES[name]
+            pipe = case.make()
+            alone = case.run(pipe)
+            for label, strategies in MIXES.items():
+                with Mesh(**mesh_for(strategies, 4)) as mesh, Ledger(flops=False) as ledger:
+                    tensors, told = solved(case, pipe, *strategies, mesh=mesh)
+                    sent, predicted = int(ledger.summary()["bytes_sent"]), told.bytes_total()[mesh.rank]
+                results[name, label] = gathered((distance(tensors, alone), sent, predicted))
     return results

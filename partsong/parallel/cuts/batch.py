@@ -123,19 +123,27 @@ class GuidancePair:
 
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
         branches = [self._expect(last, first) for last in self._last]
-        # Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
-        if len({tuple(part.shape for part in tree_leaves(branch[self.sample])) for branch in branches}) > 1:
-            return
-        self.computed = len(branches)
+        if self.is_shared(branches):
+            self.computed = len(branches)
+            self._ready = dict(enumerate(zip(branches, self.share(forward, branches), strict=True)))
+
+    def is_shared(self, branches: Sequence[Mapping[str, Any]]) -> bool:
+        """Says whether ranks share some calls of a step.
+
+        Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
+        """
+        shapes = {tuple(part.shape for part in tree_leaves(branch[self.sample])) for branch in branches}
+        return self.axis.size > 1 and len(branches) > 1 and len(shapes) == 1
+
+    def share(self, forward: Forward, branches: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Computes this rank's branches, and returns the outputs of all."""
         outputs: dict[int, Any] = {}
         for b in self.of_rank(len(branches), self.axis.index):
             self.clock.branch = b
             outputs[b] = forward(**branches[b])
         self.clock.branch = 0
         template = next(iter(outputs.values()))
-        for b in range(len(branches)):
-            whole = self._exchanged(b, outputs.get(b), template)
-            self._ready[b] = (branches[b], whole)
+        return [self._exchanged(b, outputs.get(b), template) for b in range(len(branches))]
 
     def _exchanged(self, branch: int, own: Any, template: Any) -> Any:
         """Gives every rank what the owner of a branch has computed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,7 +89,10 @@ class Denoiser:
         """Makes one call of the model on this rank."""
         if self.plan.loop is not None:
             self.plan.check_loop()
-            return self._compute(forward, **named)
+            compute = functools.partial(self._compute, forward)
+            if self.plan.rounds is None:
+                return compute(**named)
+            return self._verified(functools.partial(self._split, compute), named)
         self._refuse(named)
         if self.checked:
             check_device(self.adapter.model, named[self.adapter.sample], self.plan.mesh)
@@ -101,17 +104,20 @@ class Denoiser:
         if (clock.step, clock.branch) == (0, 0) and self._layers is not None:
             self._layers.check()
         self._note_step(named, clock.step)
-        shared = functools.partial(self._share, functools.partial(self._compute, forward))
-        if self.verified:
-            output = shared(named)
-        else:
-            output = verified(self.everyone, self.module, self.hooks, named, shared)
-            self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1)
+        output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
         self.seen.note_call(named[self.adapter.sample], output, clock.branch)
         shared = {"branches": self.guidance.computed, "was_ready": self.guidance.was_ready}
-        self.seen.note_work(clock.step, clock.branch, is_split=self._splits(named), **shared)
+        self.seen.note_work(clock.step, clock.branch, is_split=self.splits(named), **shared)
         if not clock.driven:
             self.plan.close_record()
+        return output
+
+    def _verified(self, shared: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
+        """Makes a call; the first one under a row that was inferred is compared with that of one rank."""
+        if self.verified:
+            return shared(named)
+        output = verified(self.everyone, self.module, self.hooks, named, shared)
+        self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1)
         return output
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:
@@ -137,20 +143,24 @@ class Denoiser:
             self.comparison.post(named[self.adapter.sample], step)
         self.seen.steps.add(step)
 
-    def _splits(self, named: dict[str, Any]) -> bool:
+    def splits(self, named: Mapping[str, Any]) -> bool:
         """Says whether the samples of a call are shared out."""
         return self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        self.shared = self.everyone if self._splits(named) else self._of_branch
+        self.shared = self.everyone if self.splits(named) else self._of_branch
         self.guidance.computed, self.guidance.was_ready = 0, False
-        if self._splits(named):
-            total = len(named[self.adapter.sample])
-            with branches_apart(self.module, self.batch.rows(total), total):
-                return self.batch.run(forward, named, named[self.adapter.sample])
-        if self.guidance.axis.size > 1:
+        if self.guidance.axis.size > 1 and not self.splits(named):
             return self.guidance.run(forward, named)
-        return forward(**named)
+        return self._split(forward, named)
+
+    def _split(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """Makes a call on this rank's samples where there are several."""
+        if not self.splits(named):
+            return forward(**named)
+        total = len(named[self.adapter.sample])
+        with branches_apart(self.module, self.batch.rows(total), total):
+            return self.batch.run(forward, named, named[self.adapter.sample])
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
         if self.cut is not None:

@@ -16,7 +16,7 @@ from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 from partsong.parallel.ranks.shards import split_sizes
-from partsong.parallel.strategy import Coder, Cut
+from partsong.parallel.strategy import Coder, Cut, Rounds
 
 __all__ = ["Explanation", "bytes_by_step", "explain"]
 
@@ -96,7 +96,8 @@ class _Account:
         clock = self.plan.clock
         steps = clock.step + 1 if clock.steps_made is None else clock.steps_made
         ranks = range(self.world_size)
-        kept = (denoiser.cut.kept() for denoiser in self.denoisers if denoiser.cut is not None)
+        kept = [None if self.plan.rounds is None else self.plan.rounds.kept()]
+        kept += [denoiser.cut.kept() for denoiser in self.denoisers if denoiser.cut is not None]
         return Explanation(
             kind=self.plan.kind,
             split=tuple(self.split_lines()),
@@ -124,15 +125,26 @@ class _Account:
         agreement = 8 * NUMBERS_PER_VALUE * (self.world_size - 1)
         total = sum(self.control_bytes(net, step, rank, agreement) for net in self.controlnets)
         for denoiser in self.denoisers:
-            called = self.called_in(denoiser) if denoiser.seen.known else []
-            if step in called:
-                position = called.index(step)
-                total += self.denoiser_bytes(denoiser, step, rank)
-                if position < AGREED_STEPS:
-                    total += agreement * len(denoiser.compared)
-                elif self.plan.loop is None:
-                    total += agreement
+            if denoiser.seen.known:
+                total += self.denoiser_bytes(denoiser, step, rank, agreement)
         return total
+
+    def denoiser_bytes(self, denoiser: Denoiser, step: int, rank: int, agreement: int) -> int:
+        if self.plan.rounds is not None:
+            # All arguments are compared before the first round.
+            compared = 0 if step else len(denoiser.seen.steps) * len(denoiser.compared)
+            return self.round_bytes(denoiser, self.plan.rounds, step, rank) + agreement * compared
+        called = self.called_in(denoiser)
+        if step not in called:
+            return 0
+        compared = len(denoiser.compared) if called.index(step) < AGREED_STEPS else int(self.plan.loop is None)
+        return self.calls_bytes(denoiser, step, step, rank) + agreement * compared
+
+    def round_bytes(self, denoiser: Denoiser, rounds: Rounds, number: int, rank: int) -> int:
+        """Counts what a rank sends in one round of a loop that takes several steps at a time."""
+        index = self.place(rank, "time")
+        in_calls = sum(self.calls_bytes(denoiser, each, number, rank) for each in rounds.steps_of(number, index))
+        return in_calls + rounds.predict(number, index)
 
     def called_in(self, denoiser: Denoiser) -> list[int]:
         """Lists the steps a denoiser is called in; those still to come fall to the one that was called last."""
@@ -141,8 +153,9 @@ class _Account:
         ahead = range(done + 1, self.plan.clock.steps_made or 0) if last[id(denoiser)] == done else ()
         return sorted({*denoiser.seen.steps, *ahead})
 
-    def denoiser_bytes(self, denoiser: Denoiser, step: int, rank: int) -> int:
-        calls = denoiser.seen.calls_of(step, denoiser.guidance.axis.size > 1)
+    def calls_bytes(self, denoiser: Denoiser, like: int, step: int, rank: int) -> int:
+        """Counts what a rank sends in a step for calls like those of some step."""
+        calls = denoiser.seen.calls_of(like, denoiser.guidance.axis.size > 1)
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
     def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
@@ -189,7 +202,7 @@ class _Account:
         rank: int,
     ) -> int:
         """Counts what a rank sends in one forward of a step (its number, whether nothing from before it fits)."""
-        index = self.place(rank, "time", "pipe", "stage", "clip", *TOKEN_AXES)
+        index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
         number, begins = step
         when = (0 if begins else number, self.plan.clock.num_steps == number + 1)
         return cut.predict(batch, dict(tokens), _itemsize(under.module), index, when)
@@ -214,8 +227,10 @@ class _Account:
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
-                if cut is not None and axis in (*TOKEN_AXES, "time", "pipe", "clip"):
+                if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
                     pieces = cut.describe(seen.tokens)
+                if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
+                    pieces = self.plan.rounds.describe()
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
         lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]

@@ -36,6 +36,7 @@ class PlanState:
         finished: bytes that each rank sent in every step of the parts of a call that are over; a pipeline may begin its
             scheduler several times in one call.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
+        rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
 
     def __init__(self, strategies: tuple[Strategy, ...], mesh: Mesh) -> None:
@@ -43,6 +44,7 @@ class PlanState:
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
         self.loop: Strategy | None = None
+        self.rounds = next((rounds for s in strategies if (rounds := s.rounds(mesh)) is not None), None)
         self.scheduler: Any = None
         self.tells_end = True
         self.follow_scheduler: Callable[[], None] = lambda: None

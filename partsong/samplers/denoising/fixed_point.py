@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.knobs import Count, Number, check_knobs, type_hints
+from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 
-__all__ = ["Evaluate", "Solution", "Step", "StepRule", "drafts", "picard", "serial"]
+__all__ = ["Evaluate", "Solution", "SolverStep", "StepRule", "drafts", "picard", "serial"]
 
 #: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
 #: `[n, ...]`.
 Evaluate = Callable[[Tensor, list[int], list[int]], Tensor]
 
 
-class Step(Protocol):
+class SolverStep(Protocol):
     """Takes one step of a solver, which may remember the steps before in what it carries from one to the next."""
 
     def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
@@ -92,7 +92,7 @@ class Solution:
     last: Sequence[tuple[Tensor, Tensor, Any]] | None = None
 
 
-def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[Step], noise: Tensor | None = None) -> Solution:
+def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep], noise: Tensor | None = None) -> Solution:
     """Takes one step after the other: the twin of all others.
 
     Args:
@@ -116,7 +116,7 @@ class _Window:
     """Solves one sample: points from `begin` on, those up to there being final."""
 
     def __init__(
-        self, start: Tensor, rules: Sequence[Step], noise: Tensor | None, window: int, *, bundles: bool
+        self, start: Tensor, rules: Sequence[SolverStep], noise: Tensor | None, window: int, *, bundles: bool
     ) -> None:
         self.rules, self.noise, self.window, self.bundles = rules, noise, window, bundles
         self.begin, self.end, self.residual = 0, min(1, len(rules)), 0.0
@@ -166,7 +166,7 @@ class _Window:
 def picard(
     evaluate: Evaluate,
     start: Tensor,
-    rules: Sequence[Step],
+    rules: Sequence[SolverStep],
     *,
     window: Count = 4,
     tolerance: Annotated[float, Number(0)] = 1e-2,
@@ -225,7 +225,13 @@ def picard(
 
 
 def drafts(
-    evaluate: Evaluate, start: Tensor, rules: Sequence[Step], *, num: Count = 2, noise: Tensor | None = None
+    evaluate: Evaluate,
+    start: Tensor,
+    rules: Sequence[SolverStep],
+    *,
+    num: Count = 2,
+    warmup: Annotated[int, Whole(0)] = 0,
+    noise: Tensor | None = None,
 ) -> Solution:
     """Drafts a few points with the last output, evaluates all of them at once, and steps with what comes out.
 
@@ -236,15 +242,16 @@ def drafts(
         start: first points, `[samples, ...]`.
         rules: the steps.
         num: drafts in a round.
+        warmup: first steps that are taken one by one.
         noise: that of every step, `[steps, samples, ...]`, for rules that add some.
 
     Raises:
-        ArgumentError: not a positive number of drafts.
+        ArgumentError: a number of drafts or of first steps out of bounds.
 
     >>> drafts(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 0.1)] * 5, num=2).rounds
     3
     """
-    check_knobs(type_hints(drafts), {"num": num}, owner="drafts: ")
+    check_knobs(type_hints(drafts), {"num": num, "warmup": warmup}, owner="drafts: ")
     count = len(start)
 
     def step(number: int, point: Tensor, output: Tensor, carried: Any) -> tuple[Tensor, Any]:
@@ -253,7 +260,7 @@ def drafts(
     output = evaluate(start, [0] * count, list(range(count)))
     point, carried, number, rounds, taken = start, None, 0, 1, None
     while number < len(rules):
-        size = min(num, len(rules) - number)
+        size = 1 if number < warmup else min(num, len(rules) - number)
         drafted, ahead = (point, carried), list[Tensor]()
         for place in range(size):
             drafted = step(number + place, drafted[0], output, drafted[1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partsong.knobs import Count, check_knobs, type_hints
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, Step
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep
 
 __all__ = ["reused_outputs"]
 
@@ -20,7 +20,7 @@ __all__ = ["reused_outputs"]
 def reused_outputs(
     evaluate: Evaluate,
     start: Tensor,
-    rules: Sequence[Step],
+    rules: Sequence[SolverStep],
     *,
     num: Count = 2,
     warmup: Count = 5,

@@ -15,7 +15,7 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import agree, all_gather
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, Step, drafts, picard
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, drafts, picard
 from partsong.samplers.pipeline.paused import PausedCall
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
 from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
@@ -25,7 +25,7 @@ from partsong.samplers.time_parallel.strategy import DraftedSteps, TimeParallel,
 __all__ = ["Solve", "drafted_steps", "solve_over_time", "time_parallel"]
 
 #: Solves for a trajectory, from the model, the first points and the steps.
-Solve = Callable[[Evaluate, Tensor, Sequence[Step]], Solution]
+Solve = Callable[[Evaluate, Tensor, Sequence[SolverStep]], Solution]
 _NO_CALLBACK = "several steps are made at a time, and their latents change until they settle; leave it out"
 _REFUSED = {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK}
 
@@ -39,7 +39,7 @@ def time_parallel(plan: Plan, strategy: TimeParallel, **arguments: Any) -> Any:
     Source: ParaDiGMS, arXiv 2305.16317.
     """
 
-    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
+    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep]) -> Solution:
         return picard(evaluate, start, rules, window=strategy.window, tolerance=strategy.tolerance, bundles=True)
 
     return solve_over_time(plan, arguments, solve)
@@ -54,8 +54,10 @@ def drafted_steps(plan: Plan, strategy: DraftedSteps, **arguments: Any) -> Any:
     Source: DRiffusion, arXiv 2603.25872.
     """
 
-    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[Step]) -> Solution:
-        return drafts(evaluate, start, rules, num=strategy.depth)
+    def solve(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep]) -> Solution:
+        if strategy.check is None:
+            return drafts(evaluate, start, rules, num=strategy.depth, warmup=strategy.warmup_steps)
+        return picard(evaluate, start, rules, window=strategy.depth, tolerance=strategy.check, bundles=True)
 
     return solve_over_time(plan, arguments, solve)
 
@@ -85,7 +87,7 @@ def solve_over_time(plan: Plan, arguments: dict[str, Any], solve: Solve) -> Any:
         points.share_numbers()
         # A batch is one bundle of samples that move together: a call of the model has all of them.
         solution = solve(points.evaluate, rehearsal.start[None], rehearsal.rules)
-        points.cut.residual = solution.residual
+        points.rounds.residual = solution.residual
         plan.clock.step = plan.clock.num_steps = solution.rounds
         if solution.last is None:
             return rehearsal.finish((solution.sample[0],))
@@ -99,12 +101,12 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
     denoiser = plan.denoisers[0]
     key, prompts = denoiser.adapter.sample, list[Any]()
 
+    branches = itertools.count()
+
     def first(named: dict[str, Any]) -> Any:
-        plan.clock.step = 0
+        plan.clock.step, plan.clock.branch = 0, next(branches)
         denoiser.begin_call(named, 0)
-        output = denoiser.module(**named)
-        denoiser.seen.note_call(named[key], output, 0)
-        return output
+        return denoiser.module(**named)
 
     call = stack.enter_context(call_pipeline(plan, arguments))
     _keep_prompts(call, prompts)
@@ -153,23 +155,42 @@ class _Points:
 
     def __init__(self, plan: Plan, rehearsal: Rehearsal) -> None:
         self.plan, self.rehearsal, self.denoiser = plan, rehearsal, plan.denoisers[0]
-        cut = self.denoiser.cut
-        assert isinstance(cut, TimePoints)
-        self.cut, self.axis = cut, cut.axis
-        cut.begin(len(rehearsal.steps), rehearsal.start.nbytes)
+        assert isinstance(plan.rounds, TimePoints)
+        self.rounds, self.axis = plan.rounds, plan.rounds.axis
+        self.rounds.begin(len(rehearsal.steps), rehearsal.start.nbytes)
+        self._note_calls()
+
+    def _note_calls(self) -> None:
+        """Remembers what the calls of every step are, from which the bytes of its evaluations are known."""
+        steps = [[call.arguments for call in step.calls] for step in self.rehearsal.steps]
+        # Every rank has made the calls of the first step, and those of a later one that are more.
+        steps[0] = [next(step[b] for step in steps if len(step) > b) for b in range(len(self.rehearsal.outputs))]
+        for number, arguments in enumerate(steps):
+            self._note_step(number, arguments, is_shared=number > 0 and self._are_shared(arguments))
+
+    def _note_step(self, number: int, arguments: Sequence[dict[str, Any]], *, is_shared: bool) -> None:
+        seen = self.denoiser.seen
+        for branch, named in enumerate(arguments):
+            seen.note_call(named[self.rehearsal.key], self.rehearsal.outputs[branch], branch)
+            shared, is_split = len(arguments) if is_shared and branch == 0 else 0, self.denoiser.splits(named)
+            seen.note_work(number, branch, is_split=is_split, branches=shared, was_ready=is_shared)
+
+    def _are_shared(self, arguments: Sequence[dict[str, Any]]) -> bool:
+        """Says whether ranks share the calls of a step as branches of guidance, rather than the samples of each."""
+        return self.denoiser.guidance.is_shared(arguments) and not any(map(self.denoiser.splits, arguments))
 
     def share_numbers(self) -> None:
         """Gives every rank the numbers that the first one has learned: the last bit may be another."""
-        table = agree(self.axis, self.rehearsal.numbers, name="numbers of the rehearsed steps")
+        table = agree(self.denoiser.everyone, self.rehearsal.numbers, name="numbers of the rehearsed steps")
         self.rehearsal.numbers = table[0]
-        self.cut.number_bytes = 8 * len(table[0])
+        self.rounds.number_bytes = 8 * len(table[0])
 
     def evaluate(self, points: Tensor, numbers: list[int], samples: list[int]) -> Tensor:
         """Returns the predictions at some points, `[points, ...]`, on every rank; see `Evaluate`."""
-        num, first = len(points), not self.cut.rounds
-        self.cut.rounds.append(num)
-        self.plan.clock.step = len(self.cut.rounds) - 1
-        dealt = [self.cut.points_of(rank, num) for rank in range(self.axis.size)]
+        num, first = len(points), not self.rounds.rounds
+        self.rounds.rounds.append(numbers)
+        self.plan.clock.step = len(self.rounds.rounds) - 1
+        dealt = [self.rounds.points_of(rank, num) for rank in range(self.axis.size)]
         buffer = torch.empty_like(points)
         rows = dict(zip(itertools.chain(*dealt), buffer, strict=True))
         # Each point has one owner: of two ranks that evaluate the same, one may round otherwise and go another way.
@@ -184,6 +205,13 @@ class _Points:
         return self.rehearsal.prediction(0, self.rehearsal.start, self.rehearsal.outputs)
 
     def _prediction(self, latents: Tensor, step: int) -> Tensor:
-        calls = self.rehearsal.steps[step].calls
-        outputs = [self.denoiser.module(**self.rehearsal.arguments(call, latents)) for call in calls]
+        arguments = [self.rehearsal.arguments(call, latents) for call in self.rehearsal.steps[step].calls]
+        if self._are_shared(arguments):
+            outputs = self.denoiser.guidance.share(self.denoiser.module, arguments)
+        else:
+            outputs = [self._output(branch, named) for branch, named in enumerate(arguments)]
         return self.rehearsal.prediction(step, latents, outputs)
+
+    def _output(self, branch: int, named: dict[str, Any]) -> Any:
+        self.plan.clock.branch = branch
+        return self.denoiser.module(**named)

@@ -49,7 +49,7 @@ class StepCall:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """Makes a step of a pipeline's scheduler, from any latents and any prediction; see `Step`.
+    """Makes a step of a pipeline's scheduler, from any latents and any prediction; see `SolverStep`.
 
     What it carries is a scheduler as it stands behind the step. Each has drawn and kept what the pipeline's own would
     have, so solvers of several steps, with correctors or with noise go the pipeline's way.

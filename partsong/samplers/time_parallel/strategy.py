@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from torch import nn
-
-from partsong.knobs import Count, Number
+from partsong.errors import ArgumentError
+from partsong.knobs import Count, Number, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.mesh import Axis, Mesh
-from partsong.parallel.strategy import Cut, Kind, Strategy
+from partsong.parallel.strategy import Kind, Rounds, Strategy
 
 __all__ = ["DraftedSteps", "TimeParallel", "TimePoints"]
 
@@ -48,9 +44,13 @@ class _OverTime(Strategy):
         reason = _REFUSED.get(adapter.model)
         return None if reason is None else f"{reason}; {adapter.instead}"
 
-    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> TimePoints:
+    def composes(self, other: Strategy) -> bool:
+        """Says that strategies which split one call exactly run beside it."""
+        return other.kind == "exact" and not other.has_loop
+
+    def rounds(self, mesh: Mesh) -> TimePoints:
         """Returns which rank evaluates which point."""
-        return TimePoints(mesh.axis("time"))
+        return TimePoints(mesh.axis("time"), mesh.world_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,12 +94,15 @@ class DraftedSteps(_OverTime):
     """Drafts the latents of the next steps with the last prediction, and evaluates the model at all drafts at once.
 
     It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction
-    at its draft. Approximate; `depth=1` is the pipeline's own loop. Sample with `partsong.samplers.generate`. The
-    schedulers and guidance it takes are those of `TimeParallel`.
+    at its draft. Approximate; `depth=1` is the pipeline's own loop, and so is a warm-up of all steps. Sample with
+    `partsong.samplers.generate`. The schedulers and guidance it takes are those of `TimeParallel`.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.
         depth: steps in a round.
+        warmup_steps: first steps that are taken one by one.
+        check: how much a draft may still change when its step is taken. It makes this `TimeParallel` with a window of
+            `depth` and this tolerance, which is bounded, and needs no warm-up. None checks nothing.
 
     Source: DRiffusion, arXiv 2603.25872; ParaStep, arXiv 2505.14741.
 
@@ -108,34 +111,45 @@ class DraftedSteps(_OverTime):
         {'time': None}
     """
 
-    kind: ClassVar[Kind] = "approximate"
-
     depth: Count = 2
+    warmup_steps: Annotated[int, Whole(0)] = 0
+    check: Annotated[float, Number(0)] | None = None
 
-    def stale(self) -> str:
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Says that it is bounded where drafts are checked, and otherwise approximate."""
+        return "approximate" if self.check is None else "bounded"
+
+    def validate(self) -> None:
+        """Refuses a warm-up beside a check."""
+        super(DraftedSteps, self).validate()
+        if self.check is not None and self.warmup_steps:
+            raise ArgumentError(
+                f"DraftedSteps: warmup_steps={self.warmup_steps}, check={self.check}; a check finds out for itself "
+                "which steps need more than one round, so leave warmup_steps at 0"
+            )
+
+    def stale(self) -> str | None:
         """Says what is not evaluated where it is used."""
+        if self.check is not None:
+            return None
         return f"{self.depth} steps at a time read the prediction at a draft of their latents"
 
 
-class TimePoints(Cut):
+class TimePoints(Rounds):
     """Deals the points of every round out over the ranks, and remembers what the rounds were.
 
     Args:
-        axis: the ranks.
+        axis: the ranks that share them.
+        num_ranks: all ranks of the mesh.
     """
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
-        self.rounds: list[int] = []
+    def __init__(self, axis: Axis, num_ranks: int) -> None:
+        self.axis, self.num_ranks = axis, num_ranks
+        self.rounds: list[list[int]] = []
         self.num_steps = 0
         self.residual = 0.0
         self.point_bytes = self.number_bytes = 0
-
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Returns the points of each rank in the largest round."""
-        most = max(self.rounds, default=0)
-        return {"points": tuple(len(self.points_of(rank, most)) for rank in range(self.axis.size))}
 
     def points_of(self, rank: int, num: int) -> range:
         """Lists the points that a rank evaluates in a round of `num` points."""
@@ -145,23 +159,24 @@ class TimePoints(Cut):
         """Begins a generation of some steps, with predictions of some size."""
         self.rounds, self.num_steps, self.point_bytes, self.residual = [], num_steps, point_bytes, 0.0
 
-    def attach(self, hooks: HookSet) -> None:
-        """Puts on no hook: a point is a call like any other to the model."""
+    def steps_of(self, number: int, index: int) -> list[int]:
+        """Lists the steps that start at a rank's points of a round; the very first is evaluated by every rank."""
+        if number == 0:
+            return [0]
+        steps = self.rounds[number] if number < len(self.rounds) else []
+        return [steps[place] for place in self.points_of(index, len(steps))]
 
-    def begin_forward(self, sample: Any) -> None:
-        """Does nothing: no call is cut inside the model."""
+    def predict(self, number: int, index: int) -> int:
+        """Returns the bytes a rank sends in a round, beside those of its evaluations."""
+        num = len(self.rounds[number]) if number < len(self.rounds) else 0
+        first = 0 if number else self.number_bytes * (self.num_ranks - 1)
+        return first + len(self.points_of(index, num)) * self.point_bytes * (self.axis.size - 1)
 
-    def describe(self, tokens: Mapping[str, int]) -> str:
-        """Says what is cut."""
-        return f"up to {max(self.rounds, default=0)} of {self.num_steps} steps at a time"
+    def describe(self) -> str:
+        """Says what is shared."""
+        return f"up to {max(map(len, self.rounds), default=0)} of {self.num_steps} steps at a time"
 
-    def kept(self) -> str | None:
+    def kept(self) -> str:
         """Says how many rounds there were, and what was accepted."""
         accepted = f"; the largest change that was accepted: {self.residual:.2g}" if self.residual else ""
         return f"{len(self.rounds)} rounds for {self.num_steps} steps{accepted}"
-
-    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Returns the bytes a rank sends in a round."""
-        num = self.rounds[step[0]] if step[0] < len(self.rounds) else 0
-        first = 0 if step[0] else self.number_bytes
-        return (first + len(self.points_of(index, num)) * self.point_bytes) * (self.axis.size - 1)
