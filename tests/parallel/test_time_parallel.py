@@ -16,6 +16,8 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
+from partsong.samplers.time_parallel import loop
+from partsong.samplers.time_parallel.rehearse import rehearse
 from tests.parallel import time_parallel_worker as worker
 from tests.parallel.time_parallel_worker import Account, scheduled, solved
 from tests.pipelines.case import distance
@@ -104,6 +106,36 @@ def test_the_same_bits_on_any_number_of_ranks(nproc: int, name: str, label: str)
     for row in rows:
         assert (row.digest, row.kept) == (alone.digest, alone.kept)
         assert row.sent == row.predicted > 0
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionPipeline + one sample", "WanPipeline"])
+def test_the_second_generation_is_rehearsed_once_and_still_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pipeline does with outputs is compared with the generation before, unless that was another call."""
+    case, seeds = CASES[name], list[int]()
+    pipe = case.make()
+
+    def counting(*args: Any, **named: Any) -> Any:
+        seeds.append(named["seed"])
+        return rehearse(*args, **named)
+
+    monkeypatch.setattr(loop, "rehearse", counting)
+    more = {"num_inference_steps": case.call(1).get("num_inference_steps", 3) + 1}
+    alone, longer = case.run(pipe), case.run(pipe, **more)
+    with parallelize(pipe, EXACT) as plan:
+        for made in (2, 3, 4):
+            assert distance(case.run(worker.Through(plan)), alone) <= FLOW
+            assert len(seeds) == len({*seeds}) == made
+        assert distance(case.run(worker.Through(plan), **more), longer) <= FLOW
+        assert len(seeds) == 6  # other steps: twice again
+
+
+def test_guidance_that_is_rescaled_later_is_refused() -> None:
+    case = CASES["StableDiffusionPipeline + one sample"]
+    pipe = case.make()
+    with parallelize(pipe, EXACT) as plan:
+        case.run(worker.Through(plan))
+        with pytest.raises(UnsupportedError, match="as guidance_rescale does; set"):
+            case.run(worker.Through(plan), guidance_rescale=0.7)
 
 
 class _Restless(DDIMScheduler):

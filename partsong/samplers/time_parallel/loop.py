@@ -18,7 +18,7 @@ from partsong.parallel.ranks.collectives import agree, all_gather
 from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, drafts, picard
 from partsong.samplers.pipeline.paused import PausedCall
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
-from partsong.samplers.time_parallel.rehearsal import Rehearsal, check_same
+from partsong.samplers.time_parallel.rehearsal import Findings, Rehearsal
 from partsong.samplers.time_parallel.rehearse import rehearse
 from partsong.samplers.time_parallel.strategy import DraftedSteps, TimeParallel, TimePoints
 
@@ -108,21 +108,29 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
         denoiser.begin_call(named, 0)
         return denoiser.module(**named)
 
+    rounds = _points_of(plan)
+    rounds.generations += 1
+    seed = 2 * rounds.generations  # other random numbers than in the generation before
     call = stack.enter_context(call_pipeline(plan, arguments))
     _keep_prompts(call, prompts)
-    rehearsal = rehearse(call, key, first)
+    rehearsal = rehearse(call, key, first, seed=seed)
     if rehearsal.is_over:  # it makes fewer steps than its scheduler has, which nobody could know
         num_steps, call = len(rehearsal.steps), stack.enter_context(call_pipeline(plan, arguments))
         answers = iter(rehearsal.outputs)
-        rehearsal = rehearse(call, key, lambda named: next(answers), num_steps=num_steps)
+        rehearsal = rehearse(call, key, lambda named: next(answers), seed=seed, num_steps=num_steps)
         if rehearsal.is_over:
             raise UnsupportedError(f"{type(call.pipe).__name__} ends without a last step; use another strategy")
-    again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
-    _give_prompts(again, prompts)
-    answers = iter(rehearsal.outputs)
-    num_steps = len(rehearsal.steps)
-    check_same(rehearsal, rehearse(again, key, lambda named: next(answers), seed=1, num_steps=num_steps))
-    again.close()
+    findings = Findings.of(rehearsal)
+    # All ranks rehearse again if one has to: a rehearsal may make calls that they make together.
+    known = agree(denoiser.everyone, [float(findings.are_those_of(rounds.findings))], name="what steps are")
+    if not all(row[0] for row in known):
+        again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
+        _give_prompts(again, prompts)
+        answers, num_steps = iter(rehearsal.outputs), len(rehearsal.steps)
+        other = rehearse(again, key, lambda named: next(answers), seed=seed + 1, num_steps=num_steps)
+        findings.check_same(Findings.of(other), type(call.pipe).__name__)
+        again.close()
+    rounds.findings = findings
     for number, step in enumerate(rehearsal.steps[1:AGREED_STEPS], 1):
         denoiser.begin_call(step.calls[0].arguments, number)
     return rehearsal
@@ -150,13 +158,18 @@ def _give_prompts(call: PausedCall, prompts: Sequence[Any]) -> None:
         replace_method(call.pipe, "encode_prompt", lambda method: lambda *_, **__: next(ready))
 
 
+def _points_of(plan: Plan) -> TimePoints:
+    assert isinstance(plan.rounds, TimePoints)
+    return plan.rounds
+
+
 class _Points:
     """Evaluates the points of a round, each on its rank."""
 
     def __init__(self, plan: Plan, rehearsal: Rehearsal) -> None:
         self.plan, self.rehearsal, self.denoiser = plan, rehearsal, plan.denoisers[0]
-        assert isinstance(plan.rounds, TimePoints)
-        self.rounds, self.axis = plan.rounds, plan.rounds.axis
+        self.rounds = _points_of(plan)
+        self.axis = self.rounds.axis
         self.rounds.begin(len(rehearsal.steps), rehearsal.start.nbytes)
         self._note_calls()
 
@@ -183,7 +196,7 @@ class _Points:
         """Gives every rank the numbers that the first one has learned: the last bit may be another."""
         table = agree(self.denoiser.everyone, self.rehearsal.numbers, name="numbers of the rehearsed steps")
         self.rehearsal.numbers = table[0]
-        self.rounds.number_bytes = 8 * len(table[0])
+        self.rounds.number_bytes = 8 * (1 + len(table[0]))
 
     def evaluate(self, points: Tensor, numbers: list[int], samples: list[int]) -> Tensor:
         """Returns the predictions at some points, `[points, ...]`, on every rank; see `Evaluate`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +16,7 @@ from partsong.samplers.pipeline.paused import Finished, PausedCall
 from partsong.samplers.time_parallel.scheduled import ScheduledStep
 from partsong.samplers.time_parallel.sums import slack
 
-__all__ = ["ADVICE", "ModelCall", "Rehearsal", "RehearsedStep", "check_same", "copies_of", "place_of", "stacked"]
+__all__ = ["ADVICE", "Findings", "ModelCall", "Rehearsal", "RehearsedStep", "copies_of", "place_of", "stacked"]
 
 #: What to do instead, for the end of a refusal.
 ADVICE = "use Ulysses or another strategy that keeps the pipeline's own loop"
@@ -125,37 +124,89 @@ class Rehearsal:
         return event.output
 
 
-def check_same(one: Rehearsal, other: Rehearsal) -> None:
-    """Refuses a pipeline whose numbers depend on what the model answers, as a rescaled guidance does.
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Holds what a rehearsal has found that must not depend on the random numbers it was tried out on.
 
-    Args:
-        one: a rehearsal.
-        other: another one of the same call, with other random numbers.
-
-    Raises:
-        UnsupportedError: their steps differ.
+    Attributes:
+        weights: for every step, those of the latents and of the outputs' parts in the prediction.
+        arguments: for every step and call, the model's arguments that are not those of the first step.
+        given: for every step, the scheduler's arguments that are not those of the first step.
+        slack: how far weights may be apart through rounding.
     """
-    name, most = type(one.call.pipe).__name__, slack(one.start)
-    for number, (left, right) in enumerate(itertools.zip_longest(one.steps, other.steps)):
-        if left is None or right is None or len(left.calls) != len(right.calls):
+
+    weights: list[list[float]]
+    arguments: list[list[dict[str, Any]]]
+    given: list[dict[str, Any]]
+    slack: float
+
+    @classmethod
+    def of(cls, rehearsal: Rehearsal) -> Findings:
+        """Takes the findings out of a rehearsal."""
+        steps, first = rehearsal.steps, rehearsal.steps[0]
+        known = [call.arguments for call in first.calls]
+        return cls(
+            [[step.latents, *(weight for call in step.calls for weight in call.weights)] for step in steps],
+            [
+                [
+                    _changed(call.arguments, known[branch] if branch < len(known) else {})
+                    for branch, call in enumerate(step.calls)
+                ]
+                for step in steps
+            ],
+            [_changed(_tensors(step.rule.given.named), _tensors(first.rule.given.named)) for step in steps],
+            slack(rehearsal.start),
+        )
+
+    def check_same(self, other: Findings, name: str) -> None:
+        """Refuses a pipeline whose numbers depend on what the model answers, as a rescaled guidance does.
+
+        Args:
+            other: findings of the same pipeline with other random numbers.
+            name: the pipeline's.
+
+        Raises:
+            UnsupportedError: their steps differ.
+        """
+        if [*map(len, self.arguments)] != [*map(len, other.arguments)]:
             raise UnsupportedError(f"{name} calls its model more or less often, as its outputs are; {ADVICE}")
-        for here, there in zip(left.calls, right.calls, strict=True):
-            for key, value in here.arguments.items():
-                if not equal_arguments(value, there.arguments.get(key)):
-                    raise UnsupportedError(
-                        f"{name}: in step {number} its model's {key} depends on the steps before, and not by its "
-                        f"latents alone; {ADVICE}"
-                    )
-        for key, value in left.rule.given.named.items():
-            if isinstance(value, Tensor) and not equal_arguments(value, right.rule.given.named.get(key)):
+        for number, (here, there) in enumerate(zip(self.arguments, other.arguments, strict=True)):
+            if key := next((key for pair in zip(here, there, strict=True) if (key := _unequal(*pair))), None):
+                raise UnsupportedError(
+                    f"{name}: in step {number} its model's {key} depends on the steps before, and not by its "
+                    f"latents alone; {ADVICE}"
+                )
+            if key := _unequal(self.given[number], other.given[number]):
                 raise UnsupportedError(f"{name}: in step {number} its scheduler's {key} depends on latents; {ADVICE}")
-        rows = [[step.latents, *(w for call in step.calls for w in call.weights)] for step in (left, right)]
-        apart = max(abs(x - y) for x, y in zip(*rows, strict=True))
-        if apart > most * max(1.0, *map(abs, rows[0])):
-            raise UnsupportedError(
-                f"{name}: in step {number} guidance weighs the model's outputs by what they are, as guidance_rescale "
-                f"does; set that to 0, or {ADVICE}"
-            )
+            weights = self.weights[number]
+            apart = max(abs(x - y) for x, y in zip(weights, other.weights[number], strict=True))
+            if apart > self.slack * max(1.0, *map(abs, weights)):
+                raise UnsupportedError(
+                    f"{name}: in step {number} guidance weighs the model's outputs by what they are, as "
+                    f"guidance_rescale does; set that to 0, or {ADVICE}"
+                )
+
+    def are_those_of(self, other: Findings | None) -> bool:
+        """Says whether another rehearsal, of an earlier generation, has found the same."""
+        try:
+            if other is not None:
+                self.check_same(other, "")
+        except (UnsupportedError, ValueError):  # they are of another call, or a number depends on the outputs
+            return False
+        return other is not None
+
+
+def _changed(named: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in named.items() if not equal_arguments(value, first.get(key))}
+
+
+def _tensors(named: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in named.items() if isinstance(value, Tensor)}
+
+
+def _unequal(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """Names an argument that two calls do not share."""
+    return next((key for key in one.keys() | other if not equal_arguments(one.get(key), other.get(key))), None)
 
 
 def _numbers_of(step: RehearsedStep) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, Whole
@@ -150,6 +150,9 @@ class TimePoints(Rounds):
         self.num_steps = 0
         self.residual = 0.0
         self.point_bytes = self.number_bytes = 0
+        #: What the last generation's rehearsal has found, and how many generations there were.
+        self.findings: Any = None
+        self.generations = 0
 
     def points_of(self, rank: int, num: int) -> range:
         """Lists the points that a rank evaluates in a round of `num` points."""
