@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -22,6 +22,7 @@ __all__ = [
     "border_rows",
     "check_convolution",
     "doubled_columns",
+    "framed_norms",
     "halves_evenly",
     "is_causal",
     "is_low_rank",
@@ -98,6 +99,8 @@ _OFF_THE_PATH = (
     *("controlnet_cond_embedding", "control_add_embedding", "control_type_proj", "transformer_layes"),
     "spatial_ch_projs",
 )
+#: Models that end in a group norm, a function of each position and a convolution.
+_ENDS_IN_NORM = _names("UNet2DConditionModel UNet2DModel Encoder Decoder")
 #: Modules that put pairs of rows together, which must not be left with half a pair.
 _PAIRS = frozenset({"DCDownBlock2d", "AvgDown3D", "AvgPool2d"})
 
@@ -244,6 +247,32 @@ def _resampling(block: Any) -> tuple[Any, Any]:
 def halves_evenly(module: nn.Module) -> bool:
     """Says whether a model takes only heights that halve without a rest."""
     return any(type(child).__name__ in _PAIRS for child in module.modules())
+
+
+def framed_norms(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Names the group norms that a convolution follows, with nothing between but a function of each position.
+
+    Such a norm can get the rows around a rank's own together with the statistics that it waits for anyway, and hand
+    them on to the convolution. Beyond the image there are zeros, which the function between must keep.
+    """
+    pairs = {}
+    for name, child in modules.items():
+        block, inside = cast("Any", child), f"{name}." if name else ""
+        if type(child).__name__ == "ResnetBlock2D" and _keeps_zero(block.nonlinearity):
+            pairs |= {} if any(_resampling(block)) else {f"{inside}norm1": f"{inside}conv1"}
+            pairs |= {} if block.time_embedding_norm == "scale_shift" else {f"{inside}norm2": f"{inside}conv2"}
+        elif type(child).__name__ in _ENDS_IN_NORM and _keeps_zero(getattr(block, "conv_act", None)):
+            pairs[f"{inside}conv_norm_out"] = f"{inside}conv_out"
+    return {norm: conv for norm, conv in pairs.items() if _frames(modules.get(norm), modules.get(conv))}
+
+
+def _keeps_zero(function: Any) -> bool:
+    return type(function).__name__ in ("SiLU", "Mish", "GELU", "ReLU", "Identity")
+
+
+def _frames(norm: Any, conv: Any) -> bool:
+    """Says whether a norm and a convolution are plain ones, and the latter reads as many rows above as below."""
+    return type(norm) is nn.GroupNorm and type(conv) is nn.Conv2d and conv.stride[0] == 1 and border_rows(conv) > 0
 
 
 def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:

@@ -27,6 +27,7 @@ from partsong.parallel.cuts.row_blocks import (
     border_rows,
     check_convolution,
     doubled_columns,
+    framed_norms,
     is_causal,
     is_low_rank,
     level_changes,
@@ -129,6 +130,8 @@ class RowSplit:
         self.moves: list[_Move] = []
         self.shapes: list[AttentionShape] = []
         self._layers = 0
+        #: Convolutions that a group norm hands the rows around a rank's own, and those norms.
+        self._framed_by: dict[nn.Module, nn.Module] = {}
         #: Rows a rank needs at the coarsest level: a convolution there may reach no further than the next rank.
         self._reach = max((border_rows(child) + 1) // 2 for child in module.modules())
 
@@ -165,8 +168,10 @@ class RowSplit:
         """Puts the hooks on all layers but those in the modules whose names are in `skip`."""
         modules = dict(self.module.named_modules())
         doubled, changes = doubled_columns(modules), level_changes(modules)
+        pairs = framed_norms(modules) if self.borders.joins else {}
+        self._framed_by = {modules[conv]: modules[norm] for norm, conv in pairs.items() if _is_cut(skip, norm, conv)}
         for name, child in modules.items():
-            if any(name == place or name.startswith(f"{place}.") for place in skip):
+            if not _is_cut(skip, name):
                 continue
             self._hook(hooks, name, child, name in doubled)
             halves = border_rows(child) > 0 and int(child.stride[-2]) > 1 and not is_low_rank(name)  # type: ignore[index]
@@ -176,12 +181,17 @@ class RowSplit:
 
     def _hook(self, hooks: HookSet, name: str, child: nn.Module, doubled: bool) -> None:
         """Puts the hooks on one layer that looks across rows; others need none."""
-        if border_rows(child):
+        if child in self._framed_by:
+            check_convolution(name, child)
+            hooks.add(child, self._around(_convolve_framed, child), "rows")
+        elif border_rows(child):
             check_convolution(name, child)
             convolve = self._convolve_frames if is_causal(child) else self._convolve
             hooks.add(child, self._around(convolve, child, self._number(), doubled), "rows")
         elif isinstance(child, nn.GroupNorm) and not name.endswith(".norm_cross"):  # that one sees the text alone
-            hooks.add(child, self._around(self._normalise, child, self._number()), "rows")
+            conv = next((conv for conv, norm in self._framed_by.items() if norm is child), None)
+            normalise = self._normalise if conv is None else functools.partial(self._normalise_framed, conv)
+            hooks.add(child, self._around(normalise, child, self._number()), "rows")
         elif hasattr(child, "apply_linear_attention"):
             hooks.add(child, InputHook(self._check_sums(name, child), signature_of(child)), "rows-input")
             hooks.add(child, TokenSumHook(self._summed, name), "rows")
@@ -274,6 +284,25 @@ class RowSplit:
         mean, var = self.borders.statistics(layer, own, self.levels.sizes(self.level))
         return group_norm_apply(x, mean, var, weight, bias, norm.eps)
 
+    def _normalise_framed(
+        self, conv: Any, norm: nn.GroupNorm, layer: int, weight: Tensor | None, bias: Tensor | None, x: Tensor
+    ) -> Tensor:
+        """Computes the group norm of this rank's rows and of those around them, which the next convolution reads."""
+        padding, rows = int(conv.padding[0]), x.shape[-2]
+        assert rows >= padding, "a rank holds fewer rows than a convolution reaches"
+        own = group_norm_stats(x, norm.num_groups)
+        first, last = x[..., :padding, :], x[..., rows - padding :, :]
+        self.moves.append(_Move(self._per_sample(first), self._per_sample(last), 2 * self._per_sample(own[0])))
+        (mean, var), (above, below) = self.borders.joined(layer, own, self.levels.sizes(self.level), first, last)
+        beyond = torch.zeros_like(first) if above is None or below is None else first
+        whole = torch.cat([beyond if above is None else above, x, beyond if below is None else below], dim=-2)
+        out = group_norm_apply(whole, mean, var, weight, bias, norm.eps)
+        if above is None:
+            out[..., :padding, :] = 0
+        if below is None:
+            out[..., rows + padding :, :] = 0
+        return out
+
     def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
         """Refuses linear attention over few positions, which is computed another way; on all ranks alike."""
 
@@ -325,6 +354,15 @@ class RowSplit:
             for shape in self.shapes
         )
         return batch * moved + sum(predict_through(self.stages, shape) for shape in shapes)
+
+
+def _is_cut(skip: Sequence[str], *names: str) -> bool:
+    return not any(name == place or name.startswith(f"{place}.") for place in skip for name in names)
+
+
+def _convolve_framed(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Computes a convolution of rows that a norm has put between those around them."""
+    return F.conv2d(x, weight, bias, conv.stride, (0, int(conv.padding[1])), conv.dilation, conv.groups)
 
 
 def _repeated(rows: Tensor, every: int, width: int) -> Tensor:

@@ -28,6 +28,8 @@ LAYERS_PER_MESSAGE = 16
 class SyncBorders(Borders):
     """Waits for fresh values."""
 
+    joins = True
+
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
@@ -50,6 +52,24 @@ class SyncBorders(Borders):
         """Returns the mean and variance of the whole image."""
         return merged(counts, self.gathered(own))
 
+    def joined(
+        self, layer: int, own: Statistics, counts: Sequence[int], first: Tensor, last: Tensor
+    ) -> tuple[Statistics, Ghosts]:
+        """Returns the statistics of the whole image and the rows around this rank's, from one message of each peer."""
+        mine, rows = torch.stack(own), neighbours(self.axis, first, last)[0]
+        peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
+        outgoing = {
+            peer: torch.cat([_bytes(part) for part in (mine, rows.get(peer)) if part is not None]) for peer in peers
+        }
+        incoming = {peer: torch.empty_like(packed) for peer, packed in outgoing.items()}
+        exchange(self.axis, outgoing, incoming, name="border rows and norm statistics").wait()
+        table, ghosts = [mine] * self.axis.size, dict[int, Tensor]()
+        for peer, packed in incoming.items():
+            table[peer] = packed[: mine.nbytes].view(mine.dtype).view_as(mine)
+            if peer in rows:
+                ghosts[peer] = packed[mine.nbytes :].view(first.dtype).view(first.shape)
+        return merged(counts, torch.stack(table)), (ghosts.get(self.axis.index - 1), ghosts.get(self.axis.index + 1))
+
     def sends(self, step: int, is_last: bool) -> bool:
         """Says that every step sends border rows."""
         return True
@@ -70,6 +90,10 @@ def neighbours(axis: Axis, first: Tensor | None, last: Tensor | None) -> tuple[d
         return {peer: part for peer, part in rows.items() if part is not None and 0 <= peer < axis.size}
 
     return existing({before: first, after: last}), existing({before: last, after: first})
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _letter(sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Letter:

@@ -1,0 +1,170 @@
+"""Names what a strategy may add to a plan: attachments, cuts, rounds, borders and work on the autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Statistics"]
+
+#: The rows right above and right below a rank's own, `[B, C, p, W]`; None at the image's edge.
+Ghosts = tuple[Tensor | None, Tensor | None]
+#: Mean and biased variance `[B, G]` of the groups of a norm.
+Statistics = tuple[Tensor, Tensor]
+
+
+class Attachment(Protocol):
+    """Describes what a strategy has put on a denoiser's blocks."""
+
+    def predict(self, step: int) -> int:
+        """Returns the bytes this rank sends for it in one call of a step."""
+        ...
+
+
+class Cut(Protocol):
+    """Describes how one denoiser's input is cut over ranks; implementations derive from it for the defaults.
+
+    Attributes:
+        axis: the ranks it is cut over.
+        sizes: what each rank holds of every stream in the call at work.
+    """
+
+    axis: Axis
+    sizes: Mapping[str, tuple[int, ...]]
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on that cut, exchange and put together again."""
+        ...
+
+    def begin_forward(self, sample: Any) -> None:
+        """Prepares for a call with these latents, whose shape may differ from the last call's."""
+        ...
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
+        ...
+
+    def call_notes(self) -> Any:
+        """Returns what the bytes of the call at work depend on besides its tokens; `recall` takes it."""
+        return None
+
+    def recall(self, notes: Any) -> None:
+        """Prepares `predict` for a call by what `call_notes` returned after it."""
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error; most cuts keep none."""
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says in words what is cut.
+
+        Args:
+            tokens: tokens of each stream in the last call.
+        """
+        return f"{' and '.join(f'{total} {stream}' for stream, total in tokens.items())} tokens"
+
+    def kept(self) -> str | None:
+        """Says what is kept between calls and how much memory it takes; None where a strategy leaves no choice."""
+        return None
+
+
+class Borders(Protocol):
+    """Describes how ranks that hold neighbouring rows of an image learn of each other's.
+
+    Attributes:
+        axis: the ranks, from the image's top to its bottom.
+        joins: whether border rows and statistics that are wanted at the same time travel in one message, by `joined`.
+    """
+
+    axis: Axis
+    joins: bool = False
+
+    def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
+        """Returns the rows right above and right below this rank's, `[B, C, p, W]`; None at the image's edge.
+
+        Args:
+            layer: number of the layer in its model.
+            first: own first rows, which the rank before needs; None where the layer reads nothing below its rows.
+            last: own last rows, which the rank after needs; None where the layer reads nothing above.
+        """
+        ...
+
+    def statistics(self, layer: int, own: Statistics, counts: Sequence[int]) -> Statistics:
+        """Returns the mean and biased variance `[B, G]` of the whole image.
+
+        Args:
+            layer: number of the layer in its model.
+            own: mean and variance of this rank's rows.
+            counts: rows of each rank.
+        """
+        ...
+
+    def joined(
+        self, layer: int, own: Statistics, counts: Sequence[int], first: Tensor, last: Tensor
+    ) -> tuple[Statistics, Ghosts]:
+        """Returns both the statistics and the border rows."""
+        return self.statistics(layer, own, counts), self.ghosts(layer, first, last)
+
+    def sends(self, step: int, is_last: bool) -> bool:
+        """Says whether border rows are sent in a step."""
+        ...
+
+    def sends_statistics(self, step: int, is_last: bool) -> bool:
+        """Says whether statistics are sent in a step."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets messages under way without waiting, after an error."""
+        ...
+
+
+class Rounds(Protocol):
+    """Describes the rounds of a loop that calls the model at several points of a trajectory in each.
+
+    Attributes:
+        axis: the ranks that share the points of a round.
+    """
+
+    axis: Axis
+
+    def steps_of(self, number: int, index: int) -> Sequence[int]:
+        """Lists the steps of the pipeline whose calls the rank at `index` makes in a round."""
+        ...
+
+    def predict(self, number: int, index: int) -> int:
+        """Returns the bytes that the rank at `index` sends in a round, beside those of its calls."""
+        ...
+
+    def describe(self) -> str:
+        """Says in words what the ranks share."""
+        ...
+
+    def kept(self) -> str:
+        """Says how many rounds there were, and what was accepted."""
+        ...
+
+
+class Coder(Protocol):
+    """Describes a strategy's work on the autoencoder of a pipeline."""
+
+    @property
+    def known(self) -> bool:
+        """Says whether a call has been seen."""
+        ...
+
+    def attach(self, hooks: HookSet, clock: StepClock) -> None:
+        """Puts the hooks on."""
+        ...
+
+    def predict(self, rank: int) -> int:
+        """Returns the bytes a rank sends in the calls of this generation."""
+        ...
+
+    def describe(self) -> list[str]:
+        """Says in words what is split, one line for each half that was called."""
+        ...
