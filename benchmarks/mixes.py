@@ -1,0 +1,167 @@
+"""Measures mixes of strategies on one number of ranks: seconds against drift.
+
+``python benchmarks/mixes.py --out benchmarks/NAME`` samples fresh captions one by one with every mix in turn, the
+serial pipeline beside them, and writes NAME.json and NAME.md. Where ranks share cores, wall time says little. So the
+table has the processor seconds of the busiest rank too: what a picture takes where every rank has a core of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from filing import file_result, markdown_table
+
+from partsong import parse_strategy, zoo
+from partsong.jobs.compare import gather
+from partsong.ledger import Ledger
+from partsong.outputs import psnr
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel.ranks.launch import launch
+from partsong.samplers import generate
+from partsong.seeds import generators
+
+#: Mixes on four ranks, as command lines name them. The empty one is the pipeline's own loop on one rank.
+MIXES = (
+    "",
+    "ulysses",
+    "cfg-parallel ulysses",
+    "displaced-patch",
+    "displaced-patch:wire=1bit",
+    "cfg-parallel displaced-patch",
+    "partial-patch",
+    "patch-pipeline",
+    "time-parallel",
+    "time-parallel:tolerance=0.1",
+    "time-parallel:window=2 cfg-parallel",
+    "time-parallel:window=2,degree=2 ulysses",
+    "drafted-steps:depth=4",
+    "drafted-steps:depth=2 cfg-parallel",
+    "drafted-steps:depth=2,degree=2 ulysses",
+    "cfg-parallel ulysses step-cache",
+    "cfg-parallel displaced-patch step-cache",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Says what to sample."""
+
+    out: Path
+    """Result files without suffix."""
+    model: str = "shapes"
+    """A model of the zoo."""
+    nproc: int = 4
+    """Ranks, one thread each."""
+    mixes: tuple[str, ...] = MIXES
+    """Strategies of each mix, as command lines name them, with spaces between."""
+    captions: int = 25
+    """How many fresh captions."""
+    seed: int = 0
+    """Seed of captions and noise."""
+
+
+def main(config: Config) -> None:
+    """Runs the study and writes the files."""
+    rows = launch(_on_rank, config.nproc, config)
+    note = (
+        f"`{config.model}` at its default steps and guidance, float32, {config.captions} captions one at a time, a "
+        f"thread per rank, all mixes in turn on {config.nproc} ranks. PSNR in dB against the serial pictures. *Processor* is "
+        "the busiest rank's processor seconds for a picture, with what its exchanges cost it; *path* is serial by "
+        "that. *Frontier* marks mixes that none beats in both path and PSNR."
+    )
+    columns = ("mix", "class", "processor s", "path", "wall s", "PSNR median", "worst", "facts read", "MB", "frontier")
+    lines = [
+        (
+            each["mix"] or "serial",
+            each["class"],
+            f"{each['processor_seconds']:.3f}",
+            f"{each['path_to_serial']:.2f}x",
+            f"{each['seconds_median']:.3f}",
+            f"{each['psnr_median']:.1f}",
+            f"{each['psnr_min']:.1f}",
+            f"{100 * each['facts_read']:.1f} %",
+            f"{each['bytes_sent'] / 1e6:.2f}",
+            "*" if each["is_frontier"] else "",
+        )
+        for each in rows
+    ]
+    title = f"Mixes on {config.nproc} ranks"
+    file_result(config.out, "benchmarks/mixes.py", rows, title, note, markdown_table(columns, lines))
+
+
+def _on_rank(config: Config) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    row, pipe = zoo.MODELS[config.model], zoo.load(config.model)
+    pipe.set_progress_bar_config(disable=True)
+    captions = row.task.captions(config.captions, config.seed)
+    pictures: dict[str, list[dict[str, Any]]] = {mix: [] for mix in config.mixes}
+    with Mesh(data=config.nproc, timeout=1800.0) as everyone:
+        for caption, draw in zip(captions, generators(config.seed, config.captions), strict=True):
+            state, reference = draw.get_state(), None
+            for mix in config.mixes:
+                draw.set_state(state)
+                asked = {**row.defaults, "prompt": caption, "output_type": "np", "generator": draw}
+                image, measured = _picture(everyone, pipe, mix, asked)
+                reference = image if reference is None else reference
+                measured |= {
+                    "psnr": min(psnr(image, reference), 999.0),
+                    "facts": row.task.facts_read(caption, image[0]),
+                }
+                pictures[mix].append(measured)
+    rows = [_row(mix, each) for mix, each in pictures.items()]
+    for each in rows:
+        each["path_to_serial"] = rows[0]["processor_seconds"] / each["processor_seconds"]
+    for each in rows:
+        each["is_frontier"] = not any(
+            other["path_to_serial"] >= each["path_to_serial"] and other["psnr_median"] > each["psnr_median"]
+            for other in rows
+        )
+    return rows
+
+
+def _picture(everyone: Mesh, pipe: Any, mix: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Samples a picture with a mix; every rank samples the serial one, and the busiest counts there too."""
+    strategies: list[Strategy] = [parse_strategy(name) for name in mix.split()]
+    kind, sent = "exact", 0
+    gather(everyone, [0.0], "start of a picture")
+    if not strategies:
+        start, spent = time.perf_counter(), time.process_time()
+        image = pipe(**asked).images
+    else:
+        with (
+            Mesh(**mesh_for(strategies, everyone.world_size)) as mesh,
+            parallelize(pipe, *strategies, mesh=mesh) as plan,
+        ):
+            start, spent = time.perf_counter(), time.process_time()
+            with Ledger(flops=False) as ledger:
+                image = generate(plan, **asked).images
+            kind, sent = plan.kind, int(ledger.summary()["bytes_sent"])
+    used = [time.perf_counter() - start, time.process_time() - spent, float(sent)]
+    table = gather(everyone, used, "end of a picture")
+    wall, busiest, most = (max(each) for each in zip(*table, strict=True))
+    return image, {"seconds": wall, "processor": busiest, "bytes": int(most), "class": kind}
+
+
+def _row(mix: str, pictures: list[dict[str, Any]]) -> dict[str, Any]:
+    of = {key: [picture[key] for picture in pictures] for key in pictures[0]}
+    return {
+        "mix": mix,
+        "class": of["class"][0],
+        "num_captions": len(pictures),
+        "seconds_median": statistics.median(of["seconds"]),
+        "processor_seconds": statistics.median(of["processor"]),
+        "psnr_median": statistics.median(of["psnr"]),
+        "psnr_min": min(of["psnr"]),
+        "facts_read": statistics.fmean(of["facts"]),
+        "bytes_sent": statistics.fmean(of["bytes"]),
+    }
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
