@@ -71,8 +71,8 @@ def main(config: Config) -> None:
     rows = launch(_on_rank, config.nproc, config)
     note = (
         f"`{config.model}` at its default steps and guidance, float32, {config.captions} captions one at a time, a "
-        f"thread per rank, all mixes in turn on {config.nproc} ranks. PSNR in dB against the serial pictures. *Processor* is "
-        "the busiest rank's processor seconds for a picture, with what its exchanges cost it; *path* is serial by "
+        f"thread per rank, all mixes in turn on {config.nproc} ranks. PSNR in dB to the serial pictures. *Processor* "
+        "is the busiest rank's processor seconds for a picture, with what its exchanges cost it; *path* is serial by "
         "that. *Frontier* marks mixes that none beats in both path and PSNR."
     )
     columns = ("mix", "class", "processor s", "path", "wall s", "PSNR median", "worst", "facts read", "MB", "frontier")
