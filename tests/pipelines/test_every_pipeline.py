@@ -25,14 +25,15 @@ PLAIN = ("CfgParallel", "DataParallel", "Ulysses", "Ring", "SyncPatch", "Displac
 
 
 def _covering() -> list[tuple[int, str, str]]:
-    """Every pipeline, every plain strategy on every family, and both on two ranks and on three."""
+    """Every plain strategy on every family, on two ranks or on three; a family shows one pipeline on each."""
     everywhere = [(nproc, FAMILY[case], strategy) for nproc, case, strategy in PRODUCT if strategy in PLAIN]
     wanted = covering.covering(dict.fromkeys(everywhere), prefer=lambda key: key[0])
-    cases = {family: itertools.cycle([name for name in CASES if FAMILY[name] == family]) for family in FAMILY.values()}
-    taken = [(nproc, next(cases[family]), strategy) for nproc, family, strategy in wanted]
-    rest = [name for name in CASES if name not in {case for _, case, _ in taken}]
-    others = [(2, name, strategy) for name, strategy in zip(rest, itertools.cycle(PLAIN))]
-    return list(dict.fromkeys((*taken, *others, *ALWAYS)))
+    cases: dict[str, list[str]] = {}
+    for name, family in FAMILY.items():
+        cases.setdefault(family, []).append(name)
+    # The last ones of a family have more put on them: adapters, ControlNets, several samples.
+    taken = [(nproc, cases[family][0 if nproc == 2 else -1], strategy) for nproc, family, strategy in wanted]
+    return list(dict.fromkeys((*taken, *ALWAYS)))
 
 
 TRIED = PRODUCT if covering.FULL else _covering()
