@@ -20,7 +20,17 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from partsong.ledger import Ledger
-    from partsong.parallel import Mesh, Plan, Strategy, launch, mesh_for, parallelize, predict
+    from partsong.parallel import (
+        ExpertMixture,
+        Mesh,
+        NoiseExpert,
+        Plan,
+        Strategy,
+        launch,
+        mesh_for,
+        parallelize,
+        predict,
+    )
     from partsong.samplers import generate, stream
     from partsong.samplers.registry import *  # noqa: F403 - every strategy
     from partsong.samplers.registry import parse_strategy
@@ -48,7 +58,16 @@ _HOMES = {
         "UnsupportedError",
     ),
     "partsong.ledger": ("Ledger",),
-    "partsong.parallel": ("Mesh", "Plan", "launch", "mesh_for", "parallelize", "predict"),
+    "partsong.parallel": (
+        "ExpertMixture",
+        "Mesh",
+        "NoiseExpert",
+        "Plan",
+        "launch",
+        "mesh_for",
+        "parallelize",
+        "predict",
+    ),
     "partsong.samplers": ("generate", "stream"),
     "partsong.samplers.text": (
         "BlockDecoder",

@@ -1,6 +1,8 @@
 """Places work on ranks and moves what they need: mesh, collectives, cuts, exchanges, plans."""
 
 from partsong.parallel.adapters import ADAPTERS, Adapter, Split
+from partsong.parallel.expert_parallel.mixture import ExpertMixture
+from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
 from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan, parallelize
 from partsong.parallel.plan.predict import predict
@@ -13,8 +15,10 @@ __all__ = [
     "AXES",
     "Adapter",
     "Axis",
+    "ExpertMixture",
     "Explanation",
     "Mesh",
+    "NoiseExpert",
     "Plan",
     "Split",
     "Strategy",

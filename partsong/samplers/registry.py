@@ -18,6 +18,7 @@ from partsong.parallel.exchange.sync_patch import SyncPatch as SyncPatch
 from partsong.parallel.exchange.token_ring import TokenRing as TokenRing
 from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
+from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.step_cache import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
@@ -72,6 +73,7 @@ BUILT_IN = (
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),
     StrategyRow(TimeParallel, loop=time_parallel),
     StrategyRow(DraftedSteps, loop=drafted_steps),
+    StrategyRow(ExpertParallel),
     StrategyRow(StructureGuidance, loop=structure_guidance),
     StrategyRow(ParallelVae),
     StrategyRow(StepCache),

@@ -13,6 +13,7 @@ from partsong import (
     DataParallel,
     DisplacedPatch,
     DynamicSequence,
+    ExpertParallel,
     PartialPatch,
     Ring,
     SyncPatch,
@@ -48,6 +49,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "SyncPatch": (SyncPatch(),),
         "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)),),
         "PartialPatch": (PartialPatch(warmup_steps=len(STEPS)),),
+        "ExpertParallel": (ExpertParallel(),),
     }
     if nproc == 3:
         cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)

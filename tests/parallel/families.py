@@ -13,7 +13,9 @@ from diffusers import (
     PixArtTransformer2DModel,
     SD3Transformer2DModel,
 )
+from torch import nn
 
+from partsong import ExpertMixture
 from tests.parallel import image_families as more
 from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
@@ -103,6 +105,21 @@ def _sd3_inputs(side: int, batch: int) -> dict[str, Any]:
         "pooled_projections": torch.randn(batch, 10),
         "timestep": torch.full((batch,), 500.0),
     }
+
+
+class _Router(nn.Module):
+    """Weighs four experts by the latents' mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return 30 * hidden_states.mean(dim=(2, 3)) @ self.weight
+
+
+def _experts(side: int) -> Any:
+    return ExpertMixture([_sd3(side) for _ in range(4)], _Router(), top_k=2)
 
 
 def _flux(side: int) -> Any:
@@ -229,6 +246,7 @@ FAMILIES = {
         Family("Stable Audio", newer.stable_audio, newer.stable_audio_inputs, unit=1000),
         Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
         Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
+        Family("Experts", _experts, _sd3_inputs),
         *(Family(name, build, inputs, unit=unit) for name, (build, inputs, unit) in (PAIRS | SEQUENCES).items()),
     )
 }

@@ -28,7 +28,7 @@ from partsong.parallel.adapters import (
     video_2026,
 )
 from partsong.parallel.adapters.infer import inferred
-from partsong.parallel.adapters.row import Adapter, Frames, Split, places
+from partsong.parallel.adapters.row import Adapter, Frames, Mixing, Split, places
 from partsong.plugins import Registry
 
 __all__ = ["ADAPTERS", "Adapter", "Frames", "Split", "adapter_for", "places"]
@@ -60,6 +60,8 @@ def adapter_for(module: nn.Module) -> Adapter:
         UnsupportedError: the architecture is not in `ADAPTERS`, and not plain enough to infer a row for it.
     """
     name = type(module).__name__
+    if isinstance(module, Mixing):
+        return ADAPTERS[name].mixing(adapter_for(module.like))
     if name in ADAPTERS:
         return ADAPTERS[name].resolved(module)
     try:

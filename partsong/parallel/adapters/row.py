@@ -6,14 +6,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters.turns import FrameTurns
 
-__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Split", "places", "read_class_plan", "row"]
+__all__ = [
+    "IMAGE",
+    "JOINT",
+    "TEXT",
+    "Adapter",
+    "Factored",
+    "Frames",
+    "Mixing",
+    "Split",
+    "places",
+    "read_class_plan",
+    "row",
+]
 
 #: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
 IMAGE, TEXT, JOINT = "image", "text", "joint"
@@ -81,6 +93,16 @@ class Factored:
     temporal: str
     per_frame: tuple[str, ...] = ()
     per_token: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Mixing(Protocol):
+    """Describes a module of several models that is called as one of them is."""
+
+    @property
+    def like(self) -> nn.Module:
+        """Returns a model of their class."""
+        ...
 
 
 Splits = Mapping[str, Mapping[str | int, Split]]
@@ -180,6 +202,7 @@ class Adapter:
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
         whole: why its input is cut neither into tokens nor into rows; None where it is cut.
         inferred: the row was inferred, so the first call checks it against one rank.
+        mixes: it is several models that are called as one of them is, and takes arguments from that one's row.
     """
 
     family: str
@@ -218,6 +241,7 @@ class Adapter:
     factored: Factored | None = None
     whole: str | None = None
     inferred: bool = False
+    mixes: bool = False
 
     @property
     def attends_per_sample(self) -> bool:
@@ -254,6 +278,11 @@ class Adapter:
             )
         splits, gather = read_class_plan(plan, self.model, lambda key: TEXT if key in self.text_inputs else IMAGE)
         return replace(self, splits=splits, gather=gather)
+
+    def mixing(self, inner: Adapter) -> Adapter:
+        """Returns this row of several models with the arguments of one of them."""
+        own = {"family": self.family, "model": self.model, "whole": self.whole, "mixes": True}
+        return replace(inner, **own, inferred=False, refused_pipelines={})
 
     def streams_of(self, name: str) -> tuple[str, ...] | None:
         """Returns the token streams that the attention module called `name` mixes; None for any other module."""

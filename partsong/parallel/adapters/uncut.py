@@ -64,4 +64,12 @@ ROWS = (
             "conditioning",
         ),
     ),
+    Adapter(
+        family="Mixtures of experts",
+        model="ExpertMixture",
+        whole="it is several models, and each would have to be cut",
+        splits=row(),
+        gather=row(),
+        mixes=True,
+    ),
 )

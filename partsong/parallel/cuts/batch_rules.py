@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,10 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 
-__all__ = ["BatchRules"]
+__all__ = ["BatchRules", "Rows"]
+
+#: Samples of a batch: some in a row, or any by their number.
+Rows = slice | list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +59,7 @@ class BatchRules:
             trusting=adapter.inferred,
         )
 
-    def cut(self, named: Mapping[str, Any], rows: slice, total: int) -> dict[str, Any]:
+    def cut(self, named: Mapping[str, Any], rows: Rows, total: int) -> dict[str, Any]:
         """Returns the arguments of some samples.
 
         Args:
@@ -75,7 +78,7 @@ class BatchRules:
                 taken[name] = _shortened(taken[name], surplus)
         return taken
 
-    def _argument(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _argument(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         if value is None or name in self.shared:
             return value
         if name in self.per_sample:
@@ -91,18 +94,18 @@ class BatchRules:
         self._refuse_lookalikes(name, value, total)
         return value
 
-    def _layers(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _layers(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         """Cuts tensors that have the batch second; what a model writes to them reaches the whole ones."""
         if isinstance(value, Mapping):
             return {key: self._layers(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
         return self._samples(name, value.transpose(0, 1), rows, total).transpose(0, 1)
 
-    def _items(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _items(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         if value and len(value) != total:
             raise UnsupportedError(f"{self.model}: {name} has {len(value)} items for {total} samples; {_ADVICE}")
-        return value[rows]
+        return _some(value, rows)
 
-    def _samples(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _samples(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         """Cuts every tensor in an argument; one with a single row serves all samples."""
         if isinstance(value, Mapping):
             return {key: self._samples(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
@@ -118,9 +121,9 @@ class BatchRules:
             return value
         raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
 
-    def _plain(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _plain(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         if self.trusting:
-            return value[rows] if len(value) == total else value
+            return _some(value, rows) if len(value) == total else value
         if value and len(value) % total == 0:
             raise UnsupportedError(
                 f"{self.model}: {name} has {len(value)} items in a batch of {total}, and it is not known whether they "
@@ -133,7 +136,7 @@ class BatchRules:
         """Says whether a list holds numbers or names, one per sample."""
         return not any(isinstance(leaf, Tensor) for leaf in _leaves(value))
 
-    def _frames(self, name: str, value: Any, rows: slice, total: int) -> Any:
+    def _frames(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(self._frames(name, part, rows, total) for part in value)
         if not isinstance(value, Tensor):
@@ -142,7 +145,7 @@ class BatchRules:
             rows_given = len(value) if value.ndim else "no"
             raise UnsupportedError(f"{self.model}: {name} has {rows_given} rows for {total} samples; {_ADVICE}")
         frames = len(value) // total
-        return value[rows.start * frames : rows.stop * frames]
+        return value.unflatten(0, (total, frames))[rows].flatten(0, 1)
 
     def _refuse_lookalikes(self, name: str, value: Any, total: int) -> None:
         for leaf in _leaves(value):
@@ -156,6 +159,13 @@ class BatchRules:
 
 
 _ADVICE = "leave it out, or use a strategy that leaves the batch whole, such as Ulysses"
+
+
+def _some(items: Sequence[Any], rows: Rows) -> Any:
+    """Takes some items of a list or tuple, or none where it is empty."""
+    if isinstance(rows, slice):
+        return items[rows]
+    return type(items)(items[row] for row in rows) if items else items  # type: ignore[call-arg]
 
 
 def _shortened(value: Any, surplus: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ __all__ = [
     "Attend",
     "AttentionHook",
     "AroundHook",
+    "CalledAs",
     "HookSet",
     "InputHook",
     "OutputHook",
@@ -207,8 +208,20 @@ class AttentionHook(ModelHook):
         return self.attend(query, key, value, attn_mask, scale)
 
 
+@runtime_checkable
+class CalledAs(Protocol):
+    """Describes a module that is called as another one is."""
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        """Returns the signature of that one's forward."""
+        ...
+
+
 def signature_of(module: nn.Module) -> inspect.Signature:
     """Returns the signature of a module's forward as its class has it: others may have wrapped the object's own."""
+    if isinstance(module, CalledAs):
+        return module.forward_signature
     signature = inspect.signature(type(module).forward)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 

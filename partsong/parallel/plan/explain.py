@@ -20,6 +20,9 @@ from partsong.parallel.strategy import Coder, Cut, Rounds
 
 __all__ = ["Explanation", "bytes_by_step", "explain"]
 
+#: Mesh axes over which a model's input, its layers or its parts are cut.
+_CUT_AXES = ("expert", "pipe", "stage", "clip", *TOKEN_AXES)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -202,7 +205,7 @@ class _Account:
         rank: int,
     ) -> int:
         """Counts what a rank sends in one forward of a step (its number, whether nothing from before it fits)."""
-        index = self.place(rank, "pipe", "stage", "clip", *TOKEN_AXES)
+        index = self.place(rank, *_CUT_AXES)
         number, begins = step
         when = (0 if begins else number, self.plan.clock.num_steps == number + 1)
         return cut.predict(batch, dict(tokens), _itemsize(under.module), index, when)
@@ -227,7 +230,7 @@ class _Account:
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
-                if cut is not None and axis in (*TOKEN_AXES, "pipe", "clip"):
+                if cut is not None and axis in _CUT_AXES:
                     pieces = cut.describe(seen.tokens)
                 if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
                     pieces = self.plan.rounds.describe()

@@ -167,13 +167,19 @@ class RepeatedNullProcessor:
         return picture, None if attn.context_pre_only else attn.to_add_out(out[:, length:])
 
 
-def build_transformer(heads: int = 6, depth: int = 6) -> Any:
-    """Builds the multimodal transformer: 8 x 8 picture tokens, positions for pictures up to 256 x 256."""
+def build_transformer(heads: int = 6, depth: int = 6, out_channels: int = 4) -> Any:
+    """Builds the multimodal transformer: 8 x 8 picture tokens, positions for pictures up to 256 x 256.
+
+    Args:
+        heads: Attention heads, each 32 wide.
+        depth: Layers.
+        out_channels: Channels of what it returns; 4 for a latent.
+    """
     model = SD3Transformer2DModel(
         sample_size=16,
         patch_size=2,
         in_channels=4,
-        out_channels=4,
+        out_channels=out_channels,
         num_layers=depth,
         attention_head_dim=32,
         num_attention_heads=heads,
@@ -201,10 +207,10 @@ def build_transformer(heads: int = 6, depth: int = 6) -> Any:
 class Generator(nn.Module):
     """Joins the transformer and its text encoders, which are trained together."""
 
-    def __init__(self, heads: int = 6, depth: int = 6) -> None:
+    def __init__(self, heads: int = 6, depth: int = 6, out_channels: int = 4) -> None:
         super().__init__()
         self.text = TextEncoders()
-        self.transformer = build_transformer(heads, depth)
+        self.transformer = build_transformer(heads, depth, out_channels)
         self.transformer.set_attn_processor(RepeatedNullProcessor())
 
     def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Mixes denoisers that were trained apart, and gives each its rank."""

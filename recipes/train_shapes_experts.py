@@ -1,0 +1,264 @@
+"""Trains `shapes-experts`: four experts apart, each on a cluster of the scenes of `shapes`, and a router between them.
+
+Every expert begins as the shipped transformer of `shapes` and learns changes of low rank on its own cluster, without a
+word to the others. A monolith learns as many numbers from all scenes in as many steps as all experts together. There
+are five stages:
+
+1. `pool`: draws scenes once and encodes them;
+2. `clusters`: sorts them by k-means of their mean latents;
+3. `experts`: trains one expert after the other; each could as well be trained on a machine of its own;
+4. `monolith`: trains the monolith;
+5. `router`: two layers learn which cluster a noisy latent is of.
+
+Run on one core:  OMP_NUM_THREADS=1 python recipes/train_shapes_experts.py --out runs/shapes-experts
+
+Every step draws its data and noise from (seed, step), so a stage that was stopped continues from its checkpoint with
+exactly the steps it would have made.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partsong import zoo
+from partsong.knobs import check_knobs, type_hints
+from partsong.zoo.shapes.drawing import paint
+from partsong.zoo.shapes.grammar import describe
+from partsong.zoo.shapes.model import Generator, draw_sigmas, token_ids
+from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
+from partsong.zoo.shapes_experts.low_rank import LowRankChanges
+from partsong.zoo.stage import TrainingStage, adam, stages_of
+from partsong.zoo.training import World, mixed_precision
+
+STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router")
+#: First integers of the keys of random draws.
+POOL, CLUSTERS, EXPERT, MONOLITH, ROUTER = 161, 162, 163, 164, 165
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/shapes-experts"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 1.0  # Minutes between checkpoints.
+    pool_size: int = 24_000  # Encoded examples.
+    experts: int = 4  # Experts, one for each cluster.
+    steps: int = 1600  # Steps of all experts together, and of the monolith.
+    batch: int = 96  # Pictures per step.
+    rank: int = 16  # Rank of an expert's changes; the monolith's is that of all experts together.
+    rate: float = 1.5e-3  # Peak learning rate of experts and monolith.
+    router_steps: int = 1000  # Steps of the router.
+    router_batch: int = 96  # Pictures per step of the router.
+    router_heads: int = 4  # Its attention heads.
+    router_rate: float = 2e-3  # Its peak learning rate.
+    shift: float = 3.0  # The scheduler's shift towards noise.
+    caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+
+
+# --- stages 1 and 2: encoded scenes and their clusters ----------------------------------------------------------------
+
+
+def pool_scenes(config: Config) -> list[list[Thing]]:
+    """Draws the scenes, the same at every call."""
+    return [draw_things(generator(POOL, config.seed, index)) for index in range(config.pool_size)]
+
+
+@torch.no_grad()
+def encode(vae: Any, scenes: list[list[Thing]]) -> NDArray[np.float16]:
+    """Draws scenes and encodes them: normalised latents `[scenes, 4, 16, 16]`."""
+    array = np.stack([paint(things) for things in scenes])
+    images = torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    mean = vae.encode(images.to(vae.device)).latent_dist.mean
+    return ((mean - vae.config.shift_factor) * vae.config.scaling_factor).cpu().half().numpy()
+
+
+def build_pool(config: Config, world: World) -> None:
+    """Runs stage 1: writes `pool.npy`, float16."""
+    path = Path(config.out) / "pool.npy"
+    if path.exists():
+        return
+    vae, scenes = zoo.load("shapes").vae.to(world.device), pool_scenes(config)
+    parts = []
+    for first in range(0, len(scenes), 64):
+        parts.append(encode(vae, scenes[first : first + 64]))
+        if first % 6400 == 0:
+            world.say(f"pool {first} of {len(scenes)}")
+    # A file under the last name is always whole.
+    with path.with_suffix(".new").open("wb") as file:
+        np.save(file, np.concatenate(parts))
+    path.with_suffix(".new").replace(path)
+
+
+def read_pool(config: Config) -> NDArray[np.float16]:
+    """Reads what stage 1 has written."""
+    return np.load(Path(config.out) / "pool.npy")
+
+
+def sort_clusters(config: Config, world: World) -> None:
+    """Runs stage 2: writes `clusters.npz`."""
+    path = Path(config.out) / "clusters.npz"
+    if path.exists():
+        return
+    latents = read_pool(config)
+    clusters = find_clusters(latents, config.experts, seed=CLUSTERS + config.seed)
+    sizes = np.bincount(clusters.labels(latents), minlength=config.experts)
+    world.say(f"clusters of {', '.join(map(str, sizes))} scenes")
+    with path.with_suffix(".new").open("wb") as file:
+        np.savez(file, mean=clusters.mean, scale=clusters.scale, centres=clusters.centres)
+    path.with_suffix(".new").replace(path)
+
+
+def read_clusters(config: Config) -> Clusters:
+    """Reads what stage 2 has written."""
+    with np.load(Path(config.out) / "clusters.npz") as saved:
+        return Clusters(**saved)
+
+
+# --- stages 3 to 5: experts, monolith, router -------------------------------------------------------------------------
+
+
+def base_model(world: World) -> Generator:
+    """Returns the shipped transformer and its text encoders, frozen, as a recipe runs them."""
+    pipeline, model = zoo.load("shapes"), Generator()
+    model.text.first, model.text.second = pipeline.text_encoder, pipeline.text_encoder_2
+    model.transformer.load_state_dict(pipeline.transformer.state_dict())
+    return model.requires_grad_(False).to(world.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Draws noisy latents with captions.
+
+    Attributes:
+        latents: Clean latents.
+        scenes: What they show.
+        config: The recipe's.
+    """
+
+    latents: NDArray[np.float16]
+    scenes: list[list[Thing]]
+    config: Config
+
+    def draw(self, rows: NDArray[Any], rng: np.random.Generator, device: torch.device) -> dict[str, Tensor]:
+        """Returns clean latents, noise, and the arguments of `Generator` for some rows."""
+        captions = [describe(self.scenes[row], rng) or "" for row in rows]
+        dropped = rng.random(len(rows)) < self.config.caption_dropout
+        ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)])
+        clean = torch.from_numpy(self.latents[rows]).float()
+        sigma, noise = draw_sigmas(len(rows), self.config.shift), torch.randn_like(clean)
+        level, nulls = sigma[:, None, None, None], torch.where(torch.rand(len(rows)) < 0.5, 1, 256)
+        drawn = {"clean": clean, "noise": noise, "noisy": (1 - level) * clean + level * noise}
+        drawn |= {"sigma": sigma, "ids": ids, "nulls": nulls}
+        return {name: tensor.to(device) for name, tensor in drawn.items()}
+
+
+def train_changes(config: Config, world: World, name: str, rows: NDArray[Any], rank: int, steps: int) -> None:
+    """Trains changes of the shipped transformer on some rows of the pool; writes `NAME.pt`."""
+    torch.manual_seed(config.seed)
+    model = base_model(world)
+    changes = LowRankChanges.of(model.transformer, rank=rank).to(world.device)
+    number = int(name.rpartition("-")[2]) if name.startswith("expert-") else 0
+    stage = TrainingStage(
+        world,
+        Path(config.out) / f"{name}.pt",
+        changes,
+        [adam(list(changes.parameters()), config.rate)],
+        key=(EXPERT if name.startswith("expert-") else MONOLITH, config.seed, number),
+        steps=steps,
+        save_minutes=config.save_minutes,
+        report_every=20,
+    )
+    examples = Examples(latents=read_pool(config), scenes=pool_scenes(config), config=config)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        drawn = examples.draw(rows[rng.integers(len(rows), size=config.batch)], rng, world.device)
+        with mixed_precision(world):
+            velocity = model(drawn["noisy"], drawn["sigma"], drawn["ids"], drawn["nulls"])
+        return (velocity.float() - (drawn["noise"] - drawn["clean"])).square().mean(), ""
+
+    with changes.attached(model.transformer):
+        stage.run(loss_of)
+
+
+def train_experts(config: Config, world: World) -> None:
+    """Runs stage 3; writes `expert-0.pt` and so on."""
+    labels = read_clusters(config).labels(read_pool(config))
+    for number in range(config.experts):
+        rows = (labels == number).nonzero()[0]
+        train_changes(config, world, f"expert-{number}", rows, config.rank, config.steps // config.experts)
+
+
+def train_monolith(config: Config, world: World) -> None:
+    """Runs stage 4; writes `monolith.pt`."""
+    rows = np.arange(config.pool_size)
+    train_changes(config, world, "monolith", rows, config.rank * config.experts, config.steps)
+
+
+def new_router(config: Config, world: World) -> Generator:
+    """Makes an untrained router: a transformer of two layers that returns a channel for every expert."""
+    torch.manual_seed(config.seed)
+    router, base = Generator(config.router_heads, 2, config.experts), base_model(world)
+    router.text = base.text
+    return router.to(world.device)
+
+
+def train_router(config: Config, world: World) -> None:
+    """Runs stage 5; writes `router.pt`."""
+    router = new_router(config, world)
+    stage = TrainingStage(
+        world,
+        Path(config.out) / "router.pt",
+        router.transformer,
+        [adam(list(router.transformer.parameters()), config.router_rate, decay=0.01)],
+        key=(ROUTER, config.seed),
+        steps=config.router_steps,
+        save_minutes=config.save_minutes,
+    )
+    latents = read_pool(config)
+    labels = torch.from_numpy(read_clusters(config).labels(latents)).to(world.device)
+    examples = Examples(latents=latents, scenes=pool_scenes(config), config=config)
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        rows = rng.integers(config.pool_size, size=config.router_batch)
+        drawn = examples.draw(rows, rng, world.device)
+        with mixed_precision(world):
+            output = router(drawn["noisy"], drawn["sigma"], drawn["ids"], drawn["nulls"])
+        logits, wanted = output.float().mean(dim=(2, 3)), labels[torch.from_numpy(rows).to(world.device)]
+        right = (logits.argmax(dim=1) == wanted).float().mean()
+        return torch.nn.functional.cross_entropy(logits, wanted), f"right {float(right):.2f}"
+
+    stage.run(loss_of)
+
+
+def run(config: Config, world: World) -> None:
+    """Runs the stages of the configuration."""
+    check_knobs(type_hints(Config), vars(config))
+    stages = stages_of(config.stages, STAGES)
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    runners = dict(zip(STAGES, (build_pool, sort_clusters, train_experts, train_monolith, train_router), strict=True))
+    for stage in stages:
+        runners[stage](config, world)
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    run(config, World(config.device))
+
+
+if __name__ == "__main__":
+    main()
