@@ -30,6 +30,7 @@ def file_result(
     table: str,
     *,
     spreads: Mapping[str, float] = MappingProxyType({}),
+    load: Mapping[str, float] | None = None,
 ) -> None:
     """Writes both files and prints the second.
 
@@ -41,10 +42,11 @@ def file_result(
         note: a few sentences on what was measured and how.
         table: the rows as a Markdown table.
         spreads: by name how much the times of rows vary that others are compared with (`spread`).
+        load: what `LoadWatch.report` said in the process that measured, where that is not this one or a child of it.
     """
     hardware = describe_hardware()
     command, date = " ".join(["python", script, *sys.argv[1:]]), datetime.date.today().isoformat()
-    load = _WATCH.report()
+    load = _WATCH.report() if load is None else load
     result = {"command": command, "date": date, "hardware": hardware, **load, "spreads": dict(spreads), "rows": rows}
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     packages = ", ".join(f"{name} {version}" for name, version in hardware["packages"].items())

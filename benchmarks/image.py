@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from filing import file_result, markdown_table
+from filing import file_result, markdown_table, spread
 
 NAMESPACE = "partsong-bench"
 BURST, LATENCY = "1mb", "400ms"
@@ -44,16 +44,26 @@ class Config:
 def main(config: Config) -> None:
     """Times each link and writes the files."""
     rows: list[dict[str, Any]] = []
+    loads: list[dict[str, float]] = []
     for link in config.link or [None]:
-        rows += _timed(config, link)
+        timed = _timed(config, link)
+        rows += [{**row, "link": link or "loopback"} for row in timed["rows"]]
+        loads.append(timed["load"])
     note = (
         "One denoiser step, float32, one thread per process, all cases in turn in one run, median. Drift is the "
         "relative error of the step's output against serial (random weights)."
     )
-    file_result(config.out, "benchmarks/image.py", rows, "Image strategies", note, _table(rows))
+    load = {key: max(each[key] for each in loads) for key in loads[0]}
+    spreads = {
+        f"{row['name']} at {row['size']} on {row['link']}": spread(row["seconds_all"])
+        for row in rows
+        if row["case"] == "serial"
+    }
+    title, table = "Image strategies", _table(rows)
+    file_result(config.out, "benchmarks/image.py", rows, title, note, table, spreads=spreads, load=load)
 
 
-def _timed(config: Config, link: str | None) -> list[dict[str, Any]]:
+def _timed(config: Config, link: str | None) -> dict[str, Any]:
     settings = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models, "tokens": config.tokens}
     command = [sys.executable, str(Path(__file__).with_name("image_rows.py")), json.dumps(settings)]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -66,7 +76,7 @@ def _timed(config: Config, link: str | None) -> list[dict[str, Any]]:
     finally:
         if link is not None:
             subprocess.run(["ip", "netns", "delete", NAMESPACE], check=True)
-    return [{**row, "link": link or "loopback"} for row in json.loads(done.stdout.splitlines()[-1])]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _open_namespace(rate: str) -> None:

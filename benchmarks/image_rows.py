@@ -1,9 +1,15 @@
-"""Prints the rows of one timing as JSON; `image.py` starts it, inside a network namespace if it has a link."""
+"""Prints the rows of one timing, and what disturbed it, as JSON.
+
+`image.py` starts it, inside a network namespace if it has a link.
+"""
 
 import json
 import sys
 
 from partsong.evals.bench.image import run
+from partsong.jobs.load import LoadWatch
 
 if __name__ == "__main__":
-    print(json.dumps(run(**json.loads(sys.argv[1]))))
+    watch = LoadWatch()
+    rows = run(**json.loads(sys.argv[1]))
+    print(json.dumps({"rows": rows, "load": watch.report()}))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
+from filing import file_result, markdown_table, spread
 
 from partsong import DraftedSteps, TimeParallel, zoo
 from partsong.jobs.compare import gather
@@ -62,7 +62,11 @@ def main(config: Config) -> None:
             "PSNR of pictures against the pipeline's own loop, in dB. Seconds and rounds are medians over pictures; "
             "all cases of a number of ranks were timed in turn, picture by picture, each with a plan that it keeps."
         )
-        file_result(config.out, "benchmarks/time_parallel.py", rows, "Steps solved for together", note, _table(rows))
+        spreads = {
+            f"{row['case']} beside {row['beside']} ranks": row["seconds_spread"] for row in rows if row["nproc"] == 1
+        }
+        title, table = "Steps solved for together", _table(rows)
+        file_result(config.out, "benchmarks/time_parallel.py", rows, title, note, table, spreads=spreads)
 
 
 def _on_rank(nproc: int, model: str, num_captions: int, seed: int) -> list[dict[str, Any]]:
@@ -139,6 +143,7 @@ def _row(name: str, nproc: int, pictures: list[dict[str, Any]]) -> dict[str, Any
         "facts_read": statistics.fmean(of["facts"]),
         "residual_max": max(of["residual"]),
         "seconds_median": statistics.median(of["seconds"]),
+        "seconds_spread": spread(of["seconds"]),
         "bytes_sent": statistics.fmean(of["bytes_sent"]),
     }
 
