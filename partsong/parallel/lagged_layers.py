@@ -197,15 +197,17 @@ class LaggedBlocks(Cut):
 
     def _forget(self) -> None:
         """Drops what belongs to the last generation, when its messages are through."""
-        kept = [each for branch in self._branches.values() for runs in branch.entered.values() for each in runs]
-        for pending in (*self._sent, *(each.pending for each in kept if each.pending is not None)):
+        for pending in self._sent:
             pending.wait()
         self._sent.clear()
-        self._branches.clear()
+        for branch in list(self._branches):
+            self._forget_branch(branch)
 
     def _forget_branch(self, branch: int) -> None:
         """Drops what was kept for calls of another shape; their next one is computed like the warm-up."""
-        self._branches.pop(branch, None)
+        dropped = self._branches.pop(branch, _Branch())
+        for kept in (each for runs in dropped.entered.values() for each in runs):
+            kept.read()
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
