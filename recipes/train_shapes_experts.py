@@ -2,13 +2,16 @@
 
 Every expert begins as the shipped transformer of `shapes` and learns changes of low rank on its own cluster, without a
 word to the others. A monolith learns as many numbers from all scenes in as many steps as all experts together. There
-are five stages:
+are seven stages:
 
 1. `pool`: draws scenes once and encodes them;
 2. `clusters`: sorts them by k-means of their mean latents;
 3. `experts`: trains one expert after the other; each could as well be trained on a machine of its own;
 4. `monolith`: trains the monolith;
-5. `router`: two layers learn which cluster a noisy latent is of.
+5. `router`: two layers learn which cluster a noisy latent is of, from it, the timestep and the caption;
+6. `export`: what `put_experts` reads goes to `export/`, and the monolith to `monolith.safetensors`;
+7. `evaluate`: reads facts of the monolith and of the mixture, and counts how often the router is right at each noise
+   level.
 
 Run on one core:  OMP_NUM_THREADS=1 python recipes/train_shapes_experts.py --out runs/shapes-experts
 
@@ -18,6 +21,7 @@ exactly the steps it would have made.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +39,18 @@ from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, draw_sigmas, token_ids
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
+from partsong.zoo.shapes_experts.loading import changed_transformer, put_experts, save_changes, save_experts
 from partsong.zoo.shapes_experts.low_rank import LowRankChanges
 from partsong.zoo.stage import TrainingStage, adam, stages_of
 from partsong.zoo.training import World, mixed_precision
 
-STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router")
+STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router", "export", "evaluate")
 #: First integers of the keys of random draws.
-POOL, CLUSTERS, EXPERT, MONOLITH, ROUTER = 161, 162, 163, 164, 165
+POOL, CLUSTERS, EXPERT, MONOLITH, ROUTER, FRESH = 161, 162, 163, 164, 165, 166
+#: Noise levels at which the router is measured.
+LEVELS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,11 @@ class Config:
     router_rate: float = 2e-3  # Its peak learning rate.
     shift: float = 3.0  # The scheduler's shift towards noise.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    top_k: int = 1  # Experts asked for a sample.
+    temperature: float = 1.0  # What the router's logits are divided by.
+    captions: int = 100  # Fresh captions to evaluate.
+    scenes: int = 500  # Fresh scenes to ask the router about.
+    denoising_steps: int = 28  # Denoising steps to evaluate with.
 
 
 # --- stages 1 and 2: encoded scenes and their clusters ----------------------------------------------------------------
@@ -243,12 +256,79 @@ def train_router(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
+# --- stages 6 and 7 ---------------------------------------------------------------------------------------------------
+
+
+def averaged(config: Config, name: str) -> dict[str, Tensor]:
+    """Reads the averaged weights of a stage."""
+    return torch.load(Path(config.out) / f"{name}.pt", map_location="cpu", weights_only=True)["average"]
+
+
+def export(config: Config, world: World) -> None:
+    """Runs stage 6: writes `export/` and `monolith.safetensors`."""
+    out = Path(config.out)
+    experts = [LowRankChanges.read(averaged(config, f"expert-{number}")) for number in range(config.experts)]
+    router = new_router(config, world).transformer
+    router.load_state_dict(averaged(config, "router"))
+    save_experts(experts, router.cpu(), out / "export", top_k=config.top_k, temperature=config.temperature)
+    save_changes(LowRankChanges.read(averaged(config, "monolith")), out / "monolith.safetensors")
+
+
+@torch.no_grad()
+def router_accuracy(config: Config, router: Any, *, with_captions: bool) -> dict[str, float]:
+    """Returns how often a router names the cluster of fresh scenes at each noise level.
+
+    Args:
+        config: The recipe's.
+        router: What `put_experts` loads.
+        with_captions: Whether it may read them; else they are empty, as in the branch without a caption of guidance.
+    """
+    base = base_model(World("cpu"))
+    scenes = [draw_things(generator(FRESH, config.seed, index)) for index in range(config.scenes)]
+    latents = encode(zoo.load("shapes").vae, scenes)
+    labels = torch.from_numpy(read_clusters(config).labels(latents))
+    rng = generator(FRESH, config.seed)
+    ids = token_ids([(describe(things, rng) or "") if with_captions else "" for things in scenes])
+    tokens, pooled = base.text(ids)
+    tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)
+    clean = torch.from_numpy(latents).float()
+    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(config.seed))
+    shares = {}
+    for level in LEVELS:
+        noisy, time = (1 - level) * clean + level * noise, torch.full((len(clean),), 1000 * level)
+        logits = router(noisy, tokens, pooled, time).sample.mean(dim=(2, 3))
+        shares[f"{level:g}"] = round(float((logits.argmax(dim=1) == labels).float().mean()), 4)
+    return shares
+
+
+def evaluate(config: Config, world: World) -> None:
+    """Runs stage 7; writes `facts.json`."""
+    out, row = Path(config.out), zoo.MODELS["shapes"]
+    knobs = {**row.defaults, "num_inference_steps": config.denoising_steps}
+    report: dict[str, Any] = {"captions": config.captions, **knobs}
+    for name in ("monolith", "experts"):
+        pipeline = zoo.load("shapes")
+        pipeline.set_progress_bar_config(disable=True)
+        if name == "monolith":
+            pipeline.transformer = changed_transformer(row.folder, out / "monolith.safetensors")
+        else:
+            put_experts(pipeline, row.folder, out / "export")
+            for words, given in (("with captions", True), ("without", False)):
+                accuracy = router_accuracy(config, pipeline.transformer.router, with_captions=given)
+                report[f"router is right, {words}"] = accuracy
+        result = score(pipeline.to(world.device), config.captions, seed=config.seed, **knobs)
+        report[name] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
+    (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+
+
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
     check_knobs(type_hints(Config), vars(config))
     stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
-    runners = dict(zip(STAGES, (build_pool, sort_clusters, train_experts, train_monolith, train_router), strict=True))
+    training = (build_pool, sort_clusters, train_experts, train_monolith, train_router)
+    runners = dict(zip(STAGES, (*training, export, evaluate), strict=True))
     for stage in stages:
         runners[stage](config, world)
 

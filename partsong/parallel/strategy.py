@@ -194,9 +194,8 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
         others = [other for other in strategies if other is not strategy and other.denoises]
         clashing = [type(other).__name__ for other in others if not strategy.composes(other)]
         if clashing:
-            raise UnsupportedError(
-                f"{name} has a loop of its own and does not compose with {' and '.join(clashing)} yet; drop one"
-            )
+            why = "has a loop of its own and " if strategy.has_loop else ""
+            raise UnsupportedError(f"{name} {why}does not compose with {' and '.join(clashing)} yet; drop one")
         open_ones += [strategy] if None in strategy.wanted().values() else []
     _fill(degrees, open_ones, world_size)
     taken = math.prod(degrees.values())

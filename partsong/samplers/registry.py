@@ -19,6 +19,7 @@ from partsong.parallel.exchange.token_ring import TokenRing as TokenRing
 from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
+from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
 from partsong.parallel.step_cache import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
@@ -68,6 +69,7 @@ BUILT_IN = (
     StrategyRow(DisplacedPatch),
     StrategyRow(PartialPatch),
     StrategyRow(PatchPipeline, loop=patch_pipeline),
+    StrategyRow(LaggedLayers),
     StrategyRow(ClipParallel),
     StrategyRow(DualParallel, stream=dual_parallel),
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),

@@ -14,6 +14,7 @@ from partsong import (
     DisplacedPatch,
     DynamicSequence,
     ExpertParallel,
+    LaggedLayers,
     PartialPatch,
     Ring,
     SyncPatch,
@@ -51,6 +52,8 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "PartialPatch": (PartialPatch(warmup_steps=len(STEPS)),),
         "ExpertParallel": (ExpertParallel(),),
     }
+    if nproc < 3:  # the tiny models have few blocks
+        cases["LaggedLayers"] = (LaggedLayers(warmup_steps=len(STEPS)),)
     if nproc == 3:
         cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)
         cases["Ulysses x 3 waves"] = (Ulysses(waves=3),)

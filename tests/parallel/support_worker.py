@@ -9,6 +9,7 @@ from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.long_video.frame_rotary import turning_models
 from partsong.samplers.registry import strategies
 from partsong.samplers.structure_guidance.strategy import MODELS as GUIDED
+from tests.parallel import lagged_worker
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered
@@ -29,6 +30,7 @@ TESTED_ELSEWHERE = (
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel
     | {("step-cache", model) for model in ADAPTERS}
+    | {("lagged-layers", model) for name in lagged_worker.OTHERS for model in models_of(name)}
     | {("structure-guidance", model) for model in GUIDED}
     | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in turning_models()}
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from partsong import zoo
 from partsong.errors import ArgumentError
 from partsong.zoo.shapes_experts.clusters import find_clusters
+from partsong.zoo.shapes_experts.loading import put_experts
 from partsong.zoo.shapes_experts.low_rank import LowRankChanges
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
@@ -28,6 +31,7 @@ def recipe() -> Iterator[ModuleType]:
 def tiny(recipe: ModuleType, out: Path, **more: Any) -> Any:
     """A miniature of the recipe that saves after every step."""
     sizes = {"pool_size": 24, "batch": 2, "rank": 2, "router_batch": 2, "router_heads": 1, "experts": 2}
+    sizes |= {"captions": 2, "scenes": 3, "denoising_steps": 2}
     return recipe.Config(out=str(out), device="cpu", steps=4, router_steps=2, save_minutes=0.0, **sizes, **more)
 
 
@@ -45,6 +49,20 @@ def test_every_part_is_trained(recipe: ModuleType, finished: Path) -> None:
         name: len(torch.load(finished / f"{name}.pt", weights_only=True)["model"][DOWN]) for name in list(steps)[:3]
     }
     assert sorted(ranks.values()) == [2, 2, 4], "the monolith learns as many numbers as all experts"
+
+
+def test_the_folder_is_a_mixture_that_draws(finished: Path) -> None:
+    report = json.loads((finished / "facts.json").read_text())
+    assert 0 <= report["experts"]["facts_read"] <= 1 and report["captions"] == 2
+    assert len(report["router is right, with captions"]) == 8
+    pipeline = zoo.load("shapes", dtype=torch.bfloat16)
+    put_experts(pipeline, zoo.MODELS["shapes"].folder, finished / "export")
+    pipeline.set_progress_bar_config(disable=True)
+    mixture = pipeline.transformer
+    assert (mixture.num_experts, mixture.top_k, mixture.dtype, len(mixture.loaded)) == (2, 1, torch.bfloat16, 0)
+    image = pipeline("a red circle", num_inference_steps=2, max_sequence_length=1, output_type="np").images[0]
+    assert image.shape == (64, 64, 3) and np.isfinite(image).all()
+    assert {each.dtype for each in mixture.loaded.values()} == {torch.bfloat16}
 
 
 DOWN = "down.transformer_blocks/0/attn/to_q"

@@ -102,10 +102,14 @@ class StepClock:
     @property
     def step_ratio(self) -> float | None:
         """Returns the interval from the last step to this one over the interval before it; None where unknown."""
-        if not 2 <= self.step < len(self._times):
+        return self.reach(self.step - 2, self.step - 1)
+
+    def reach(self, before: int, last: int) -> float | None:
+        """Returns the interval from step `last` to this one over that from `before` to `last`; None where unknown."""
+        if not 0 <= before < last < self.step < len(self._times):
             return None
-        before, last, now = self._times[self.step - 2 : self.step + 1]
-        return None if before == last else min((now - last) / (last - before), self.MAX_RATIO)
+        first, second, now = self._times[before], self._times[last], self._times[self.step]
+        return None if first == second else min((now - second) / (second - first), self.MAX_RATIO)
 
     @property
     def is_last_step(self) -> bool:

@@ -1,0 +1,344 @@
+"""Lets every run of a model's blocks read what the run before it computed a step ago, so that all compute at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
+from partsong.parallel.exchange.displaced_patch import WarmUp
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_samples, samples_of, signature_of
+from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.strategy import Cut, Kind, Strategy
+
+__all__ = ["LaggedBlocks", "LaggedLayers"]
+
+#: How a step computes the model's answer.
+_Phase = Literal["exact", "lagged", "again"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaggedLayers(Strategy):
+    """Gives each rank a run of the model's blocks, which starts from what the run before it returned a step ago.
+
+    So no rank waits for another inside a step. The model becomes one whose depth is spread over steps: with N runs, a
+    prediction is made of the latents of the last N steps. Only what enters a run passes between neighbours, while the
+    next step begins, and the prediction goes to all. Guidance keeps all its branches. The result depends on
+    `components` and not on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the
+    number of steps it is exact (and no faster than one rank).
+
+    Args:
+        degree: number of ranks; None takes all ranks that other strategies leave.
+        components: runs of blocks, dealt out over the ranks in order; None is one per rank, and two on one rank.
+        stride: only every so many lagged steps are computed. The steps between take the last prediction.
+        warmup_steps: first steps in which the runs compute one after the other; at least 1.
+        window: lagged steps after those; the rest is computed like the warm-up. None lags to the end.
+        order: 0 reads what is a step old as it is, 1 extrapolates it from the last two steps.
+
+    Source: AsyncDiff, arXiv 2406.06911.
+
+    Example:
+        >>> LaggedLayers(components=2).kind
+        'approximate'
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("pipe",)
+    kind: ClassVar[Kind] = "approximate"
+    reads_last_step: ClassVar[bool] = True
+
+    degree: Count | None = None
+    components: Count | None = None
+    stride: Count = 1
+    warmup_steps: WarmUp = 4
+    window: Count | None = None
+    order: Literal[0, 1] = 1
+
+    def stale(self) -> str:
+        """Says what is old, and how it is read."""
+        how = "a step old" if self.order == 0 else "extrapolated from the last two steps"
+        until = "" if self.window is None else f" and for {self.window} steps"
+        return f"after {self.warmup_steps} steps{until}, what enters every run of blocks but the first is {how}"
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses models whose blocks are not one chain."""
+        reason = chain_reason(adapter)
+        if reason is None and adapter.long_skips:
+            reason = "long skip connections lead from its first blocks to its last, across runs"
+        return None if reason is None else f"{reason}; {adapter.instead}"
+
+    def composes(self, other: Strategy) -> bool:
+        """Says that guidance and samples may be shared out beside it."""
+        return bool(other.axes) and set(other.axes) <= {"cfg", "data"}
+
+    def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> LaggedBlocks:
+        """Returns the runs of this rank; on one rank all of them, which lag all the same.
+
+        Raises:
+            UnsupportedError: the model's blocks are not one chain.
+            ArgumentError: there are more runs than blocks, or more ranks than runs.
+        """
+        if (reason := self.refuses(adapter)) is not None:
+            raise UnsupportedError(f"LaggedLayers on {adapter.model}: {reason}")
+        return LaggedBlocks(module, adapter, mesh, clock, self)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Holds what entered a run of blocks in a step.
+
+    Attributes:
+        step: the step.
+        values: the tensors.
+        pending: the message that brings them; None where they are there.
+    """
+
+    step: int
+    values: tuple[Tensor, ...]
+    pending: Pending | None = None
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Returns the tensors once they have come."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+        return self.values
+
+
+@dataclass(slots=True)
+class _Branch:
+    """Remembers the last steps of one branch of guidance.
+
+    Attributes:
+        entered: for each run, what entered it in the last steps, newest last.
+        output: the last prediction.
+    """
+
+    entered: dict[int, list[_Kept]] = field(default_factory=dict)
+    output: Any = None
+
+
+class LaggedBlocks(Cut):
+    """Runs the blocks of one rank.
+
+    Every rank goes through the model's own forward, but blocks of other ranks hand on what they were given.
+
+    Args:
+        module: the transformer.
+        adapter: its row.
+        mesh: the ranks; those of axis ``pipe`` share the runs in order.
+        clock: tells step and branch.
+        knobs: says how many runs there are and when they lag.
+
+    Raises:
+        ArgumentError: there are more runs than blocks, or more ranks than runs.
+    """
+
+    def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock, knobs: LaggedLayers) -> None:
+        self.module, self.model, self.clock, self.knobs = module, adapter.model, clock, knobs
+        self.axis, self.sizes = mesh.axis("pipe"), dict[str, tuple[int, ...]]()
+        self.blocks, ranks = blocks_of(module, adapter), self.axis.size
+        self.components = knobs.components or max(2, ranks)
+        if self.components > len(self.blocks):
+            raise ArgumentError(
+                f"LaggedLayers: {len(self.blocks)} blocks of {self.model} cannot be {self.components} runs; "
+                f"use at most {len(self.blocks)}"
+            )
+        if ranks > self.components:
+            raise ArgumentError(f"LaggedLayers: {ranks} ranks for {self.components} runs; use components={ranks}")
+        lengths = split_sizes(len(self.blocks), self.components)
+        dealt = split_sizes(self.components, ranks)
+        self.owners = [rank for rank, size in enumerate(dealt) for _ in range(size)]
+        self.starts = {start: run for run, start in enumerate(offsets(lengths)) if run}
+        run_of = [run for run, size in enumerate(lengths) for _ in range(size)]
+        self.own = {number for number, run in enumerate(run_of) if self.owners[run] == self.axis.index}
+        self._branches: dict[int, _Branch] = {}
+        self._phase: _Phase = "exact"
+        self._sent: list[Pending] = []
+        self._reached, self._batch = 0, 1
+        self._row_bytes: dict[int, int] = {}
+        self._output_bytes = 0
+        clock.on_begin(self._forget)
+        clock.on_change(self._forget_branch)
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts the hooks on the blocks and on the model."""
+        for number, block in enumerate(self.blocks):
+            signature = signature_of(block.module)
+            hooks.add(block.module, AroundHook(self._around(number, block.names), signature), "block")
+        hooks.add(self.module, AroundHook(self._run, signature_of(self.module)), "lagged")
+
+    def begin_forward(self, sample: Any) -> None:
+        """Notes how many samples there are."""
+        self._batch = len(sample)
+
+    def phase(self, step: int) -> _Phase:
+        """Says how the knobs have a step computed."""
+        lag = step - self.knobs.warmup_steps
+        if lag < 0 or (self.knobs.window is not None and lag >= self.knobs.window):
+            return "exact"
+        return "again" if lag % self.knobs.stride else "lagged"
+
+    def feeds(self, step: int) -> bool:
+        """Says whether what enters a run in a lagged step is read in a later one."""
+        later = step + self.knobs.stride
+        return self.phase(later) == "lagged" and later < (self.clock.num_steps or math.inf)
+
+    def _forget(self) -> None:
+        """Drops what belongs to the last generation, when its messages are through."""
+        for pending in self._sent:
+            pending.wait()
+        self._sent.clear()
+        for branch in list(self._branches):
+            self._forget_branch(branch)
+
+    def _forget_branch(self, branch: int) -> None:
+        """Drops what was kept for calls of another shape; their next one is computed like the warm-up."""
+        dropped = self._branches.pop(branch, _Branch())
+        for kept in (each for runs in dropped.entered.values() for each in runs):
+            kept.read()
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error."""
+        self._sent.clear()
+        self._branches.clear()
+
+    def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        branch = self._branches.get(self.clock.branch)
+        self._phase = self.phase(self.clock.step) if branch is not None else "exact"
+        if branch is None:
+            branch = self._branches[self.clock.branch] = _Branch()
+        if self._phase == "again":
+            return branch.output
+        for pending in self._sent:
+            pending.wait()
+        self._sent.clear()
+        self._reached = 0
+        output = forward(**named)
+        if self._reached != len(self.blocks):
+            raise UnsupportedError(
+                f"LaggedLayers on {self.model}: {self._reached} of {len(self.blocks)} blocks were called; calls that "
+                "leave blocks out (skip_layers) cannot lag, use Ulysses or DisplacedPatch"
+            )
+        output = self._shared(output)
+        branch.output = output if self.knobs.stride > 1 else None
+        return output
+
+    def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            self._reached += 1
+            if number in self.starts:
+                entering = self._cross(self.starts[number], tuple(named[name] for name in names))
+                named.update(zip(names, entering, strict=True))
+            if number in self.own:
+                return forward(**named)
+            given = tuple(named[name] for name in names)
+            return given if len(names) > 1 else given[0]
+
+        return run
+
+    def _cross(self, run: int, fresh: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Takes what the run before has returned, and gives what this one starts from."""
+        entered = self._branches[self.clock.branch].entered.setdefault(run, [])
+        is_mine = self.owners[run] == self.axis.index
+        self._row_bytes[run] = sum(tensor.nbytes for tensor in fresh) // self._batch
+        if self._phase == "exact":
+            arrived = self._passed(run, fresh)
+            if is_mine:
+                values = arrived.read()
+                # A block may work in place on what it is given.
+                self._keep(entered, _Kept(self.clock.step, tuple(tensor.clone() for tensor in values)))
+                return values
+            return fresh
+        given = self._forecast(entered) if is_mine else fresh
+        if self.feeds(self.clock.step):
+            arrived = self._passed(run, fresh)
+            if is_mine:
+                self._keep(entered, arrived)
+        return given
+
+    def _keep(self, entered: list[_Kept], newest: _Kept) -> None:
+        entered.append(newest)
+        del entered[: -1 - self.knobs.order]
+
+    def _passed(self, run: int, fresh: tuple[Tensor, ...]) -> _Kept:
+        """Sends what enters a run to its rank."""
+        step, sender, receiver = self.clock.step, self.owners[run - 1], self.owners[run]
+        if sender == receiver:
+            return _Kept(step, fresh)
+        if len({tensor.dtype for tensor in fresh}) > 1:
+            raise UnsupportedError(f"LaggedLayers on {self.model}: its blocks hand on tensors of several types")
+        sends: dict[int, Tensor] = {}
+        recvs: dict[int, Tensor] = {}
+        flat = torch.empty(0)
+        if self.axis.index == sender:
+            sends[receiver] = torch.cat([tensor.flatten() for tensor in fresh])
+        elif self.axis.index == receiver:
+            recvs[sender] = flat = fresh[0].new_empty(sum(tensor.numel() for tensor in fresh))
+        pending = exchange(self.axis, sends, recvs, name="lagged layers")
+        if self.axis.index != receiver:
+            self._sent.append(pending)
+            return _Kept(step, fresh)
+        pieces = flat.split([tensor.numel() for tensor in fresh])
+        return _Kept(step, tuple(p.view(t.shape) for p, t in zip(pieces, fresh, strict=True)), pending)
+
+    def _forecast(self, entered: list[_Kept]) -> tuple[Tensor, ...]:
+        """Returns what enters a run, from what has entered it in the last steps."""
+        last = entered[-1].read()
+        if len(entered) < 2:
+            return tuple(tensor.clone() for tensor in last)
+        ratio = self.clock.reach(entered[-2].step, entered[-1].step)
+        if ratio is None:
+            return tuple(tensor.clone() for tensor in last)
+        return tuple(torch.lerp(b, a, 1 + ratio) for b, a in zip(entered[-2].read(), last, strict=True))
+
+    def _shared(self, output: Any) -> Any:
+        """Gives every rank what the last run has made of the call."""
+        parts = [part.contiguous() for part in samples_of(output)]
+        self._output_bytes = sum(part.nbytes for part in parts) // self._batch
+        last = self.axis.size - 1
+        if last == 0:
+            return output
+        is_last = self.axis.index == last
+        if not is_last:
+            parts = [torch.empty_like(part) for part in parts]
+        for part in parts:
+            sends = dict.fromkeys(range(last), part) if is_last else {}
+            exchange(self.axis, sends, {} if is_last else {last: part}, name="output of lagged layers").wait()
+        remaining = iter(parts)
+        return map_samples(output, lambda _: next(remaining))
+
+    def call_notes(self) -> tuple[Mapping[int, int], int]:
+        """Returns the bytes of a sample that enter each run, and those of its output."""
+        return dict(self._row_bytes), self._output_bytes
+
+    def recall(self, notes: Any) -> None:
+        """Prepares `predict` for a call with those bytes."""
+        if notes is not None:
+            self._row_bytes, self._output_bytes = dict(notes[0]), notes[1]
+
+    def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
+        """Returns the bytes the rank at `index` sends in one call of a step."""
+        phase = self.phase(step[0])
+        if phase == "again":
+            return 0
+        sent = self._output_bytes * (self.axis.size - 1) if index == self.axis.size - 1 else 0
+        if phase == "exact" or self.feeds(step[0]):
+            pairs = enumerate(itertools.pairwise(self.owners), 1)
+            sent += sum(self._row_bytes[run] for run, (sender, own) in pairs if index == sender != own)
+        return sent * batch
+
+    def describe(self, tokens: Mapping[str, int]) -> str:
+        """Says what is cut."""
+        return f"{len(self.blocks)} blocks in {self.components} runs"
