@@ -22,6 +22,7 @@ __all__ = [
     "AboveZero",
     "Bound",
     "Count",
+    "Digits",
     "Number",
     "Share",
     "Whole",
@@ -113,6 +114,28 @@ class Number:
             end = f"below {self.high:g}" if self.below else f"up to {self.high:g}"
             return f"{start} and {end}" if self.above or self.below else f"{start} to {self.high:g}"
         return start if self.above else f"a number of {self.low:g} or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Bounds words: one or more of some characters.
+
+    Attributes:
+        allowed: the characters.
+
+    Example:
+        >>> Digits("01").holds("0110"), Digits("01").holds(""), str(Digits("01"))
+        (True, False, 'a word of the characters 0 and 1, such as 01')
+    """
+
+    allowed: str
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is such a word."""
+        return isinstance(value, str) and value != "" and set(value) <= set(self.allowed)
+
+    def __str__(self) -> str:
+        return f"a word of the characters {' and '.join(self.allowed)}, such as {self.allowed}"
 
 
 Count = Annotated[int, Whole(1)]
@@ -306,7 +329,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         return int(text)
     if float in accepted and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", text):
         return float(text)
-    if str in accepted and re.fullmatch(r"[a-z_]+", text):
+    if str in accepted and re.fullmatch(r"[a-z_]+|[01]+", text):
         return text
     if Path in accepted and text:
         return text

@@ -20,7 +20,7 @@ from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
-from partsong.parallel.step_cache import StepCache as StepCache
+from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
 from partsong.plugins import Registry

@@ -34,6 +34,7 @@ class StepClock:
         self.driven, self.is_over = False, False
         self._calls = 0
         self._times: list[float] = []
+        self._levels: list[float] = []
         self._on_begin: list[Callable[[], None]] = []
         self._on_change: list[Callable[[int], None]] = []
 
@@ -50,15 +51,17 @@ class StepClock:
         for callback in self._on_change:
             callback(branch)
 
-    def begin(self, times: Sequence[float] | None = None) -> None:
+    def begin(self, times: Sequence[float] | None = None, levels: Sequence[float] | None = None) -> None:
         """Starts a generation.
 
         Args:
             times: the timestep of every step, where that is known beforehand.
+            levels: the noise level of every step and perhaps of the end; None takes the timesteps.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
         self.num_steps = None if times is None else len(times)
         self._times = list(times or ())
+        self._levels = [] if levels is None or len(levels) < len(self._times) else list(levels)
         for callback in self._on_begin:
             callback()
 
@@ -66,7 +69,8 @@ class StepClock:
         """Notes the timestep of the first step, since image-to-image pipelines skip earlier ones."""
         now = _first(timestep)
         if now in self._times:
-            self._times = self._times[self._times.index(now) :]
+            skipped = self._times.index(now)
+            self._times, self._levels = self._times[skipped:], self._levels[skipped:]
             self.num_steps = len(self._times)
 
     def advance(self) -> None:
@@ -111,6 +115,14 @@ class StepClock:
         first, second, now = self._times[before], self._times[last], self._times[self.step]
         return None if first == second else min((now - second) / (second - first), self.MAX_RATIO)
 
+    def level(self, step: int) -> float:
+        """Returns the noise level of a step: the scheduler's sigma, else the timestep, else a number that falls.
+
+        A step's level is settled when the step has ended: image-to-image pipelines begin in mid-schedule.
+        """
+        known = self._levels or self._times
+        return known[step] if step < len(known) else -float(step)
+
     @property
     def is_last_step(self) -> bool:
         """Says whether no further step follows; False where the number of steps is unknown."""
@@ -135,7 +147,8 @@ class SideClock(StepClock):
         """Notes a call of the model; the step is the main clock's, whatever the timestep."""
         if self.step != self._main.step:
             self._calls = 0
-        self.step, self.num_steps, self._times = self._main.step, self._main.num_steps, self._main._times
+        self.step, self.num_steps = self._main.step, self._main.num_steps
+        self._times, self._levels = self._main._times, self._main._levels
         super().enter(timestep)
 
 

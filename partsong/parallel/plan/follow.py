@@ -75,7 +75,13 @@ def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> N
         # The pipeline draws its latents inline, as DiT's does: here they are seen first.
         methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
     if is_late:  # its timesteps were set before anybody followed it
-        plan.clock.begin(scheduler.timesteps.tolist())
+        plan.clock.begin(scheduler.timesteps.tolist(), _levels(scheduler))
+
+
+def _levels(scheduler: Any) -> list[float] | None:
+    """Returns the noise levels of a scheduler that has them: many know timesteps alone."""
+    sigmas = getattr(scheduler, "sigmas", None)
+    return sigmas.tolist() if isinstance(sigmas, Tensor) else None
 
 
 class _SchedulerFollower:
@@ -86,7 +92,8 @@ class _SchedulerFollower:
 
     def begin(self, set_timesteps: Method) -> Method:
         def begin_generation() -> None:
-            self.plan.begin_generation(set_timesteps.__self__.timesteps.tolist())  # type: ignore[attr-defined]
+            scheduler: Any = set_timesteps.__self__  # type: ignore[attr-defined]
+            self.plan.begin_generation(scheduler.timesteps.tolist(), _levels(scheduler))
 
         return _after(set_timesteps, begin_generation)
 

@@ -83,13 +83,13 @@ class PlanState:
             self.seen.decoded.clear()
             self.seen.state_bytes = self.seen.check_bytes = 0
 
-    def begin_generation(self, times: list[float]) -> None:
+    def begin_generation(self, times: list[float], levels: list[float] | None = None) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
         self.begin_call()
         if not self._is_new_call:
             self.end_part()
         self._is_new_call = False
-        self.clock.begin(times)
+        self.clock.begin(times, levels)
 
     def end_call(self) -> None:
         """Notes that the pipeline's call is over."""

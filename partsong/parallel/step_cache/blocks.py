@@ -1,99 +1,49 @@
-"""Leaves out the blocks of a step where the first block shows that little has changed since the last full step."""
+"""Runs the blocks of a denoiser or leaves them out, and remembers what they added."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
-from partsong.knobs import Count, Number
-from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.block_lists import Block, blocks_of, chain_reason
+from partsong.parallel.cuts.block_lists import Block, blocks_of
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import agree
-from partsong.parallel.strategy import Kind, Site, Strategy
+from partsong.parallel.step_cache.forecasts import FORECASTS, Added, History
+from partsong.parallel.strategy import Site
 
-__all__ = ["CachedBlocks", "StepCache"]
+if TYPE_CHECKING:
+    from partsong.parallel.step_cache.strategy import StepCache
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepCache(Strategy):
-    """Reuses what the blocks added in an earlier step, where the first block adds nearly the same again.
-
-    The first block is always computed. What it adds is compared with what it added in the last full step. Where the sum
-    of absolute differences, relative to the sum of absolute values, is below `threshold`, the other blocks are left out
-    and what they added in that step is added again. What the model adds between blocks, such as the residuals of a
-    ControlNet, is always new. Guidance branches decide for themselves. Ranks that share a call add their sums up first,
-    so all decide alike, and as one rank would up to rounding. Approximate; with a threshold of 0 nothing is left out.
-    It has no ranks of its own: combine it with the strategies that split.
-
-    Args:
-        threshold: relative change below which blocks are left out.
-        warmup_steps: first steps that are computed in full.
-        max_skips: steps in a row that may be left out.
-
-    Source: the first-block form of residual caches, ParaAttention's and TeaCache's (arXiv 2411.19108).
-    """
-
-    kind: ClassVar[Kind] = "approximate"
-
-    threshold: Annotated[float, Number(0.0)] = 0.08
-    warmup_steps: Count = 2
-    max_skips: Count = 3
-
-    def stale(self) -> str:
-        """Says what is old, and when."""
-        return (
-            f"all blocks but the first, where that one changed by less than {self.threshold} (after "
-            f"{self.warmup_steps} steps, {self.max_skips} in a row); such a step sends less than is shown here"
-        )
-
-    def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models whose blocks are not one chain."""
-        reason = chain_reason(adapter)
-        return None if reason is None else f"{reason}; leave it out"
-
-    def attach(self, denoiser: Site, hooks: HookSet) -> CachedBlocks:
-        """Puts on the hooks that compare and leave out, and returns what they share.
-
-        Raises:
-            UnsupportedError: the model's blocks are not one chain, or another strategy needs every step.
-        """
-        reason = self.refuses(denoiser.adapter)
-        if reason is not None:
-            raise UnsupportedError(f"StepCache on {denoiser.adapter.model}: {reason}")
-        for other in denoiser.strategies:
-            if other.reads_last_step:
-                raise UnsupportedError(
-                    f"{type(other).__name__} reads in every step what the step before sent, which StepCache may leave "
-                    "out; use one of them, or Ulysses with StepCache"
-                )
-        cached = CachedBlocks(self, denoiser)
-        cached.attach(hooks)
-        return cached
-
+__all__ = ["CachedBlocks"]
 
 _Values = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class _Memory:
-    """Remembers the last full step of one guidance branch.
+    """Remembers the last steps of one guidance branch.
 
     Attributes:
-        first: what the first block added in it.
-        added: what each list of blocks added in it, without the first block.
-        skips: steps left out since.
+        first: what the first block added in the last full step.
+        full: what each list of blocks added in the last full steps, by step; without the first block where that always
+            runs.
+        recent: the same for the last steps of any kind.
+        skips: steps left out since the last full one.
+        shapes: of the model's arguments; nothing that was kept fits others.
     """
 
     first: Tensor | None = None
-    added: list[_Values] = field(default_factory=list)
+    full: list[tuple[int, Added]] = field(default_factory=list)
+    recent: list[tuple[int, Added]] = field(default_factory=list)
     skips: int = 0
+    shapes: tuple[Any, ...] = ()
 
 
 class CachedBlocks:
@@ -105,25 +55,30 @@ class CachedBlocks:
 
     Attributes:
         computed: calls of this generation in which all blocks ran.
-        skipped: calls in which only the first did.
+        skipped: calls in which blocks were left out.
+        evaluations: blocks that ran in this generation.
     """
 
     def __init__(self, knobs: StepCache, denoiser: Site) -> None:
         self.knobs, self.denoiser, self.clock = knobs, denoiser, denoiser.clock
         self.blocks = blocks_of(denoiser.module, denoiser.adapter)
-        self.computed = self.skipped = 0
+        self.forecast = FORECASTS[knobs.forecast]
+        self.computed = self.skipped = self.evaluations = 0
         self._memories: defaultdict[int, _Memory] = defaultdict(_Memory)
-        self._reached, self._list, self._skips = 0, 0, False
+        self._reached, self._skips = 0, False
         self._has_residuals = False
         self._start: _Values = ()
         self._leaving: _Values = ()
-        self._added: _Values = ()
+        self._sum: _Values = ()
+        #: Of the call at work: what each list of blocks added so far, or what each is forecast to add.
+        self._added: Added = []
+        self._ahead: Added = []
         self.clock.on_begin(self.reset)
 
     def reset(self) -> None:
         """Forgets the last generation."""
         self._memories.clear()
-        self.computed = self.skipped = 0
+        self.computed = self.skipped = self.evaluations = 0
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on, before those that cut, which must be outside of them."""
@@ -133,9 +88,15 @@ class CachedBlocks:
         hooks.add(self.denoiser.module, OutputHook(self._end), "cache-end")
 
     def _begin(self, named: dict[str, Any]) -> None:
-        self._reached = self._list = 0
-        self._start = self._leaving = self._added = ()
+        self._reached, self._skips = 0, False
+        self._start = self._leaving = self._sum = ()
+        self._added, self._ahead = [], []
         self._has_residuals = any(named.get(name) is not None for name in self.denoiser.adapter.residuals)
+        shapes = tuple(value.shape for value in tree_leaves(named) if isinstance(value, Tensor))
+        if self._memory.shapes != shapes:
+            self._memories[self.clock.branch] = _Memory(shapes=shapes)
+        if self.knobs.mask is not None:
+            self._decide(self._may_skip and self.knobs.leaves_out(self.clock.step))
 
     def _end(self, output: Any) -> Any:
         if self._reached != len(self.blocks):
@@ -143,29 +104,42 @@ class CachedBlocks:
                 f"StepCache on {self.denoiser.adapter.model}: {self._reached} of {len(self.blocks)} blocks were "
                 "called; calls that leave blocks out (skip_layers) cannot be cached, leave StepCache out"
             )
+        if not self._skips:
+            self._keep(self._memory.full, self.forecast.num_full)
+        self._keep(self._memory.recent, self.forecast.num_recent)
         self._start = self._leaving = ()
         return output
 
+    def _keep(self, kept: list[tuple[int, Added]], num: int) -> None:
+        kept.append((self.clock.step, self._added))
+        del kept[: max(len(kept) - num, 0)]
+
     def predict(self, step: int) -> int:
         """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
-        return 16 * (self.denoiser.shared.size - 1) if step >= self.knobs.warmup_steps else 0
+        is_last = self.knobs.keep_last and self.clock.num_steps == step + 1
+        if self.knobs.mask is not None or step < self.knobs.warmup_steps or is_last:
+            return 0
+        return 16 * (self.denoiser.shared.size - 1)
 
     @property
     def _memory(self) -> _Memory:
         return self._memories[self.clock.branch]
 
     def _around(self, number: int, block: Block) -> Callable[..., Any]:
+        is_first = number == 0 and self.knobs.mask is None  # it always runs
+
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
             self._reached += 1
             entering = tuple(named[name] for name in block.names)
-            if number > 0 and self._skips:
-                return _returned(self._added_again(entering) if block.is_last else entering)
+            if self._skips and not is_first:
+                return _returned(self._forecast_after(entering) if block.is_last else entering)
             output = forward(**named)
+            self.evaluations += 1
             leaving = output if isinstance(output, tuple) else (output,)
-            if number == 0:
-                self._decide(leaving[block.picture] - entering[block.picture])
+            if is_first:
+                self._ask(leaving[block.picture] - entering[block.picture])
                 if self._skips and block.is_last:
-                    return _returned(self._added_again(leaving))
+                    return _returned(self._forecast_after(leaving))
                 entering = leaving  # what the first block adds is never left out
             if not self._skips:
                 self._note(entering, leaving, block.is_last)
@@ -183,33 +157,50 @@ class CachedBlocks:
         if is_last or self._has_residuals:
             self._close_run()
         if is_last:
-            self._memory.added.append(self._added)
-            self._added = ()
+            self._added.append(self._sum)
+            self._sum = ()
 
     def _close_run(self) -> None:
         if self._leaving:
             # A last block may return no text, since nothing reads it after that.
             pairs = zip(self._leaving, self._start, strict=True)
             added: _Values = tuple(None if after is None else after - before for after, before in pairs)
-            self._added = _sum(self._added, added) if self._added else added
+            self._sum = _sum(self._sum, added) if self._sum else added
         self._start = self._leaving = ()
 
-    def _added_again(self, entering: _Values) -> _Values:
-        added, self._list = self._memory.added[self._list], self._list + 1
-        return _sum(entering, added)
+    def _forecast_after(self, entering: _Values) -> _Values:
+        """Returns what leaves the next list of blocks, by the forecast of this step."""
+        ahead = self._ahead[len(self._added)]
+        self._added.append(ahead)
+        return _sum(entering, ahead)
 
-    def _decide(self, first: Tensor) -> None:
-        """Decides whether the other blocks are left out, alike on all ranks that share the call."""
+    @property
+    def _may_skip(self) -> bool:
+        if self.denoiser.shared.dry or not self._memory.full:  # a dry run computes everything
+            return False
+        is_kept = self.knobs.keep_last and self.clock.is_last_step
+        return self.clock.step >= self.knobs.warmup_steps and not is_kept
+
+    def _ask(self, first: Tensor) -> None:
+        """Asks the first block whether the others are left out, alike on all ranks that share the call."""
         memory = self._memory
-        before = None if first.is_meta else memory.first  # a dry run computes everything
-        may_skip = self.clock.step >= self.knobs.warmup_steps and memory.skips < self.knobs.max_skips
-        is_comparable = before is not None and before.shape == first.shape
-        self._skips = may_skip and is_comparable and self._change(first, before) < self.knobs.threshold
-        if self._skips:
+        may_skip = self._may_skip and memory.skips < self.knobs.max_skips
+        self._decide(may_skip and self._change(first, memory.first) < self.knobs.threshold)
+        if not self._skips:
+            memory.first = first
+
+    def _decide(self, skips: bool) -> None:
+        """Leaves the blocks of this call out, or runs them."""
+        memory, self._skips = self._memory, skips
+        if skips:
             memory.skips += 1
             self.skipped += 1
+            # The levels of steps are settled when those have ended, so the steps are kept and not the levels.
+            kinds = (memory.full, memory.recent)
+            full, recent = ([(self.clock.level(step), added) for step, added in kept] for kept in kinds)
+            self._ahead = self.forecast.run(History(full, recent), self.clock.level(self.clock.step))
         else:
-            memory.first, memory.added, memory.skips = first, [], 0
+            memory.skips = 0
             self.computed += 1
 
     def _change(self, first: Tensor, before: Tensor | None) -> float:

@@ -1,0 +1,1 @@
+"""Leaves out the blocks of some steps, and forecasts what they would have added."""
