@@ -152,6 +152,8 @@ class LaggedBlocks(Cut):
         ArgumentError: there are more runs than blocks, or more ranks than runs.
     """
 
+    varies = True
+
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock, knobs: LaggedLayers) -> None:
         self.module, self.model, self.clock, self.knobs = module, adapter.model, clock, knobs
         self.axis, self.sizes = mesh.axis("pipe"), dict[str, tuple[int, ...]]()
