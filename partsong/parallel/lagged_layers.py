@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -34,10 +35,11 @@ class LaggedLayers(Strategy):
     """Gives each rank a run of the model's blocks, which starts from what the run before it returned a step ago.
 
     So no rank waits for another inside a step. The model becomes one whose depth is spread over steps: with N runs, a
-    prediction is made of the latents of the last N steps. Only what enters a run passes between neighbours, while the
-    next step begins, and the prediction goes to all. Guidance keeps all its branches. The result depends on
-    `components` and not on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the
-    number of steps it is exact (and no faster than one rank).
+    prediction is made of the latents of the last N steps. What a run starts from is what the blocks before it added
+    then, on top of this step's own embedding. Only what enters a run passes between neighbours, while the next step
+    begins, and the prediction goes to all. Guidance keeps all its branches. The result depends on `components` and not
+    on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the number of steps it is
+    exact (and no faster than one rank).
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
@@ -45,9 +47,10 @@ class LaggedLayers(Strategy):
         stride: only every so many lagged steps are computed. The steps between take the last prediction.
         warmup_steps: first steps in which the runs compute one after the other; at least 1.
         window: lagged steps after those; the rest is computed like the warm-up. None lags to the end.
-        order: 0 reads what is a step old as it is, 1 extrapolates it from the last two steps.
+        order: 0 reads what was added a step ago as it is, 1 extrapolates it from the last two steps. None extrapolates
+            with two runs only: with more, runs would extrapolate what comes of extrapolations.
 
-    Source: AsyncDiff, arXiv 2406.06911.
+    Source: AsyncDiff, arXiv 2406.06911; here embeddings are fresh, and what is old is extrapolated.
 
     Example:
         >>> LaggedLayers(components=2).kind
@@ -63,13 +66,12 @@ class LaggedLayers(Strategy):
     stride: Count = 1
     warmup_steps: WarmUp = 4
     window: Count | None = None
-    order: Literal[0, 1] = 1
+    order: Literal[0, 1] | None = None
 
     def stale(self) -> str:
-        """Says what is old, and how it is read."""
-        how = "a step old" if self.order == 0 else "extrapolated from the last two steps"
+        """Says what is old."""
         until = "" if self.window is None else f" and for {self.window} steps"
-        return f"after {self.warmup_steps} steps{until}, what enters every run of blocks but the first is {how}"
+        return f"after {self.warmup_steps} steps{until}, a run of blocks reads what those before it added a step ago"
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose blocks are not one chain."""
@@ -96,24 +98,29 @@ class LaggedLayers(Strategy):
 
 @dataclass(slots=True)
 class _Kept:
-    """Holds what entered a run of blocks in a step.
+    """Holds what the blocks before a run have added in a step.
 
     Attributes:
         step: the step.
-        values: the tensors.
-        pending: the message that brings them; None where they are there.
+        tensors: what they have added, or what enters the run while `base` is not subtracted.
+        base: what would enter if they had added nothing; None where it is subtracted.
+        pending: the message that brings the tensors; None where they are there.
     """
 
     step: int
-    values: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
+    base: tuple[Tensor, ...] | None
     pending: Pending | None = None
 
-    def read(self) -> tuple[Tensor, ...]:
-        """Returns the tensors once they have come."""
+    def added(self) -> tuple[Tensor, ...]:
+        """Returns what was added, once it has come."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
-        return self.values
+        if self.base is not None:
+            self.tensors = tuple(value - base for value, base in zip(self.tensors, self.base, strict=True))
+            self.base = None
+        return self.tensors
 
 
 @dataclass(slots=True)
@@ -121,11 +128,11 @@ class _Branch:
     """Remembers the last steps of one branch of guidance.
 
     Attributes:
-        entered: for each run, what entered it in the last steps, newest last.
+        added: for each run, what the blocks before it have added in the last steps, newest last.
         output: the last prediction.
     """
 
-    entered: dict[int, list[_Kept]] = field(default_factory=dict)
+    added: dict[int, list[_Kept]] = field(default_factory=dict)
     output: Any = None
 
 
@@ -145,6 +152,8 @@ class LaggedBlocks(Cut):
         ArgumentError: there are more runs than blocks, or more ranks than runs.
     """
 
+    varies = True
+
     def __init__(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock, knobs: LaggedLayers) -> None:
         self.module, self.model, self.clock, self.knobs = module, adapter.model, clock, knobs
         self.axis, self.sizes = mesh.axis("pipe"), dict[str, tuple[int, ...]]()
@@ -163,6 +172,12 @@ class LaggedBlocks(Cut):
         self.starts = {start: run for run, start in enumerate(offsets(lengths)) if run}
         run_of = [run for run, size in enumerate(lengths) for _ in range(size)]
         self.own = {number for number, run in enumerate(run_of) if self.owners[run] == self.axis.index}
+        self.order = int(self.components == 2) if knobs.order is None else knobs.order
+        mine = [start for start, run in self.starts.items() if self.owners[run] == self.axis.index]
+        # Blocks of this rank come before one of its own runs, so what enters that says nothing of the embedding.
+        self._asks_bases = any(number < start for number in self.own for start in mine)
+        self._bases: dict[int, tuple[Tensor, ...]] = {}
+        self._is_learning = False
         self._branches: dict[int, _Branch] = {}
         self._phase: _Phase = "exact"
         self._sent: list[Pending] = []
@@ -206,8 +221,8 @@ class LaggedBlocks(Cut):
     def _forget_branch(self, branch: int) -> None:
         """Drops what was kept for calls of another shape; their next one is computed like the warm-up."""
         dropped = self._branches.pop(branch, _Branch())
-        for kept in (each for runs in dropped.entered.values() for each in runs):
-            kept.read()
+        for kept in (each for runs in dropped.added.values() for each in runs):
+            kept.added()
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""
@@ -224,6 +239,8 @@ class LaggedBlocks(Cut):
         for pending in self._sent:
             pending.wait()
         self._sent.clear()
+        if self._asks_bases:
+            self._learn_bases(forward, named)
         self._reached = 0
         output = forward(**named)
         if self._reached != len(self.blocks):
@@ -235,73 +252,78 @@ class LaggedBlocks(Cut):
         branch.output = output if self.knobs.stride > 1 else None
         return output
 
+    def _learn_bases(self, forward: Callable[..., Any], named: dict[str, Any]) -> None:
+        """Goes through the model without its blocks, to see what enters the runs if nothing is added."""
+        self._is_learning = True
+        try:
+            # In a context of its own no ledger is active: nothing is computed here that a step would count.
+            contextvars.Context().run(lambda: forward(**named))
+        finally:
+            self._is_learning = False
+
     def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
             self._reached += 1
-            if number in self.starts:
-                entering = self._cross(self.starts[number], tuple(named[name] for name in names))
-                named.update(zip(names, entering, strict=True))
-            if number in self.own:
-                return forward(**named)
             given = tuple(named[name] for name in names)
+            if self._is_learning:
+                if number in self.starts:
+                    self._bases[self.starts[number]] = given
+            else:
+                if number in self.starts:
+                    given = self._cross(self.starts[number], given)
+                    named.update(zip(names, given, strict=True))
+                if number in self.own:
+                    return forward(**named)
             return given if len(names) > 1 else given[0]
 
         return run
 
     def _cross(self, run: int, fresh: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Takes what the run before has returned, and gives what this one starts from."""
-        entered = self._branches[self.clock.branch].entered.setdefault(run, [])
-        is_mine = self.owners[run] == self.axis.index
+        added = self._branches[self.clock.branch].added.setdefault(run, [])
+        is_mine, base = self.owners[run] == self.axis.index, self._bases.pop(run, fresh)
         self._row_bytes[run] = sum(tensor.nbytes for tensor in fresh) // self._batch
         if self._phase == "exact":
-            arrived = self._passed(run, fresh)
+            values, pending = self._passed(run, fresh)
             if is_mine:
-                values = arrived.read()
-                # A block may work in place on what it is given.
-                self._keep(entered, _Kept(self.clock.step, tuple(tensor.clone() for tensor in values)))
-                return values
-            return fresh
-        given = self._forecast(entered) if is_mine else fresh
+                kept = _Kept(self.clock.step, values, base, pending)
+                kept.added()
+                self._keep(added, kept)
+            return values
+        given = self._forecast(added, base) if is_mine else fresh
         if self.feeds(self.clock.step):
-            arrived = self._passed(run, fresh)
+            values, pending = self._passed(run, fresh)
             if is_mine:
-                self._keep(entered, arrived)
+                self._keep(added, _Kept(self.clock.step, values, base, pending))
         return given
 
-    def _keep(self, entered: list[_Kept], newest: _Kept) -> None:
-        entered.append(newest)
-        del entered[: -1 - self.knobs.order]
+    def _keep(self, added: list[_Kept], newest: _Kept) -> None:
+        added.append(newest)
+        del added[: -1 - self.order]
 
-    def _passed(self, run: int, fresh: tuple[Tensor, ...]) -> _Kept:
-        """Sends what enters a run to its rank."""
-        step, sender, receiver = self.clock.step, self.owners[run - 1], self.owners[run]
+    def _passed(self, run: int, fresh: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Pending | None]:
+        """Sends what enters a run to its rank; returns it, and the message that brings it there."""
+        sender, receiver = self.owners[run - 1], self.owners[run]
         if sender == receiver:
-            return _Kept(step, fresh)
+            return fresh, None
         if len({tensor.dtype for tensor in fresh}) > 1:
             raise UnsupportedError(f"LaggedLayers on {self.model}: its blocks hand on tensors of several types")
-        sends: dict[int, Tensor] = {}
-        recvs: dict[int, Tensor] = {}
-        flat = torch.empty(0)
-        if self.axis.index == sender:
-            sends[receiver] = torch.cat([tensor.flatten() for tensor in fresh])
-        elif self.axis.index == receiver:
-            recvs[sender] = flat = fresh[0].new_empty(sum(tensor.numel() for tensor in fresh))
-        pending = exchange(self.axis, sends, recvs, name="lagged layers")
         if self.axis.index != receiver:
-            self._sent.append(pending)
-            return _Kept(step, fresh)
-        pieces = flat.split([tensor.numel() for tensor in fresh])
-        return _Kept(step, tuple(p.view(t.shape) for p, t in zip(pieces, fresh, strict=True)), pending)
+            sends = {receiver: torch.cat([tensor.flatten() for tensor in fresh])} if self.axis.index == sender else {}
+            self._sent.append(exchange(self.axis, sends, {}, name="lagged layers"))
+            return fresh, None
+        sizes = [tensor.numel() for tensor in fresh]
+        flat = fresh[0].new_empty(sum(sizes))
+        pending = exchange(self.axis, {}, {sender: flat}, name="lagged layers")
+        return tuple(p.view(t.shape) for p, t in zip(flat.split(sizes), fresh, strict=True)), pending
 
-    def _forecast(self, entered: list[_Kept]) -> tuple[Tensor, ...]:
-        """Returns what enters a run, from what has entered it in the last steps."""
-        last = entered[-1].read()
-        if len(entered) < 2:
-            return tuple(tensor.clone() for tensor in last)
-        ratio = self.clock.reach(entered[-2].step, entered[-1].step)
-        if ratio is None:
-            return tuple(tensor.clone() for tensor in last)
-        return tuple(torch.lerp(b, a, 1 + ratio) for b, a in zip(entered[-2].read(), last, strict=True))
+    def _forecast(self, added: list[_Kept], base: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Returns what enters a run, from what was added before it in the last steps."""
+        last = added[-1].added()
+        ratio = self.clock.reach(added[0].step, added[-1].step) if len(added) > 1 else None
+        if ratio is not None:
+            last = tuple(torch.lerp(old, new, 1 + ratio) for old, new in zip(added[0].added(), last, strict=True))
+        return tuple(value + change for value, change in zip(base, last, strict=True))
 
     def _shared(self, output: Any) -> Any:
         """Gives every rank what the last run has made of the call."""

@@ -33,10 +33,12 @@ class Cut(Protocol):
     Attributes:
         axis: the ranks it is cut over.
         sizes: what each rank holds of every stream in the call at work.
+        varies: whether calls of one shape may compute different parts of the model.
     """
 
     axis: Axis
     sizes: Mapping[str, tuple[int, ...]]
+    varies: bool = False
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on that cut, exchange and put together again."""

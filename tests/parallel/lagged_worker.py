@@ -25,6 +25,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "held": {"order": 0, "warmup_steps": 2},
     "extrapolated": {"order": 1, "warmup_steps": 3},
     "window": {"order": 1, "warmup_steps": 2, "window": 3},
+    "as it comes": {"warmup_steps": 1},
     "stride": {"order": 0, "warmup_steps": 1, "stride": 2},
     "all steps are warm-up": {"warmup_steps": STEPS},
 }
@@ -106,13 +107,16 @@ class Twin:
     def __init__(self, blocks: list[Any], starts: list[int], knobs: LaggedLayers, pipe: Any) -> None:
         self.blocks, self.starts, self.knobs, self.scheduler = blocks, starts, knobs, pipe.scheduler
         self.calls = 0
-        self.entered: dict[int, list[tuple[int, dict[str, Tensor]]]] = defaultdict(list)
+        self.order = knobs.order if knobs.order is not None else int(len(starts) == 1)
+        self.embedding: dict[str, Tensor] = {}
+        self.added: dict[int, list[tuple[int, dict[str, Tensor]]]] = defaultdict(list)
         self.output: Any = None
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
         """Puts hooks on a model that is called once in a step."""
-        handles = [
+        handles = [self.blocks[0].register_forward_pre_hook(self._embed, with_kwargs=True)]
+        handles += [
             self.blocks[start].register_forward_pre_hook(self._swap(start), with_kwargs=True) for start in self.starts
         ]
         original = model.forward
@@ -136,22 +140,26 @@ class Twin:
         lag = self.calls - self.knobs.warmup_steps
         return lag >= 0 and (self.knobs.window is None or lag < self.knobs.window)
 
+    def _embed(self, block: Any, args: Any, named: dict[str, Any]) -> None:
+        self.embedding = {name: named[name].clone() for name in ("hidden_states", "encoder_hidden_states")}
+
     def _swap(self, start: int) -> Any:
         def hook(block: Any, args: Any, named: dict[str, Any]) -> Any:
-            fresh = {name: named[name].clone() for name in ("hidden_states", "encoder_hidden_states")}
-            known, self.entered[start] = self.entered[start], [*self.entered[start][-1:], (self.calls, fresh)]
+            added = {name: named[name] - embedding for name, embedding in self.embedding.items()}
+            known, self.added[start] = self.added[start], [*self.added[start][-1:], (self.calls, added)]
             return args, {**named, **self._read(known)} if self._lags() else named
 
         return hook
 
     def _read(self, known: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
         last_step, last = known[-1]
-        if self.knobs.order == 0 or len(known) < 2:
-            return last
+        if self.order == 0 or len(known) < 2:
+            return {name: self.embedding[name] + last[name] for name in last}
         times = self.scheduler.timesteps.double()
         before_step, before = known[0]
-        ratio = (times[self.calls] - times[last_step]) / (times[last_step] - times[before_step])
-        return {name: last[name] + min(2.0, float(ratio)) * (last[name] - before[name]) for name in last}
+        ratio = min(2.0, float((times[self.calls] - times[last_step]) / (times[last_step] - times[before_step])))
+        ahead = {name: last[name] + ratio * (last[name] - before[name]) for name in last}
+        return {name: self.embedding[name] + ahead[name] for name in last}
 
 
 def twin(knobs: LaggedLayers) -> Tensor:

@@ -20,6 +20,7 @@ from partsong import (
     predict,
 )
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.ledger import Ledger
 from partsong.parallel import mesh_for
 from partsong.parallel.expert_parallel.routing import expert_weights
 from partsong.parallel.ranks.launch import launch
@@ -216,6 +217,15 @@ def test_the_plan_equals_the_pipeline_alone() -> None:
     alone = expert_worker.run(1)
     assert torch.equal(alone["as it is"].outputs[0], expert_worker.serial())
     assert not torch.equal(alone["top 1"].outputs[0], alone["as it is"].outputs[0])
+
+
+def test_operations_are_those_of_the_experts_that_were_asked() -> None:
+    mixture, flops = expert_worker.mixture(), []
+    for top_k in (1, 4):
+        with parallelize(mixture, ExpertParallel(top_k=top_k)), Ledger() as ledger, torch.no_grad():
+            mixture(**expert_worker.named())
+        flops.append(ledger.summary()["flops"])
+    assert 3.9 <= flops[1] / flops[0] <= 4
 
 
 def test_what_a_mixture_cannot_have_is_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from partsong import CfgParallel, LaggedLayers, StepCache, Ulysses, UnsupportedError, mesh_for, parallelize, predict
 from partsong.errors import ArgumentError
+from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
 from tests.parallel import lagged_worker
@@ -65,6 +66,17 @@ def test_nothing_lags_in_the_warm_up(name: str) -> None:
     plain = lagged_worker.call(name, lagged_worker.pipeline(name))
     assert torch.equal(results(1)[name, "all steps are warm-up"].outputs[0], plain)
     assert not torch.equal(results(1)[name, "held"].outputs[0], plain)
+
+
+def test_steps_that_are_not_computed_cost_nothing() -> None:
+    flops = []
+    for knobs in (KNOBS["all steps are warm-up"], KNOBS["stride"]):
+        pipe = lagged_worker.pipeline("SD3")
+        with parallelize(pipe, LaggedLayers(**knobs)), Ledger() as ledger:
+            lagged_worker.call("SD3", pipe)
+        flops.append(ledger.summary()["flops"])
+    # One step of the warm-up and three of the others are computed, of seven. Embeddings are computed twice.
+    assert 4 / 7 <= flops[1] / flops[0] <= 4.1 / 7
 
 
 def test_a_window_to_the_end_is_none() -> None:

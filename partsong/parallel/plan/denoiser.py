@@ -171,14 +171,19 @@ class Denoiser:
             output = forward(**named)
         else:
             start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
-            part = None if self.cut is None else (self.cut.axis.index, self.cut.axis.size)
-            output = counting_flops(forward, named, self.seen.flops, part) if active.flops else forward(**named)
+            output = self._counted(forward, named) if active.flops else forward(**named)
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.cut is not None:
             tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
             self.seen.note_tokens(tokens, self.cut.call_notes(), self.plan.clock.branch)
         return output
+
+    def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """Makes a call and counts its operations: anew where they do not follow from its shapes."""
+        part = None if self.cut is None else (self.cut.axis.index, self.cut.axis.size)
+        varies = self.adapter.mixes or (self.cut is not None and self.cut.varies)
+        return counting_flops(forward, named, {} if varies else self.seen.flops, part)
 
     def _note_shapes(self, named: dict[str, Any]) -> None:
         """Notices calls that take another shape in mid-generation, such as those of a callback that ends guidance."""
