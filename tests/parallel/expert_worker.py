@@ -37,7 +37,7 @@ class Made:
     held: list[list[int]]
 
 
-def _expert(number: int) -> nn.Module:
+def tiny_expert(number: int) -> nn.Module:
     """One of the tiny experts, with weights of its own."""
     model = FAMILIES["SD3"].model(8, torch.float64)
     made = torch.Generator().manual_seed(number)
@@ -50,10 +50,10 @@ def _expert(number: int) -> nn.Module:
 class TinyRouter(nn.Module):
     """Sends samples here and there, as their latents and the timestep have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int = EXPERTS) -> None:
         super().__init__()
         made = torch.Generator().manual_seed(9)
-        self.weight = nn.Parameter(torch.randn(4, EXPERTS, generator=made, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.randn(4, experts, generator=made, dtype=torch.float64))
 
     def forward(self, hidden_states: Tensor, timestep: Tensor) -> Tensor:
         return 30 * hidden_states.mean(dim=(2, 3)) @ self.weight * timestep.double()[:, None].cos()
@@ -61,8 +61,8 @@ class TinyRouter(nn.Module):
 
 def mixture(**knobs: Any) -> ExpertMixture:
     """Four experts that are made when they are needed."""
-    makers = [lambda number=number: _expert(number) for number in range(EXPERTS)]
-    return ExpertMixture(makers, TinyRouter(), like=_expert(0).to("meta"), **knobs)
+    makers = [lambda number=number: tiny_expert(number) for number in range(EXPERTS)]
+    return ExpertMixture(makers, TinyRouter(), like=tiny_expert(0).to("meta"), **knobs)
 
 
 def named() -> dict[str, Any]:

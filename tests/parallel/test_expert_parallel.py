@@ -160,6 +160,15 @@ def test_a_model_of_noise_is_the_same_expert() -> None:
     torch.testing.assert_close(mixed(x, times).sample, Flow(slice(None))(x, times)[0], rtol=1e-12, atol=1e-12)
 
 
+def test_a_model_of_noise_may_be_the_first_expert_of_a_plan() -> None:
+    experts = [NoiseExpert(expert_worker.tiny_expert(0), table()), expert_worker.tiny_expert(1)]
+    mixture = ExpertMixture(experts, expert_worker.TinyRouter(2))
+    with torch.no_grad():
+        alone = mixture(**expert_worker.named()).sample
+        with parallelize(mixture, ExpertParallel()):
+            assert torch.equal(mixture(**expert_worker.named()).sample, alone)
+
+
 def test_a_model_of_noise_stays_finite_beyond_its_table() -> None:
     own = NoiseExpert(Noise(group(0), table()), table())
     x, _ = points(2)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.cuts.batch_rules import BatchRules
+from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
 from partsong.parallel.expert_parallel.routing import expert_weights
 from partsong.parallel.hooks.model_hooks import sample_of, signature_of
 
@@ -65,8 +66,9 @@ class ExpertMixture(nn.Module):
         self.router, self.top_k, self.temperature = router, top_k, temperature
         self._makers = list(experts)
         self.loaded = nn.ModuleDict({str(n): each for n, each in enumerate(experts) if isinstance(each, nn.Module)})
+        first = like if like is not None else self.expert(0)
         # In a tuple, so that it is none of the layers: it may have no numbers.
-        self._like = (like if like is not None else self.expert(0),)
+        self._like = (first.model if isinstance(first, NoiseExpert) else first,)
         self._sample, self._rules = _arguments_of(self.like)
 
     @property

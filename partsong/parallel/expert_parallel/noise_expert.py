@@ -24,7 +24,7 @@ class NoiseExpert(nn.Module):
     has more noise than the table reaches, or less, the model is asked at the end of the table.
 
     Args:
-        model: takes ``hidden_states`` and ``timestep`` and predicts noise.
+        model: takes latents first and ``timestep`` by name, and predicts noise.
         alphas_cumprod: of its noise schedule, `[timesteps]`, falling; a scheduler of diffusers has it.
         unit: what the flow's timestep is at pure noise: 1000 for Stable Diffusion 3, 1 for Flux.
 
@@ -58,7 +58,8 @@ class NoiseExpert(nn.Module):
     def forward(self, *args: Any, **named: Any) -> Any:
         """Predicts velocities; the arguments are those of the model, with the flow's latents and timesteps."""
         given = self.forward_signature.bind(*args, **named).arguments
-        noisy, timestep = given["hidden_states"], given["timestep"]
+        latents = next(iter(self.forward_signature.parameters))
+        noisy, timestep = given[latents], given["timestep"]
         level = (timestep.to(noisy.device).double() / self.unit).reshape(-1)
         asked, log_ratio = self._timestep(level)
         ratio = log_ratio.exp()
@@ -66,7 +67,7 @@ class NoiseExpert(nn.Module):
         level, alpha, sigma = (each.to(noisy.dtype).view(-1, *[1] * (noisy.ndim - 1)) for each in (level, alpha, sigma))
         # Equal within the table; beyond its ends, this keeps the noise of the model's input right, or its signal.
         scaled = noisy * torch.where(level > 0.5, sigma / level, alpha / (1 - level))
-        output = self.model(**given | {"hidden_states": scaled, "timestep": asked.to(_time_type(timestep, noisy))})
+        output = self.model(**given | {latents: scaled, "timestep": asked.to(_time_type(timestep, noisy))})
         return map_sample(output, lambda noise: (noisy - (scaled - sigma * noise) / alpha) / level)
 
     def _timestep(self, level: Tensor) -> tuple[Tensor, Tensor]:
