@@ -11,7 +11,7 @@ than a block is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -111,9 +111,14 @@ class _DualAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        return _dual_attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and _depends((*args, *kwargs.values())):
+            return _dual_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _depends(inputs: Iterable[Any]) -> bool:
+    """Says whether any of the inputs changes along the direction."""
+    return any(isinstance(each, Tensor) and forward.unpack_dual(each).tangent is not None for each in inputs)
 
 
 def _dual_attention(

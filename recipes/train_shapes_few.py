@@ -1,0 +1,338 @@
+"""Trains `shapes-few`: what `shapes` draws in 28 guided steps, in one, two or four steps without guidance.
+
+The student begins as the shipped transformer of `shapes`, and its teacher is that transformer with guidance. There are
+six stages, and each continues from the weights of the one before:
+
+1. `pool`: draws scenes once and encodes them;
+2. `discrete`: the student learns to say the same clean sample at two neighbouring points of the teacher's path;
+3. `continuous`: the same with the exact derivative along the path (sCM);
+4. `matching`: beside that, samples of the student move to where the teacher finds them likelier than a model of the
+   student's own samples does (DMD; both together are rCM);
+5. `export`: writes a stock pipeline folder;
+6. `evaluate`: reads the facts of fresh pictures in one, two and four steps.
+
+Run on one core:  OMP_NUM_THREADS=1 python recipes/train_shapes_few.py --out runs/shapes-few
+
+Every step draws its data and noise from (seed, step), so a stage that was stopped continues from its checkpoint with
+exactly the steps it would have made.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import tyro
+from diffusers import FlowMatchLCMScheduler
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from partsong import zoo
+from partsong.knobs import check_knobs, type_hints
+from partsong.samplers.denoising.consistency import flow_sigmas, trigflow_times
+from partsong.zoo.consistency import (
+    Velocity,
+    clean_estimate,
+    continuous_loss,
+    discrete_loss,
+    draw_times,
+    fake_loss,
+    guided,
+    matching_loss,
+    shifted_times,
+    trig_velocity,
+)
+from partsong.zoo.shapes.drawing import paint
+from partsong.zoo.shapes.grammar import describe
+from partsong.zoo.shapes.model import Generator, token_ids
+from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes.scoring import score
+from partsong.zoo.stage import TrainingStage, adam, stages_of
+from partsong.zoo.training import World
+
+STAGES: tuple[str, ...] = ("pool", "discrete", "continuous", "matching", "export", "evaluate")
+#: First integers of the keys of random draws.
+POOL, TRAINING = 171, 172
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Holds the knobs of the recipe; every field is also a command-line flag."""
+
+    out: str = "runs/shapes-few"  # The folder for everything that is written.
+    stages: str = ",".join(STAGES)  # The stages to run, with commas between.
+    seed: int = 0  # The seed of all draws.
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    save_minutes: float = 1.0  # Minutes between checkpoints.
+    pool_size: int = 24_000  # Encoded examples.
+    guidance: float = 5.0  # The teacher's guidance, which the student learns with everything else.
+    batch: int = 48  # Pictures per step.
+    discrete_steps: int = 2000  # Steps of stage 2.
+    discrete_rate: float = 3e-4  # Its peak learning rate.
+    levels: int = 48  # Points of the path in stage 2.
+    continuous_steps: int = 1500  # Steps of stage 3.
+    continuous_rate: float = 1e-4  # Its peak learning rate.
+    warm_steps: int = 500  # Steps over which the derivative's part of stage 3 rises.
+    matching_steps: int = 1000  # Steps of stage 4.
+    matching_rate: float = 3e-5  # The student's peak learning rate in stage 4.
+    fake_rate: float = 1e-4  # That of the model of its samples.
+    captions: int = 200  # Fresh captions of stage 6.
+
+
+# --- stage 1 ----------------------------------------------------------------------------------------------------------
+
+
+def pool_scenes(config: Config) -> list[list[Thing]]:
+    """Draws the scenes, the same at every call."""
+    return [draw_things(generator(POOL, config.seed, index)) for index in range(config.pool_size)]
+
+
+@torch.no_grad()
+def build_pool(config: Config, world: World) -> None:
+    """Runs stage 1: writes `pool.npy`, normalised latents `[scenes, 4, 16, 16]`, float16."""
+    path = Path(config.out) / "pool.npy"
+    if path.exists():
+        return
+    vae, scenes, parts = zoo.load("shapes").vae.to(world.device), pool_scenes(config), []
+    for first in range(0, len(scenes), 64):
+        array = np.stack([paint(things) for things in scenes[first : first + 64]])
+        images = torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+        mean = vae.encode(images.to(world.device)).latent_dist.mean
+        parts.append(((mean - vae.config.shift_factor) * vae.config.scaling_factor).cpu().half().numpy())
+        if first % 6400 == 0:
+            world.say(f"pool {first} of {len(scenes)}")
+    # A file under the last name is always whole.
+    with path.with_suffix(".new").open("wb") as file:
+        np.save(file, np.concatenate(parts))
+    path.with_suffix(".new").replace(path)
+
+
+# --- stages 2 to 4 ----------------------------------------------------------------------------------------------------
+
+
+def base_model(world: World) -> Generator:
+    """Returns the shipped transformer and its text encoders as a recipe runs them; the encoders are frozen."""
+    pipeline, model = zoo.load("shapes"), Generator()
+    model.text.first, model.text.second = pipeline.text_encoder, pipeline.text_encoder_2
+    model.transformer.load_state_dict(pipeline.transformer.state_dict())
+    model.text.requires_grad_(False)
+    return model.to(world.device)
+
+
+class Players(nn.Module):
+    """Holds what is trained: the student, and in the last stage a model of the student's samples."""
+
+    def __init__(self, student: nn.Module, fake: nn.Module | None = None) -> None:
+        super().__init__()
+        self.student = student
+        self.fake = nn.Identity() if fake is None else fake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Holds the draws of one step.
+
+    Attributes:
+        clean: latents, `[batch, 4, 16, 16]`.
+        noise: as many.
+        captions: token ids.
+        rest: draws whatever else a loss needs.
+    """
+
+    clean: Tensor
+    noise: Tensor
+    captions: Tensor
+    rest: torch.Generator
+
+    def at(self, time: Tensor) -> Tensor:
+        """Returns the points of the path at some times."""
+        time = time.view(-1, 1, 1, 1)
+        return time.cos() * self.clean + time.sin() * self.noise
+
+
+class Lessons:
+    """Makes the losses of a stage.
+
+    Args:
+        config: the recipe's.
+        world: the ranks.
+    """
+
+    def __init__(self, config: Config, world: World) -> None:
+        self.config, self.world = config, world
+        self.latents: NDArray[np.float16] = np.load(Path(config.out) / "pool.npy")
+        self.scenes = pool_scenes(config)
+        self.teacher, self.student, self.fake = base_model(world).requires_grad_(False), *_two_models(world)
+        self.grid = shifted_times(config.levels).to(world.device)
+
+    def draw(self, rng: np.random.Generator) -> Example:
+        """Draws the examples of a step; captions are never empty, since the student is not guided."""
+        rows = rng.integers(len(self.latents), size=self.config.batch)
+        captions = token_ids([describe(self.scenes[row], rng) or "" for row in rows]).to(self.world.device)
+        clean = torch.from_numpy(self.latents[rows]).float().to(self.world.device)
+        rest = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        noise = torch.randn(clean.shape, generator=rest).to(self.world.device)
+        return Example(clean=clean, noise=noise, captions=captions, rest=rest)
+
+    def velocity(self, model: Generator, captions: Tensor) -> Velocity:
+        """Binds captions to a model, on the trigonometric path."""
+        nulls = torch.ones(len(captions), device=self.world.device)  # as the pipeline's max_sequence_length=1
+        return trig_velocity(lambda latents, level: model(latents, level, captions, nulls))
+
+    def taught(self, example: Example) -> Velocity:
+        """Returns the guided teacher."""
+        empty = token_ids([""] * len(example.captions)).to(self.world.device)
+        parts = self.velocity(self.teacher, example.captions), self.velocity(self.teacher, empty)
+        return guided(*parts, self.config.guidance)
+
+    def discrete(self, step: int, rng: np.random.Generator) -> Tensor:
+        """Returns the loss of stage 2."""
+        example = self.draw(rng)
+        place = torch.randint(1, len(self.grid), (len(example.clean),), generator=example.rest)
+        times = self.grid[place].float(), self.grid[place - 1].float()
+        points = example.at(times[0])
+        with torch.no_grad():
+            teacher = self.taught(example)(points, times[0])
+        student = self.velocity(self.student, example.captions)
+        return discrete_loss(student, student, teacher, points, times)
+
+    def continuous(self, step: int, rng: np.random.Generator, warm_steps: int | None = None) -> Tensor:
+        """Returns the loss of stage 3."""
+        warm_steps = self.config.warm_steps if warm_steps is None else warm_steps
+        example = self.draw(rng)
+        time = draw_times(len(example.clean), example.rest).to(self.world.device)
+        points = example.at(time)
+        with torch.no_grad():
+            teacher = self.taught(example)(points, time)
+        student = self.velocity(self.student, example.captions)
+        return continuous_loss(
+            student, teacher, points, time, warmth=min(1.0, step / warm_steps) if warm_steps else 1.0
+        )
+
+    def matching(self, step: int, rng: np.random.Generator) -> Tensor:
+        """Returns the loss of stage 4: continuous consistency, matching, and what the model of samples learns."""
+        loss = self.continuous(step, rng, warm_steps=0)
+        example = self.draw(rng)
+        sample = self.own_sample(example, num_steps=step % 4 + 1)
+        time = self.grid[torch.randint(1, len(self.grid), (len(sample),), generator=example.rest)].float()
+        noise = torch.randn(sample.shape, generator=example.rest).to(sample.device)
+        points = time.cos().view(-1, 1, 1, 1) * sample.detach() + time.sin().view(-1, 1, 1, 1) * noise
+        fake = self.velocity(self.fake, example.captions)
+        with torch.no_grad():
+            estimates = [clean_estimate(points, time, each(points, time)) for each in (self.taught(example), fake)]
+        return loss + matching_loss(sample, *estimates) + fake_loss(fake, sample.detach(), noise, time)
+
+    def own_sample(self, example: Example, num_steps: int) -> Tensor:
+        """Draws with the student at random falling times; only the last of its steps has a gradient."""
+        student, times = (
+            self.velocity(self.student, example.captions),
+            torch.rand(num_steps - 1, generator=example.rest),
+        )
+        falling = [float(self.grid[-1]), *sorted((1.5 * times).clamp(min=0.1).tolist(), reverse=True)]
+        points, sample = example.noise, example.noise
+        for number, now in enumerate(falling):
+            time = torch.full((len(points),), now, device=points.device)
+            if number:
+                noise = torch.randn(sample.shape, generator=example.rest).to(sample.device)
+                points = time.cos().view(-1, 1, 1, 1) * sample + time.sin().view(-1, 1, 1, 1) * noise
+            with torch.set_grad_enabled(number == len(falling) - 1):
+                sample = clean_estimate(points, time, student(points, time))
+        return sample
+
+
+def _two_models(world: World) -> tuple[Generator, Generator]:
+    return base_model(world), base_model(world)
+
+
+def train(config: Config, world: World, name: str) -> None:
+    """Runs one of the stages 2 to 4; writes `NAME.pt`."""
+    lessons = Lessons(config, world)
+    student, fake = lessons.student.transformer, lessons.fake.transformer
+    for before in STAGES[1 : STAGES.index(name)]:
+        if (Path(config.out) / f"{before}.pt").exists():
+            student.load_state_dict(student_weights(config, before))
+            fake.load_state_dict(student.state_dict())
+    rate = {"discrete": config.discrete_rate, "continuous": config.continuous_rate, "matching": config.matching_rate}
+    steps = {
+        "discrete": config.discrete_steps,
+        "continuous": config.continuous_steps,
+        "matching": config.matching_steps,
+    }
+    optimizers = [adam(list(student.parameters()), rate[name])]
+    if name == "matching":
+        optimizers.append(adam(list(fake.parameters()), config.fake_rate))
+    stage = TrainingStage(
+        world,
+        Path(config.out) / f"{name}.pt",
+        Players(student, fake if name == "matching" else None),
+        optimizers,
+        key=(TRAINING, config.seed, STAGES.index(name)),
+        steps=steps[name],
+        save_minutes=config.save_minutes,
+        report_every=20,
+    )
+    loss_of = {"discrete": lessons.discrete, "continuous": lessons.continuous, "matching": lessons.matching}[name]
+    stage.run(lambda rng: (loss_of(stage.step, rng), ""))
+
+
+def student_weights(config: Config, stage: str) -> dict[str, Tensor]:
+    """Reads the student's averaged weights at the end of a stage."""
+    saved = torch.load(Path(config.out) / f"{stage}.pt", map_location="cpu", weights_only=True)["average"]
+    return {name.removeprefix("student."): tensor for name, tensor in saved.items() if name.startswith("student.")}
+
+
+# --- stages 5 and 6 ---------------------------------------------------------------------------------------------------
+
+
+def export(config: Config, world: World) -> None:
+    """Runs stage 5: writes the stock pipeline folder `export/` from the last stage that was trained."""
+    out, pipeline = Path(config.out), zoo.load("shapes")
+    last = [stage for stage in STAGES if (out / f"{stage}.pt").exists()][-1]
+    pipeline.transformer.load_state_dict(student_weights(config, last))
+    pipeline.scheduler = FlowMatchLCMScheduler(shift=1.0)
+    pipeline.save_pretrained(out / "export")
+    world.say(f"exported the student of stage {last}")
+
+
+def evaluate(config: Config, world: World) -> None:
+    """Runs stage 6; writes `facts.json`."""
+    from diffusers import DiffusionPipeline
+
+    pipeline = DiffusionPipeline.from_pretrained(Path(config.out) / "export").to(world.device)
+    pipeline.set_progress_bar_config(disable=True)
+    report: dict[str, Any] = {"captions": config.captions}
+    for steps in (1, 2, 4):
+        sigmas = flow_sigmas(trigflow_times(steps))[:-1]
+        asked = {"num_inference_steps": steps, "sigmas": sigmas, "guidance_scale": 1.0, "max_sequence_length": 1}
+        result = score(pipeline, config.captions, seed=config.seed, **asked)
+        report[f"{steps} steps"] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
+    (Path(config.out) / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+
+
+def run(config: Config, world: World) -> None:
+    """Runs the stages of the configuration."""
+    check_knobs(type_hints(Config), vars(config))
+    stages = stages_of(config.stages, STAGES)
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    training = {name: functools.partial(train, name=name) for name in STAGES[1:4]}
+    runners: dict[str, Any] = {"pool": build_pool, **training, "export": export, "evaluate": evaluate}
+    for stage in stages:
+        runners[stage](config, world)
+
+
+def main() -> None:
+    """Runs the recipe."""
+    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    run(config, World(config.device))
+
+
+if __name__ == "__main__":
+    main()

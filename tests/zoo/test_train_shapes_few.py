@@ -1,0 +1,95 @@
+"""The recipe of few steps runs from nothing, continues where it stopped, and writes a stock pipeline."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+from partsong.errors import ArgumentError
+from partsong.samplers.denoising.consistency import flow_sigmas, trigflow_times
+from partsong.zoo.training import World
+from tests.recipe_module import loaded
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Iterator[ModuleType]:
+    with loaded("train_shapes_few") as module:
+        yield module
+
+
+def tiny(recipe: ModuleType, out: Path, **more: Any) -> Any:
+    """A miniature of the recipe that saves after every step."""
+    sizes = {"pool_size": 12, "batch": 2, "levels": 6, "captions": 2, "warm_steps": 2, "save_minutes": 0.0}
+    steps = {"discrete_steps": 2, "continuous_steps": 2, "matching_steps": 4}
+    return recipe.Config(out=str(out), device="cpu", **{**sizes, **steps, **more})
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("straight")
+    recipe.run(tiny(recipe, out), World("cpu"))
+    return out
+
+
+def test_every_stage_is_trained_and_moves_the_student(recipe: ModuleType, finished: Path) -> None:
+    config = tiny(recipe, finished)
+    students = [recipe.base_model(World("cpu")).transformer.state_dict()]
+    students += [recipe.student_weights(config, stage) for stage in ("discrete", "continuous", "matching")]
+    for before, after in itertools.pairwise(students):
+        moved = max(float((before[name].float() - after[name]).abs().max()) for name in after)
+        assert 0 < moved < 0.05
+    saved = torch.load(finished / "matching.pt", weights_only=True)["model"]
+    assert any(name.startswith("fake.") for name in saved), "the model of the student's samples is saved too"
+
+
+def test_the_folder_is_a_stock_pipeline_of_few_steps(finished: Path) -> None:
+    report = json.loads((finished / "facts.json").read_text())
+    assert report["captions"] == 2 and all(0 <= report[f"{n} steps"]["facts_read"] <= 1 for n in (1, 2, 4))
+    pipeline = DiffusionPipeline.from_pretrained(finished / "export")
+    pipeline.set_progress_bar_config(disable=True)
+    sigmas, levels = flow_sigmas(trigflow_times(2))[:-1], list[float]()
+    asked = {"num_inference_steps": 2, "sigmas": sigmas, "guidance_scale": 1.0, "max_sequence_length": 1}
+    pipeline.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: levels.append(float(kwargs["timestep"][0]) / 1000), with_kwargs=True
+    )
+    image = pipeline("a red circle", output_type="np", **asked).images[0]
+    assert levels == pytest.approx(sigmas, abs=1e-6), "the scheduler asks at the noise levels that were trained"
+    assert image.shape == (64, 64, 3) and np.isfinite(image).all()
+
+
+def test_a_stage_that_was_stopped_continues(
+    recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pool.npy", "discrete.pt"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    config, calls = tiny(recipe, tmp_path, stages="continuous"), list[int]()
+    loss_of = recipe.Lessons.continuous
+
+    def stopping(self: Any, step: int, *args: Any) -> Any:
+        calls.append(step)
+        if calls == [0, 1]:
+            raise KeyboardInterrupt
+        return loss_of(self, step, *args)
+
+    monkeypatch.setattr(recipe.Lessons, "continuous", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.run(config, World("cpu"))
+    recipe.run(config, World("cpu"))
+    assert calls == [0, 1, 1]
+    whole = recipe.student_weights(tiny(recipe, finished), "continuous")
+    for name, tensor in recipe.student_weights(config, "continuous").items():
+        torch.testing.assert_close(tensor, whole[name], rtol=0, atol=0)
+
+
+def test_unknown_stages_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="no stage 'distil'"):
+        recipe.run(tiny(recipe, tmp_path, stages="pool,distil"), World("cpu"))
