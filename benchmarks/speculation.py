@@ -53,6 +53,8 @@ class Config:
     """Samples of a prompt that are written together; above 1 at temperature 0.7, and only by LocalEngine."""
     vllm: Path | None = None
     """The python of an environment that has vLLM, which is then timed too, at batch 1."""
+    early_exit: bool = True
+    """Time `generate` with its own first layers as the assistant too, which takes ten times as long as the others."""
     costs: bool = False
     """Time steps over 1 to 64 tokens, with packed and with plain weights."""
 
@@ -111,7 +113,8 @@ def sides_of(config: Config) -> dict[str, Side]:
         tokenizer = engines[PLAIN][0].tokenizer
         sides["generate"] = generate_side(model, tokenizer, config)
         # There is no smaller model of this vocabulary, so the model's first layers assist it.
-        for peer in ({"prompt_lookup_num_tokens": 10}, {"assistant_early_exit": 10}):
+        peers = [{"prompt_lookup_num_tokens": 10}, *([{"assistant_early_exit": 10}] if config.early_exit else [])]
+        for peer in peers:
             sides[f"generate, {'='.join(map(str, *peer.items()))}"] = generate_side(model, tokenizer, config, **peer)
         if config.vllm is not None:
             ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
