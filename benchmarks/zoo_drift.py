@@ -1,7 +1,7 @@
 """Measures facts read and drift of the zoo's pictures under strategies.
 
-``python benchmarks/zoo_drift.py --out benchmarks/NAME`` samples fresh captions serially and with each strategy, on each
-number of ranks, and writes NAME.json and NAME.md.
+``python benchmarks/zoo_drift.py --out benchmarks/NAME`` samples fresh captions serially and with each strategy of a
+suite, on each number of ranks, and writes NAME.json and NAME.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ DISPLACED: Cases = [
     *((PartialPatch(warmup_steps=2, portion=portion),) for portion in (0.1, 0.3, 0.5)),
     (PartialPatch(warmup_steps=2, portion="auto"),),
 ]
+PORTIONS: Cases = [
+    (DisplacedPatch(),),
+    *((PartialPatch(portion=portion),) for portion in (0.1, 0.3, 0.5)),
+    *((PartialPatch(portion=0.3, far=far),) for far in (0.3, 0.6)),
+    (PartialPatch(portion=0.3, order=0),),
+    (PartialPatch(portion="auto"),),
+]
 #: The compositions of strategies to sample each zoo model with, after its serial twin.
-CASES: dict[str, Cases] = {
+METHODS: dict[str, Cases] = {
     "shapes": [
         (Ulysses(),),
         *DISPLACED,
@@ -33,6 +40,10 @@ CASES: dict[str, Cases] = {
         *((Ulysses(), StepCache(threshold=threshold)) for threshold in (0.04, 0.08, 0.16)),
     ],
     "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (4, 2))],
+}
+SUITES: dict[str, dict[str, Cases]] = {
+    "methods": METHODS,
+    "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
 }
 
 
@@ -42,7 +53,9 @@ class Config:
 
     out: Path
     """Result files without suffix."""
-    model: list[str] = field(default_factory=lambda: list(CASES))
+    suite: str = "methods"
+    """What to sample with: ``methods`` or ``partial-patch``."""
+    model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of ranks."""
@@ -61,7 +74,9 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     for model in config.model:
         for nproc in config.nproc:
-            measured = study(CASES[model], nproc=nproc, model=model, num_captions=config.captions, seed=config.seed)
+            measured = study(
+                SUITES[config.suite][model], nproc=nproc, model=model, num_captions=config.captions, seed=config.seed
+            )
             rows += [{"model": model, **row} for row in measured]
             # A study takes minutes, so the rows so far are written after each.
             file_result(config.out, "benchmarks/zoo_drift.py", rows, "Drift of the zoo's pictures", note, _table(rows))

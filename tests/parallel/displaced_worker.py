@@ -1,16 +1,14 @@
 """Runs on every rank: DisplacedPatch after its warm-up, against its definition simulated in one process.
 
 Order 0: keys and values of the other ranks are those of the step before. Order 1: from the third step on they lie on
-the line through the two steps before, carried on by the ratio of the time steps, which is at most 2. A rank that sees
-only a portion has text whole, and of the image what lies within that many patches of its own.
+the line through the two steps before, carried on by the ratio of the time steps, which is at most 2.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +21,16 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
 
 TIMES = (900, 800, 500, 450, 100)
+Order = Literal[0, 1]
 #: warm-up steps, calls of the model per step, order of the forecast
-CASES = ((1, 1, 0), (2, 1, 0), (3, 2, 0), (1, 1, 1), (3, 2, 1), (len(TIMES), 1, 1))
+CASES: tuple[tuple[int, int, Order], ...] = (
+    (1, 1, 0),
+    (2, 1, 0),
+    (3, 2, 0),
+    (1, 1, 1),
+    (3, 2, 1),
+    (len(TIMES), 1, 1),
+)
 #: Token streams of every attention of one forward, in order; None is one that no rank shares.
 STREAMS: dict[str, list[tuple[str, ...] | None]] = {
     "DiT": [("image",)] * 2,
@@ -44,22 +50,15 @@ class Simulated(TorchFunctionMode):
         warmup: steps in which all is fresh.
         order: of the forecast.
         streams: what each attention mixes, as in `STREAMS`.
-        portions: how far a rank sees, for each attention; None sees everything.
         merged: tokens are cut into this many times more runs, which neighbours put together again.
     """
 
     def __init__(
-        self,
-        parts: int,
-        warmup: int,
-        order: int,
-        streams: Sequence[tuple[str, ...] | None],
-        portions: Sequence[float] | None = None,
-        merged: int = 1,
+        self, parts: int, warmup: int, order: int, streams: Sequence[tuple[str, ...] | None], merged: int = 1
     ) -> None:
         super().__init__()
         self.parts, self.warmup, self.order, self.merged = parts, warmup, order, merged
-        self.streams, self.portions = streams, portions
+        self.streams = streams
         self.step, self.branch, self.text, self.calls = 0, 0, 0, 0
         self.past: dict[tuple[int, int, int], Tensor] = {}
 
@@ -67,28 +66,21 @@ class Simulated(TorchFunctionMode):
         """Notes that a forward begins, with this many tokens of text."""
         self.step, self.branch, self.text, self.calls = step, branch, text, 0
 
-    def shards(self, tokens: int) -> list[Tensor]:
-        """The positions of each rank: runs as even as can be, longer ones first."""
-        runs = torch.arange(tokens).tensor_split(self.parts * self.merged)
-        return [torch.cat(runs[rank * self.merged : (rank + 1) * self.merged]) for rank in range(self.parts)]
+    def rows(self, layer: int, length: int) -> list[list[tuple[str, int]]]:
+        """The tokens of each rank in order: their stream, and their place among all; longer runs come first."""
+        streams, start, runs = self.streams[layer] or (), 0, []
+        for stream in streams:
+            count = self.text if stream == "text" else length - self.text * ("text" in streams)
+            pieces = (start + torch.arange(count)).tensor_split(self.parts * self.merged)
+            runs.append([[(stream, place) for place in piece.tolist()] for piece in pieces])
+            start += count
+        by_piece = [list(chain(*pieces)) for pieces in zip(*runs, strict=True)]
+        return [list(chain(*by_piece[rank * self.merged :][: self.merged])) for rank in range(self.parts)]
 
-    def seen(self, stream: str, tokens: int, portion: float) -> tuple[Tensor, Tensor]:
-        """The rank of each token, and for each rank the tokens it sees."""
-        owner, sees = torch.zeros(tokens, dtype=torch.long), torch.ones(self.parts, tokens, dtype=torch.bool)
-        for rank, shard in enumerate(self.shards(tokens)):
-            owner[shard] = rank
-            for place, token in enumerate(shard.tolist()):
-                for viewer in range(self.parts):
-                    patches, before = abs(viewer - rank) - 1, len(shard) - 1 - place if viewer > rank else place
-                    if stream == "image" and patches >= 0 and math.isfinite(portion):
-                        sees[viewer, token] = before < (Fraction(str(portion)) - patches) * len(shard)
-        return owner, sees
-
-    def remembered(self, layer: int, fresh: Tensor) -> Tensor:
-        """What a rank knows of the others' keys and values in this step."""
-        self.past[layer, self.branch, self.step] = fresh
+    def remembered(self, layer: int, rank: int, rows: Sequence[list[tuple[str, int]]]) -> Tensor:
+        """What a rank knows of all keys and values in this step; its own are put in later."""
         if self.step < self.warmup:
-            return fresh
+            return self.past[layer, self.branch, self.step]
         last = self.past[layer, self.branch, self.step - 1]
         if self.order == 0 or self.step < 2:
             return last
@@ -106,22 +98,15 @@ class Simulated(TorchFunctionMode):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
-        streams = self.streams[layer] or ()
-        lengths = {"text": self.text, "image": query.shape[2] - self.text * ("text" in streams)}
-        known = [self.seen(stream, lengths[stream], self.portion(layer)) for stream in streams]
-        owner, sees = (torch.cat(rows, dim=-1) for rows in zip(*known, strict=True))
-        old_key, old_value = self.remembered(layer, torch.stack((key, value)))
-        own, scale = owner[:, None] == owner[None, :], query.shape[-1] ** -0.5
-        logits = torch.where(own, query @ key.mT * scale, query @ old_key.mT * scale)
-        logits = logits.masked_fill(~sees[owner], -math.inf)
-        weights = (logits if attn_mask is None else logits + attn_mask).softmax(-1)
-        return (weights * own) @ value + (weights * ~own) @ old_value
-
-    def portion(self, layer: int) -> float:
-        """How far a rank sees in this step."""
-        if self.portions is None or self.step < self.warmup:
-            return math.inf
-        return self.portions[sum(streams is not None for streams in self.streams[:layer])]
+        fresh = self.past[layer, self.branch, self.step] = torch.stack((key, value))
+        rows, out = self.rows(layer, query.shape[2]), torch.empty_like(query)
+        for rank in range(self.parts):
+            own = [place for _, place in rows[rank]]
+            known = self.remembered(layer, rank, rows).clone()
+            known[..., own, :] = fresh[..., own, :]
+            logits = query[:, :, own] @ known[0].mT * query.shape[-1] ** -0.5
+            out[:, :, own] = (logits if attn_mask is None else logits + attn_mask).softmax(-1) @ known[1]
+        return out
 
 
 def calls_of(family: str, side: int, branches: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -10,18 +11,22 @@ from torch import Tensor
 
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, shard_runs
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Runs, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
-from partsong.parallel.exchange.slots import Slots, View, num_rows, view_of, visible
+from partsong.parallel.exchange.rotation import View, visible
+from partsong.parallel.exchange.slots import Slots
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["DisplacedPatch", "DisplacedStage", "WarmUp", "attend_to"]
+__all__ = ["DisplacedPatch", "DisplacedStage", "SlotsKey", "WarmUp", "attend_to"]
 
 #: First steps that wait for fresh values.
 WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
+
+#: What slots are for: layer, wave and guidance branch.
+SlotsKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,36 +82,35 @@ class DisplacedStage(Stage):
 
     def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
-        self._slots: dict[tuple[int, int, int], Slots] = {}
+        self.slots: dict[SlotsKey, Slots] = {}
         clock.on_begin(self.reset)
         clock.on_change(self.forget)
 
     def forget(self, branch: int) -> None:
         """Waits for what is under way for one branch, and forgets it."""
-        for key in [key for key in self._slots if key[2] == branch]:
-            self._slots.pop(key).settle()
+        for key in [key for key in self.slots if key[2] == branch]:
+            self.slots.pop(key).settle()
 
     def reset(self) -> None:
         """Waits for what is under way and forgets it."""
-        for slots in self._slots.values():
+        for slots in self.slots.values():
             slots.settle()
-        self._slots.clear()
+        self.slots.clear()
 
     def abandon(self) -> None:
         """Forgets what is under way without waiting, after an error."""
-        self._slots.clear()
+        self.slots.clear()
 
-    def portion(self, layer: int) -> float:
-        """Returns how far this rank sees, in patches: without a limit."""
-        return math.inf
+    def key(self, call: AttentionCall) -> SlotsKey:
+        """Returns what the slots of a call are known by: its layer, wave and guidance branch."""
+        return call.layer, call.wave, self.clock.branch
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to all slots; `inner` computes it."""
-        key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
-        slots = self._slots.get(key)
+        key, runs = self.key(call), shard_runs(call)
+        slots = self.slots.get(key)
         if slots is None:
-            like = empty_block(call.k, 0)
-            slots = self._slots[key] = Slots(self.axis, runs, like, self.portion(call.layer), self.order)
+            slots = self.slots[key] = Slots(self.axis, runs, empty_block(call.k, 0), self.order)
         assert slots.runs == runs, "the token count changed within a generation"
         if self.clock.step < self.warmup_steps or slots.is_empty:
             return self.run_warmup(call, slots, inner)
@@ -114,24 +118,31 @@ class DisplacedStage(Stage):
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to the fresh keys of all ranks."""
-        return attend_to(slots.gather(call), view_of(slots.runs, self.axis.index, math.inf), call, inner)
+        return attend_to(slots.gather(call, self.clock.step), everything(slots.runs), call, inner)
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to own fresh keys and to a forecast of the others'."""
-        rows = slots.forecast(call, self.clock.step_ratio if self.order else None)
+        rows = slots.forecast(call, self.clock)
         if not self.clock.is_last_step:
-            slots.send(rows)
-        return attend_to(rows, slots.view, call, inner)
+            slots.send(rows, self.clock.step)
+        return attend_to(rows, everything(slots.runs), call, inner)
+
+    def rows_sent(self, shape: AttentionShape) -> int:
+        """Counts the rows this rank sends in a step after the warm-up that is not the last: its own to all others."""
+        return shape.sizes[shape.index] * (self.axis.size - 1)
 
     def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Returns the bytes this rank sends in a step: to each other rank what that one sees, in the last nothing."""
+        """Returns the bytes this rank sends in a step; in the last it sends nothing, unless that one waits."""
         is_warm = shape.step < self.warmup_steps
         if shape.is_last and not is_warm:
             return 0, shape
-        own, portion = shard_runs(shape)[shape.index], math.inf if is_warm else self.portion(shape.layer)
-        peers = (peer for peer in range(self.axis.size) if peer != shape.index)
-        rows = sum(num_rows(visible(own, peer - shape.index, portion)) for peer in peers)
+        rows = shape.sizes[shape.index] * (self.axis.size - 1) if is_warm else self.rows_sent(shape)
         return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
+
+
+def everything(runs: Sequence[Runs]) -> View:
+    """Returns the view that holds all rows of every shard."""
+    return tuple(visible(shard, 1, math.inf) for shard in runs)
 
 
 def attend_to(rows: Tensor, view: View, call: AttentionCall, inner: Inner) -> Tensor:

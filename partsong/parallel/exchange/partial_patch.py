@@ -1,4 +1,4 @@
-"""Displaces the keys and values of tokens that lie near, and sends only these (arXiv 2412.02962)."""
+"""Sends the keys and values of a portion of the tokens in each step, all of them in turn (after arXiv 2412.02962)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from partsong.knobs import AboveZero, Number
-from partsong.parallel.attention_call import AttentionCall, Inner
+from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, shard_runs
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, attend_to
-from partsong.parallel.exchange.slots import Slots, select, view_of
+from partsong.parallel.exchange.rotating_slots import RotatingSlots
+from partsong.parallel.exchange.rotation import rotation_of, select, view_of
+from partsong.parallel.exchange.slots import Slots
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
@@ -25,36 +27,45 @@ CANDIDATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialPatch(DisplacedPatch):
-    """Like `DisplacedPatch`, but each rank attends to, and is sent, only what lies near its own patch.
+    """Like `DisplacedPatch`, but a step refreshes only a portion of what ranks know of each other's keys and values.
 
-    After the warm-up a rank sees its own patch, fresh, and the neighbours' tokens within `portion` of a patch from its
-    border, forecast as in `DisplacedPatch`. It always sees the text of all ranks. Only what is seen is sent, from rank
-    to rank. Approximate; with ``warmup_steps`` at or above the number of steps it is exact, and with a portion of at
-    least the number of ranks less one it is `DisplacedPatch`.
+    A rank attends to all tokens: to its own patch, fresh, and to a forecast of every other token from the last two
+    values it was sent, carried on by their age. After the warm-up these arrive in turns, so that a step moves no more
+    rows than if each rank were sent all text and what lies within `portion` of a patch from its borders. Approximate;
+    with ``warmup_steps`` at or above the number of steps it is exact, and with a portion of at least the number of
+    ranks less one it is `DisplacedPatch`.
 
     ``portion="auto"`` gives every attention layer its own portion, the same on all ranks: the smallest of `CANDIDATES`
-    whose error is at most `error_budget`, or else everything. The error is the norm of the change in the attention's
-    output over that of the full output, in the last step of the warm-up. The worst rank, branch and wave counts.
+    which could do without all that lies farther with an error of at most `error_budget`, or else everything. The error
+    is the norm of the change in the attention's output over that of the full output, in the last step of the warm-up.
+    The worst rank, branch and wave counts.
 
     Args:
         degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order` and `norms`.
-        portion: how far a rank sees, in patches; more than 1 reaches into the next patch but one. Parts of a patch are
-            rounded up to tokens. ``"auto"`` chooses for each layer.
+        portion: the image tokens of a step, in patches on either side of a rank; more than 1 counts part of the next
+            patch but one. Parts of a patch are rounded up to tokens. ``"auto"`` chooses for each layer.
+        far: share of these tokens that are taken from all in turn. The rest are those nearest to a rank's borders, in
+            every step.
         error_budget: the largest error ``"auto"`` accepts from leaving keys out, in one layer and step.
 
-    Source: PCPP, arXiv 2412.02962, carried over to transformers. Partsong adds the forecast, a portion for each layer,
-    and sends no more than is seen.
+    Source: PCPP, arXiv 2412.02962, which leaves out what lies farther. That all tokens take turns, the forecast by age
+    and a portion for each layer are partsong's.
     """
 
     portion: AboveZero | Literal["auto"] = 0.3
+    far: Annotated[float, Number(0.0, 1.0, above=True)] = 1.0
     error_budget: Annotated[float, Number(0.0)] = 0.05
 
     def stale(self) -> str:
         """Says what is old, how it is read, and how much of it."""
-        far = f"{self.portion} of a patch far"
+        of = f"{self.portion} of a patch"
         if self.portion == "auto":
-            far = f"as far as each layer needs for an error of {self.error_budget}"
-        return f"{super(PartialPatch, self).stale()}, and seen {far}"
+            of = f"as many tokens as each layer needs for an error of {self.error_budget}"
+        how = "kept" if self.order == 0 else "carried on by their age"
+        return (
+            f"after {self.warmup_steps} steps, keys and values of the other ranks are the last ones sent, {how}; each "
+            f"step sends {of} on either side, of which {self.far:g} in turns"
+        )
 
     def unpredictable(self) -> str | None:
         """Says that layers which choose their own portion depend on what they compute."""
@@ -66,7 +77,7 @@ class PartialPatch(DisplacedPatch):
 
 
 class PartialStage(DisplacedStage):
-    """Attends to own fresh and others' forecast keys nearby, and sends the fresh ones to those that see them.
+    """Attends to own fresh and others' forecast keys, and sends a portion of the fresh ones.
 
     Attributes:
         portions: what ``"auto"`` has chosen for each layer in this generation; empty until then.
@@ -74,7 +85,7 @@ class PartialStage(DisplacedStage):
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: PartialPatch, everyone: Axis) -> None:
         super().__init__(axis, clock, knobs.warmup_steps, knobs.order)
-        self.everyone, self.error_budget = everyone, knobs.error_budget
+        self.everyone, self.error_budget, self.far = everyone, knobs.error_budget, knobs.far
         self.portions: dict[int, float] = {}
         self.candidates = tuple(portion for portion in CANDIDATES if portion < axis.size - 1)
         self._fixed = None if isinstance(knobs.portion, str) else float(knobs.portion)
@@ -86,8 +97,12 @@ class PartialStage(DisplacedStage):
         self.portions, self._errors = {}, {}
 
     def portion(self, layer: int) -> float:
-        """Returns how far this rank sees, in patches; without a limit until a portion is chosen."""
+        """Returns a layer's portion, in patches; without a limit until one is chosen."""
         return self.portions.get(layer, math.inf) if self._fixed is None else self._fixed
+
+    def takes_turns(self, layer: int) -> bool:
+        """Says whether a step sends less than everything."""
+        return self.portion(layer) < self.axis.size - 1
 
     @property
     def bytes_once(self) -> int:
@@ -103,12 +118,20 @@ class PartialStage(DisplacedStage):
         return out
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attends to own fresh keys and to a forecast of the others' that are near."""
+        """Attends to own fresh keys and to a forecast of the others'."""
         if self._fixed is None and not self.portions:
             self._choose()
-        if slots.portion != self.portion(call.layer):
-            slots.narrow(self.portion(call.layer))
+        if self.takes_turns(call.layer) and not isinstance(slots, RotatingSlots):
+            slots = RotatingSlots(slots, call.layer, self.portion(call.layer), self.far)
+            self.slots[self.key(call)] = slots
         return super().run_displaced(call, slots, inner)
+
+    def rows_sent(self, shape: AttentionShape) -> int:
+        """Counts the rows this rank sends in a step after the warm-up that is not the last."""
+        if not self.takes_turns(shape.layer):
+            return super().rows_sent(shape)
+        rotation = rotation_of(shard_runs(shape), shape.index, self.portion(shape.layer), self.far)
+        return rotation.count(shape.step, shape.layer)
 
     def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Inner) -> None:
         errors = []
