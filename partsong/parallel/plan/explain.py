@@ -162,13 +162,13 @@ class _Account:
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
     def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
-        decided = sum(attachment.predict(step) for attachment in denoiser.attachments)
         if call.is_split:
             index = self.place(rank, "data", "cfg")
             gathered = denoiser.batch.predict(call.sample_bytes, call.batch, index)
             local = max(1, split_sizes(call.batch, denoiser.batch.axis.size)[index])
+            decided = sum(attachment.predict(step, local) for attachment in denoiser.attachments)
             return decided + gathered + self.cut_bytes(denoiser, call, 0, step, rank, local)
-        total = 0
+        decided, total = sum(attachment.predict(step, call.batch) for attachment in denoiser.attachments), 0
         if call.branches:
             index = self.place(rank, "cfg")
             own = denoiser.guidance.of_rank(call.branches, index)

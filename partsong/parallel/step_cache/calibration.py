@@ -1,0 +1,149 @@
+"""Holds what the calibrated measures have to know of a model, and reads it from the folder of its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.strategy import Site
+
+if TYPE_CHECKING:
+    from partsong.parallel.step_cache.strategy import StepCache
+
+__all__ = ["FILE_NAME", "CacheCalibration", "Calibrated", "calibration_path", "read_calibrations", "write_calibrations"]
+
+#: What the file is called, in the folder of a pipeline or in that of its model.
+FILE_NAME = "step_cache.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheCalibration:
+    """Holds what was measured of a model in generations of one number of steps.
+
+    Attributes:
+        polynomial: coefficients, highest power first. It turns the relative change of the first block's modulated input
+            into the relative change of what the model returns, both from one step to the next.
+        ratios: for each step, how large what all blocks add is, over how large it was in the step before; the first
+            is 1.
+
+    Source: the polynomial is TeaCache's, arXiv 2411.19108; the ratios are MagCache's, arXiv 2506.09045.
+    """
+
+    polynomial: tuple[float, ...] = ()
+    ratios: tuple[float, ...] = ()
+
+    def validate(self) -> None:
+        """Refuses values that are no numbers.
+
+        Raises:
+            ArgumentError: names the field.
+        """
+        for name in ("polynomial", "ratios"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(value, int | float) for value in values):
+                raise ArgumentError(f"CacheCalibration: {name}={values!r}; use a tuple of numbers")
+
+
+class Calibrated:
+    """Knows what was calibrated for a model, and for the number of steps of the generation at work.
+
+    Args:
+        knobs: hold the numbers, or name a file with them.
+        denoiser: the model.
+
+    Raises:
+        UnsupportedError: nothing was calibrated for this model.
+    """
+
+    def __init__(self, knobs: StepCache, denoiser: Site) -> None:
+        self.measure, self.model, self.clock = knobs.measure, denoiser.adapter.model, denoiser.clock
+        needed = "polynomial" if self.measure == "input" else "ratios"
+        entries: Mapping[int | None, CacheCalibration]
+        if isinstance(knobs.calibration, CacheCalibration):
+            # A polynomial that the user gives serves any number of steps.
+            entries = {None if needed == "polynomial" else len(knobs.calibration.ratios): knobs.calibration}
+        else:
+            path = calibration_path(denoiser.module) if knobs.calibration is None else Path(knobs.calibration)
+            entries = {} if path is None else {**read_calibrations(path)}
+        self._entries = {num: entry for num, entry in entries.items() if getattr(entry, needed)}
+        if not self._entries:
+            raise UnsupportedError(
+                f'StepCache(measure="{self.measure}"): no {needed} are known of this {self.model}; put {FILE_NAME} '
+                "into its folder with partsong.evals.cache_calibration, or give calibration="
+            )
+        self.clock.on_begin(self._check)
+
+    def output_change(self, change: float) -> float:
+        """Estimates the relative change of the output from that of the modulated input; at least 0."""
+        value = 0.0
+        for coefficient in self._entry().polynomial:
+            value = value * change + coefficient
+        return max(value, 0.0)
+
+    def ratio(self, step: int) -> float:
+        """Returns how much larger what all blocks add is in a step than in the one before."""
+        return self._entry().ratios[step + self.clock.passed_over]
+
+    def _check(self) -> None:
+        if self.clock.num_steps is not None:
+            self._entry()
+
+    def _entry(self) -> CacheCalibration:
+        """Returns what holds for this generation.
+
+        Raises:
+            UnsupportedError: nothing was calibrated for its number of steps.
+        """
+        num = None if self.clock.num_steps is None else self.clock.num_steps + self.clock.passed_over
+        entry = self._entries.get(None) or self._entries.get(num)
+        if entry is None:
+            known = " and ".join(map(str, sorted(each for each in self._entries if each is not None)))
+            raise UnsupportedError(
+                f'StepCache(measure="{self.measure}"): this {self.model} was calibrated for {known} steps, and this '
+                f"generation has {'an unknown number' if num is None else num}; calibrate it for that number with "
+                'partsong.evals.cache_calibration, or use measure="first_block"'
+            )
+        return entry
+
+
+def calibration_path(module: Any) -> Path | None:
+    """Finds the file in the folder that a model was loaded from, or the one above it; None where there is none."""
+    name = module.config.get("_name_or_path") if hasattr(module, "config") else None
+    folders = (Path(name), Path(name).parent) if name and Path(name).is_dir() else ()
+    return next((path for folder in folders if (path := folder / FILE_NAME).is_file()), None)
+
+
+def read_calibrations(path: Path) -> dict[int, CacheCalibration]:
+    """Reads a file: a calibration for each number of steps.
+
+    Raises:
+        ArgumentError: the file is not there, or does not hold what `write_calibrations` writes.
+    """
+    try:
+        steps = json.loads(Path(path).read_text(encoding="utf-8"))["steps"]
+        return {
+            int(num): CacheCalibration(**{name: tuple(map(float, values)) for name, values in entry.items()})
+            for num, entry in steps.items()
+        }
+    except FileNotFoundError:
+        raise ArgumentError(
+            f"calibration={str(path)!r} is no file; write one with partsong.evals.cache_calibration"
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise ArgumentError(f"{path} holds no calibration of a step cache ({problem!r})") from problem
+
+
+def write_calibrations(path: Path, calibrations: Mapping[int, CacheCalibration], **about: Any) -> None:
+    """Writes a file that `read_calibrations` reads.
+
+    Args:
+        path: where to.
+        calibrations: by number of steps.
+        **about: what else to write down, such as the command.
+    """
+    steps = {str(num): {k: list(v) for k, v in asdict(entry).items()} for num, entry in sorted(calibrations.items())}
+    path.write_text(json.dumps({**about, "steps": steps}, indent=1) + "\n", encoding="utf-8")
