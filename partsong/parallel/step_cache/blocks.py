@@ -20,7 +20,7 @@ from partsong.parallel.strategy import Site
 if TYPE_CHECKING:
     from partsong.parallel.step_cache.strategy import StepCache
 
-__all__ = ["CachedBlocks"]
+__all__ = ["CachedBlocks", "Decision"]
 
 
 class _SeenEnough(Exception):  # noqa: N818 - it is no error
@@ -42,6 +42,23 @@ class _Memory:
     forecaster: Forecaster
     measure: Measure | None
     skips: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Says what became of one call.
+
+    Attributes:
+        step: number of the step.
+        branch: number of the guidance branch.
+        left_out: of each sample, whether its blocks were left out.
+        errors: what the measure estimated, for each sample that decided for itself; empty where nothing was measured.
+    """
+
+    step: int
+    branch: int
+    left_out: tuple[bool, ...]
+    errors: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,7 +93,7 @@ class CachedBlocks:
         computed: how often in this generation a sample's blocks all ran.
         skipped: how often they were left out.
         evaluations: blocks that ran for a sample in this generation.
-        decisions: for each call in turn, its step and branch, and of each sample whether its blocks were left out.
+        decisions: what became of each call of this generation.
     """
 
     def __init__(self, knobs: StepCache, denoiser: Site) -> None:
@@ -87,11 +104,13 @@ class CachedBlocks:
         #: What such a strategy sends in its warm-up is the first that it reads, so nothing is left out there.
         self.warmup_steps = max([knobs.warmup_steps, *(other.warmup_steps for other in others)])
         self.computed = self.skipped = self.evaluations = 0
-        self.decisions: list[tuple[int, int, tuple[bool, ...]]] = []
+        self.decisions: list[Decision] = []
         self._memories: dict[int, _Memory] = {}
         self._named: Mapping[str, Any] = {}
         self._pass = _Pass(Additions(False))
         self._postponed: list[int] = []
+        self._shape: Any = None
+        self._on_computed: list[Callable[[Added], None]] = []
         self.clock.on_begin(self.reset)
 
     def reset(self) -> None:
@@ -112,6 +131,10 @@ class CachedBlocks:
             hooks.add(attention, InputHook(self._look_at_input, signature_of(attention)), "cache-input")
         hooks.add(root, InputHook(self._begin, signature_of(root)), "cache-begin")
         hooks.add(root, OutputHook(self._end), "cache-end")
+
+    def on_computed(self, callback: Callable[[Added], None]) -> None:
+        """Calls `callback` with what every list of blocks added, after each run in which all blocks ran."""
+        self._on_computed.append(callback)
 
     def predict(self, step: int, batch: int) -> int:
         """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
@@ -159,6 +182,8 @@ class CachedBlocks:
             )
         if not one.leaves_out and not self.denoiser.shared.dry:
             self._memory.forecaster.note(one.additions.lists, step, one.rows)
+            for callback in self._on_computed:
+                callback(one.additions.lists)
         if not self._postponed:
             self._pass, self._named = _Pass(Additions(False)), {}
         return output
@@ -196,8 +221,18 @@ class CachedBlocks:
         return run
 
     def _check_batch(self, entering: Tensor) -> None:
-        """Lets a batch decide together where its samples are not the first dimension of what enters the blocks."""
-        samples = len(self._memory.skips)
+        """Lets a batch decide together where its samples are not the first dimension of what enters the blocks.
+
+        Raises:
+            UnsupportedError: the samples of a second run are not what they were among the others.
+        """
+        samples, shape = len(self._memory.skips), entering.shape[1:]
+        if self._pass.rows is not None and shape != self._shape:
+            raise UnsupportedError(
+                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without the "
+                "others; call it with samples of one length, or with one at a time"
+            )
+        self._shape = shape
         if self._pass.rows is None and samples > 1 and len(entering) != samples:
             self.measuring.decides_together = True
             self._remember(1, self._memory.shapes)
@@ -252,14 +287,15 @@ class CachedBlocks:
         """Asks the measure for which samples blocks are left out, alike on all ranks that hold parts of them."""
         memory, knobs = self._memory, self.knobs
         assert memory.measure is not None
-        left_out = [False] * len(memory.skips)
+        left_out, errors = [False] * len(memory.skips), list[float]()
         if self._may_skip:
-            pairs = zip(memory.measure.errors(seen, self.clock.step), memory.skips, strict=True)
+            errors = memory.measure.errors(seen, self.clock.step)
+            pairs = zip(errors, memory.skips, strict=True)
             left_out = [error < knobs.threshold and skips < knobs.max_skips for error, skips in pairs]
         memory.measure.settle(seen, [not left for left in left_out])
-        self._decide(left_out)
+        self._decide(left_out, errors)
 
-    def _decide(self, left_out: list[bool]) -> None:
+    def _decide(self, left_out: list[bool], errors: Sequence[float] = ()) -> None:
         """Leaves the blocks of this call out for some samples, or runs them for all."""
         memory, one = self._memory, self._pass
         memory.skips = [skips + 1 if left else 0 for skips, left in zip(memory.skips, left_out, strict=True)]
@@ -271,6 +307,6 @@ class CachedBlocks:
             self.clock.leave_out()
         total = len(self._named[self.denoiser.adapter.sample])
         each = tuple(left_out) if len(left_out) == total else (left_out[0],) * total
-        self.decisions.append((self.clock.step, self.clock.branch, each))
+        self.decisions.append(Decision(self.clock.step, self.clock.branch, each, tuple(errors)))
         self.skipped += sum(each)
         self.computed += total - sum(each)

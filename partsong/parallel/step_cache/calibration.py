@@ -75,6 +75,7 @@ class Calibrated:
                 f'StepCache(measure="{self.measure}"): no {needed} are known of this {self.model}; put {FILE_NAME} '
                 "into its folder with partsong.evals.cache_calibration, or give calibration="
             )
+        self._is_dry = denoiser.shared.dry
         self.clock.on_begin(self._check)
 
     def output_change(self, change: float) -> float:
@@ -89,7 +90,7 @@ class Calibrated:
         return self._entry().ratios[step + self.clock.passed_over]
 
     def _check(self) -> None:
-        if self.clock.num_steps is not None:
+        if self.clock.num_steps is not None and not self._is_dry:
             self._entry()
 
     def _entry(self) -> CacheCalibration:

@@ -63,7 +63,7 @@ class Measuring:
         # Padding to the longest item, and caches that the model fills, belong to the batch as a whole.
         if adapter.padded or adapter.per_sample or any(named.get(name) is not None for name in adapter.layered):
             return False
-        if adapter.attends_per_sample or has_stacked_branches(self.denoiser.module):
+        if adapter.trims_text or adapter.attends_per_sample or has_stacked_branches(self.denoiser.module):
             return False
         try:
             BatchRules.of(adapter).cut(named, range(1), total)
