@@ -19,7 +19,7 @@ import tyro
 
 from partsong import zoo
 from partsong.evals.cache_calibration import calibrate
-from partsong.parallel.step_cache.calibration import FILE_NAME, read_calibrations, write_calibrations
+from partsong.parallel.step_cache.tables import FILE_NAME, read_calibrations, write_calibrations
 from partsong.seeds import generators
 
 

@@ -16,8 +16,8 @@ from partsong.parallel import parallelize
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import samples_of
 from partsong.parallel.step_cache.blocks import CachedBlocks
-from partsong.parallel.step_cache.calibration import CacheCalibration
 from partsong.parallel.step_cache.history import Added
+from partsong.parallel.step_cache.tables import CacheCalibration
 from partsong.samplers.registry import StepCache
 
 __all__ = ["StepChanges", "calibrate", "fit_polynomial", "observe"]

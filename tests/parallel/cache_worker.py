@@ -10,7 +10,7 @@ from torch import Tensor
 from partsong import CfgParallel, DataParallel, DisplacedPatch, PartialPatch, Ring, StepCache, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
-from partsong.parallel.step_cache.calibration import CacheCalibration
+from partsong.parallel.step_cache.tables import CacheCalibration
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import gathered
 

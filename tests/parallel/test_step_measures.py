@@ -19,7 +19,7 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.step_cache.blocks import CachedBlocks, Decision
-from partsong.parallel.step_cache.calibration import CacheCalibration, write_calibrations
+from partsong.parallel.step_cache.tables import CacheCalibration, write_calibrations
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
@@ -148,10 +148,11 @@ def test_calibrations_are_read_from_a_file_and_refused_for_other_numbers_of_step
     assert _decided(pipe, cache, 8) == [False, False, True, True, True, False, True, False]
     with parallelize(pipe, cache), pytest.raises(UnsupportedError, match="calibrated for 8 steps, .* has 6"):
         PIPES["Flux"].call(pipe, num_inference_steps=6)
-    for measure, knob, words in (
-        ("input", None, "no polynomial are known|no polynomial is known"),
-        ("magnitude", CacheCalibration(polynomial=(1.0,)), "no ratios"),
-    ):
+    refused: list[tuple[Any, Any, str]] = [
+        ("input", None, "no polynomial is known"),
+        ("magnitude", CacheCalibration(polynomial=(1.0,)), "no table of ratios is known"),
+    ]
+    for measure, knob, words in refused:
         with pytest.raises(UnsupportedError, match=words):
             parallelize(pipe, StepCache(measure=measure, calibration=knob))
     for knob, words in ((tmp_path / "none.json", "is no file"), (CacheCalibration(ratios=[1.0]), "a tuple of numbers")):  # type: ignore[arg-type]

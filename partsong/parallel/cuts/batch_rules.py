@@ -116,7 +116,7 @@ class BatchRules:
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) == 1:
             return value
         if len(value) == total:
-            return _taken(value, rows)
+            return value[rows]
         if self.trusting and len(value) % total:
             return value
         raise UnsupportedError(f"{self.model}: {name} has {len(value)} rows for {total} samples; {_ADVICE}")
@@ -166,13 +166,6 @@ def _some(items: Sequence[Any], rows: Rows) -> Any:
     if isinstance(rows, slice):
         return items[rows]
     return type(items)(items[row] for row in rows) if items else items  # type: ignore[call-arg]
-
-
-def _taken(value: Any, rows: Rows) -> Any:
-    """Takes some samples of a tensor or a list."""
-    if isinstance(rows, slice) or isinstance(value, Tensor):
-        return value[rows if isinstance(rows, slice) else list(rows)]
-    return type(value)(value[row] for row in rows)
 
 
 def _shortened(value: Any, surplus: int) -> Any:

@@ -20,7 +20,7 @@ from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
-from partsong.parallel.plan.seen import Run, Seen, counting_flops
+from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
@@ -162,7 +162,7 @@ class Denoiser:
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
         """Runs the model; once more for samples that a strategy has postponed while it left others out."""
-        runs: list[Run] = []
+        runs: list[ModelRun] = []
         if self.cut is not None:
             self._note_shapes(named)
         output = self._run_once(forward, named, runs)
@@ -175,7 +175,7 @@ class Denoiser:
             self.seen.note_tokens(tokens, tuple(runs), self.plan.clock.branch)
         return output
 
-    def _run_once(self, forward: Callable[..., Any], named: dict[str, Any], runs: list[Run]) -> Any:
+    def _run_once(self, forward: Callable[..., Any], named: dict[str, Any], runs: list[ModelRun]) -> Any:
         """Runs the model for one batch and adds a note to `runs`."""
         if self.cut is not None:
             self.cut.begin_forward(named[self.adapter.sample])
@@ -188,7 +188,7 @@ class Denoiser:
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.cut is not None:
-            runs.append(Run(len(named[self.adapter.sample]), self.cut.call_notes()))
+            runs.append(ModelRun(len(named[self.adapter.sample]), self.cut.call_notes()))
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:

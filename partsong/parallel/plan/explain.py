@@ -10,7 +10,7 @@ from torch import nn
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.plan.control import ControlNet
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.parallel.plan.seen import DenoiserCall, Run, Seen
+from partsong.parallel.plan.seen import DenoiserCall, ModelRun, Seen
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
@@ -184,7 +184,7 @@ class _Account:
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
-        tokens, runs = call.tokens[branch], call.runs[branch] or (Run(batch, None),)
+        tokens, runs = call.tokens[branch], call.runs[branch] or (ModelRun(batch, None),)
         total = 0
         for run in runs:
             denoiser.cut.recall(run.notes)

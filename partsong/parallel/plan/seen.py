@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from partsong import ledger
 from partsong.parallel.hooks.model_hooks import samples_of
 
-__all__ = ["DenoiserCall", "Run", "Seen", "counting_flops"]
+__all__ = ["DenoiserCall", "ModelRun", "Seen", "counting_flops"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ModelRun:
     """Remembers one run of the model within a call; a second one makes up for samples that the first left out.
 
     Attributes:
@@ -46,7 +46,7 @@ class DenoiserCall:
     batch: int
     sample_bytes: int
     tokens: tuple[Mapping[str, int], ...]
-    runs: tuple[tuple[Run, ...], ...] = ((),)
+    runs: tuple[tuple[ModelRun, ...], ...] = ((),)
     is_split: bool = False
     branches: int = 0
     was_ready: bool = False
@@ -78,7 +78,7 @@ class Seen:
     branches: int = 1
     tokens: dict[str, int] = field(default_factory=dict)
     tokens_of: dict[int, dict[str, int]] = field(default_factory=dict)
-    runs_of: dict[int, tuple[Run, ...]] = field(default_factory=dict)
+    runs_of: dict[int, tuple[ModelRun, ...]] = field(default_factory=dict)
     calls: dict[int, list[DenoiserCall]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
@@ -108,7 +108,7 @@ class Seen:
         self.sample_bytes = sum(part[0].nbytes for part in samples_of(output))
         self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
 
-    def note_tokens(self, tokens: dict[str, int], runs: tuple[Run, ...], branch: int) -> None:
+    def note_tokens(self, tokens: dict[str, int], runs: tuple[ModelRun, ...], branch: int) -> None:
         """Remembers how many tokens of each stream a branch had, and the runs of the model for it."""
         self.tokens = self.tokens_of[branch] = tokens
         self.runs_of[branch] = runs

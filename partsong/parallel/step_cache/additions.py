@@ -65,4 +65,4 @@ def added_to(values: tuple[Any, ...], more: tuple[Tensor | None, ...]) -> tuple[
 
 def as_returned(values: tuple[Any, ...]) -> Any:
     """Returns values as a block does: one value alone, several as a tuple."""
-    return values if len(values) > 1 else values[0]
+    return values if len(values) > 1 else next(iter(values))

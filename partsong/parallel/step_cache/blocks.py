@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -14,11 +14,9 @@ from partsong.parallel.cuts.block_lists import Block, blocks_of
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.step_cache.additions import Additions, added_to, as_returned
 from partsong.parallel.step_cache.history import Added, Forecaster
+from partsong.parallel.step_cache.knobs import CacheKnobs
 from partsong.parallel.step_cache.measuring import Measure, Measuring
 from partsong.parallel.strategy import Site
-
-if TYPE_CHECKING:
-    from partsong.parallel.step_cache.strategy import StepCache
 
 __all__ = ["CachedBlocks", "Decision"]
 
@@ -96,7 +94,7 @@ class CachedBlocks:
         decisions: what became of each call of this generation.
     """
 
-    def __init__(self, knobs: StepCache, denoiser: Site) -> None:
+    def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
         self.knobs, self.denoiser, self.clock = knobs, denoiser, denoiser.clock
         self.blocks = blocks_of(denoiser.module, denoiser.adapter)
         self.measuring = Measuring(knobs, denoiser)
@@ -229,8 +227,8 @@ class CachedBlocks:
         samples, shape = len(self._memory.skips), entering.shape[1:]
         if self._pass.rows is not None and shape != self._shape:
             raise UnsupportedError(
-                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without the "
-                "others; call it with samples of one length, or with one at a time"
+                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without "
+                "the others; call it with samples of one length, or with one at a time"
             )
         self._shape = shape
         if self._pass.rows is None and samples > 1 and len(entering) != samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -14,11 +14,9 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.block_lists import Block
 from partsong.parallel.cuts.stacked_branches import has_stacked_branches
 from partsong.parallel.step_cache.calibration import Calibrated
+from partsong.parallel.step_cache.knobs import CacheKnobs
 from partsong.parallel.step_cache.measures import FirstBlockChange, InputChange, MagnitudeDrift, Measure, compared
 from partsong.parallel.strategy import Site
-
-if TYPE_CHECKING:
-    from partsong.parallel.step_cache.strategy import StepCache
 
 __all__ = ["Measuring"]
 
@@ -35,7 +33,7 @@ class Measuring:
         decides_together: whether a batch is left out as a whole or not at all.
     """
 
-    def __init__(self, knobs: StepCache, denoiser: Site) -> None:
+    def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
         self.knobs, self.denoiser = knobs, denoiser
         is_open = knobs.mask is None and knobs.measure != "magnitude"
         self.place: Literal["first_block", "input", "nowhere"] = "nowhere"
@@ -66,7 +64,7 @@ class Measuring:
         if adapter.trims_text or adapter.attends_per_sample or has_stacked_branches(self.denoiser.module):
             return False
         try:
-            BatchRules.of(adapter).cut(named, range(1), total)
+            BatchRules.of(adapter).cut(named, [0], total)
         except UnsupportedError:
             return False
         return True

@@ -12,9 +12,9 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.block_lists import chain_reason
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.step_cache.blocks import CachedBlocks
-from partsong.parallel.step_cache.calibration import CacheCalibration
 from partsong.parallel.step_cache.forecasts import ForecastName
 from partsong.parallel.step_cache.measures import MeasureName
+from partsong.parallel.step_cache.tables import CacheCalibration
 from partsong.parallel.strategy import Kind, Site, Strategy
 
 __all__ = ["StepCache"]
@@ -51,8 +51,8 @@ class StepCache(Strategy):
         calibration: what "input" and "magnitude" have to know of the model, as numbers or as a file with them. None
             takes ``step_cache.json`` from the folder of the model.
 
-    Source: the first-block form of residual caches, ParaAttention's; "input": TeaCache (arXiv 2411.19108); "magnitude":
-    MagCache (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over
+    Source: the first-block form of residual caches, ParaAttention's, and TeaCache's (arXiv 2411.19108); MagCache's
+    ratios (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over
     noise levels, and FoCa (arXiv 2508.16211); masks: cache-dit.
     """
 
