@@ -22,8 +22,13 @@ Statistics = tuple[Tensor, Tensor]
 class Attachment(Protocol):
     """Describes what a strategy has put on a denoiser's blocks."""
 
-    def predict(self, step: int) -> int:
-        """Returns the bytes this rank sends for it in one call of a step."""
+    @property
+    def postponed(self) -> Sequence[int]:
+        """Lists the samples of the call at work for which the model has to run once more."""
+        ...
+
+    def predict(self, step: int, batch: int) -> int:
+        """Returns the bytes this rank sends for it in one call of a step with so many samples on this rank."""
         ...
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from partsong import CfgParallel, DataParallel, Ring, StepCache, Ulysses
+from partsong import CfgParallel, DataParallel, DisplacedPatch, PartialPatch, Ring, StepCache, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel.step_cache.tables import CacheCalibration
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import gathered
 
@@ -19,39 +20,61 @@ CACHES = {
     name: StepCache(threshold=threshold, warmup_steps=1, max_skips=2)
     for name, threshold in (("Wan", 0.27), ("Flux", 1.05), ("SD3", 1.2), ("PixArt", 0.83))
 }
+#: The same for the sum of the changes of their modulated inputs.
+SUMMED = replace(CACHES["SD3"], measure="input", calibration=CacheCalibration(polynomial=(1.0, 0.0)), threshold=1.5)
+MASKED = StepCache(warmup_steps=1, mask="0011", forecast="linear")
 
 
 @dataclass
 class Made:
-    """Of one generation."""
+    """Of one generation; `decisions` holds for every step and branch which samples' blocks were left out."""
 
     output: Tensor
     computed: int
     skipped: int
+    decisions: dict[tuple[int, int], tuple[bool, ...]]
 
 
-def made(name: str, strategies: tuple[Strategy, ...], mesh: Mesh, batch: int = 1) -> Made:
+def made(
+    name: str, strategies: tuple[Strategy, ...], mesh: Mesh, batch: int = 1, cache: StepCache | None = None
+) -> Made:
     """One generation of a tiny pipeline in float64."""
     pipe = PIPES[name].make()
-    with parallelize(pipe, *strategies, CACHES[name], mesh=mesh) as plan:
+    with parallelize(pipe, *strategies, cache or CACHES[name], mesh=mesh) as plan:
         output = PIPES[name].call(pipe, batch, num_inference_steps=STEPS)
-        cache = plan.denoisers[0].attachments[0]
-        return Made(output, cache.computed, cache.skipped)
+        denoiser = plan.denoisers[0]
+        cached, is_split = denoiser.attachments[0], denoiser.seen.calls[1][0].is_split
+        own = {(each.step, each.branch): each.left_out for each in cached.decisions}
+        everyone = [(denoiser.batch.axis.index, own)]
+        if mesh.world_size > 1:
+            everyone = gathered(everyone[0])
+        return Made(output, cached.computed, cached.skipped, _merged(everyone, is_split))
 
 
-def counted(mesh: Mesh) -> tuple[list[int], list[int]]:
-    """Bytes sent in a generation in which nothing is left out although all is compared, and those predicted."""
-    pipe = PIPES["SD3"].make()
-    with parallelize(pipe, Ulysses(), StepCache(threshold=1e-12, warmup_steps=2), mesh=mesh) as plan:
+def _merged(everyone: list[Any], is_split: bool) -> dict[tuple[int, int], tuple[bool, ...]]:
+    """Puts together what ranks with different samples, or with different branches of guidance, decided."""
+    by_share: dict[int, Any] = {}
+    for share, own in everyone:
+        assert by_share.setdefault(share, own) == own  # ranks that hold parts of the same samples
+    if not is_split:
+        return {key: left_out for own in by_share.values() for key, left_out in own.items()}
+    keys = by_share[0].keys()
+    return {key: tuple(left for _, own in sorted(by_share.items()) for left in own[key]) for key in keys}
+
+
+def counted(mesh: Mesh, *strategies: Strategy, name: str = "SD3") -> tuple[list[int], list[int]]:
+    """Bytes sent by every rank in a generation, and what each predicted of itself."""
+    pipe = PIPES[name].make()
+    with parallelize(pipe, *strategies, mesh=mesh) as plan:
         with Ledger(flops=False) as ledger:
-            PIPES["SD3"].call(pipe, num_inference_steps=STEPS)
-        return gathered(int(ledger.summary()["bytes_sent"])), plan.explain().bytes_total()
+            PIPES[name].call(pipe, num_inference_steps=STEPS)
+        return gathered(int(ledger.summary()["bytes_sent"])), gathered(plan.explain().bytes_total()[mesh.rank])
 
 
-def alone(name: str, batch: int = 1) -> Made:
+def alone(name: str, batch: int = 1, cache: StepCache | None = None) -> Made:
     """On one rank."""
     with Mesh() as mesh:
-        return made(name, (), mesh, batch)
+        return made(name, (), mesh, batch, cache)
 
 
 def ranks(nproc: int) -> dict[str, Any]:
@@ -59,12 +82,18 @@ def ranks(nproc: int) -> dict[str, Any]:
     found: dict[Any, Any] = {}
     with Mesh(ulysses=nproc) as mesh:
         found["Wan", 1] = made("Wan", (Ulysses(),), mesh)
-        found["counted"] = counted(mesh)
+        found["SD3", 2, "summed"] = made("SD3", (Ulysses(),), mesh, 2, SUMMED)
+        caches = (StepCache(threshold=1e-12, warmup_steps=2), CACHES["SD3"], SUMMED, MASKED)
+        found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches]
     with Mesh(ring=nproc) as mesh:
         found["Flux", 1] = made("Flux", (Ring(),), mesh)
+    with Mesh(patch=nproc) as mesh:
+        displaced = (DisplacedPatch(), PartialPatch(portion=0.5))
+        found["counted"] += [counted(mesh, each, cache) for each in displaced for cache in (MASKED, CACHES["SD3"])]
     with Mesh(cfg=2, ulysses=nproc // 2) as mesh:
         found["Wan", 1, "cfg"] = made("Wan", (CfgParallel(), Ulysses()), mesh)
         found["SD3", 2] = made("SD3", (CfgParallel(), Ulysses()), mesh, batch=2)
+        found["counted"].append(counted(mesh, CfgParallel(), Ulysses(), CACHES["Wan"], name="Wan"))
     with Mesh(data=nproc) as mesh:
         found["PixArt", 4] = made("PixArt", (DataParallel(),), mesh, batch=4)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from partsong.errors import ArgumentError
 from partsong.parallel import parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.cuts.block_lists import blocks_of
-from partsong.parallel.step_cache.forecasts import FORECASTS, Added, History, foca, interpolated
+from partsong.parallel.step_cache.forecasts import ORDERS, foca_weights
+from partsong.parallel.step_cache.history import Added, Forecaster
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
@@ -24,43 +25,70 @@ from tests.parallel.ranks import error
 SIDE = 8
 #: Falls in uneven steps.
 LEVELS = (900.0, 850.0, 610.0, 540.0, 330.0, 200.0)
-ORDERS = {"hold": 0, "linear": 1, "quadratic": 2}
 
 
-def _along(curve: Callable[[float], Tensor], levels: Sequence[float]) -> list[tuple[float, Added]]:
-    return [(level, [(curve(level), None), (2 * curve(level),)]) for level in levels]
+def _values(*numbers: float) -> Added:
+    """What two lists of blocks add, the first of them nothing to the text; one number for each sample."""
+    column = torch.tensor(numbers, dtype=torch.float64)[:, None] * torch.tensor([1.0, 3.0], dtype=torch.float64)
+    return [(column, None), (2 * column,)]
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_polynomials_up_to_the_order_are_continued_exactly(order: int) -> None:
-    draw = torch.Generator().manual_seed(order)
-    terms = torch.randn(order + 1, 5, generator=draw, dtype=torch.float64)
+@pytest.mark.parametrize("forecast", ORDERS)
+def test_polynomials_up_to_the_order_are_continued_exactly(forecast: Any) -> None:
+    order = ORDERS[forecast]
+    terms = torch.randn(order + 1, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
 
-    def curve(level: float) -> Tensor:
-        return sum(terms[power] * (level / 1000) ** power for power in range(order + 1))  # type: ignore[return-value]
+    def curve(step: int) -> float:
+        return float(sum(terms[power] * (LEVELS[step] / 1000) ** power for power in range(order + 1)))
 
-    (first, nothing), (second,) = interpolated(History(_along(curve, LEVELS[:4])), 123.0, order)
+    forecaster = Forecaster(forecast, 1, LEVELS.__getitem__)
+    for step in range(4):
+        forecaster.note(_values(curve(step)), step)
+    (first, nothing), (second,) = forecaster.at(5)
     assert nothing is None
-    torch.testing.assert_close(first, curve(123.0), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(second, 2 * curve(123.0), rtol=1e-12, atol=1e-12)
+    wanted = _values(curve(5))
+    torch.testing.assert_close(first, wanted[0][0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(second, wanted[1][0], rtol=1e-12, atol=1e-12)
 
 
 def test_fewer_steps_than_the_order_needs_lower_the_degree_and_a_level_met_twice_counts_once() -> None:
-    known = _along(lambda level: torch.tensor([3 * level], dtype=torch.float64), LEVELS[:2])
-    assert interpolated(History(known[:1]), 1.0, 2) is known[0][1]
-    again = [*known, *_along(lambda level: torch.tensor([level], dtype=torch.float64), LEVELS[1:2])]
-    got, wanted = (interpolated(History(known), 800.0, 2)[0][0] for known in (again, again[:1] + again[2:]))
-    assert torch.equal(got, wanted)
+    levels = (900.0, 500.0, 500.0, 300.0)
+    forecaster = Forecaster("quadratic", 1, levels.__getitem__)
+    only = _values(7.0)
+    forecaster.note(only, 0)
+    assert forecaster.at(1)[0][0] is only[0][0]
+    for step, value in ((1, 100.0), (2, 4.0)):
+        forecaster.note(_values(value), step)
+    line = 4.0 + (300 - 500) / (900 - 500) * (7.0 - 4.0)
+    torch.testing.assert_close(forecaster.at(3)[0][0], _values(line)[0][0], rtol=1e-12, atol=0)
 
 
 def test_foca_takes_the_mean_of_two_slopes() -> None:
-    line = _along(lambda level: torch.tensor([level - 5], dtype=torch.float64), LEVELS[:4])
-    got = foca(History(line[:3], line[2:4]), 77.0)
-    assert float(got[0][0]) == pytest.approx(72.0)
-    older, old, new, newest = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 2.0, 5.0, 7.0))
+    line = foca_weights(LEVELS[1:3], LEVELS[2:4], 77.0)
+    values = [level - 5 for level in (*LEVELS[1:3], *LEVELS[2:4])]
+    assert sum(a * b for a, b in zip([*line[0], *line[1]], values, strict=True)) == pytest.approx(72.0)
     # Even steps, two after the last full one: A + e/2 ((A - A') + (F - F')) with e = 2.
-    got = foca(History([(5.0, [(older,)]), (4.0, [(old,)])], [(4.0, [(new,)]), (3.0, [(newest,)])]), 2.0)
-    assert float(got[0][0]) == pytest.approx(2 + 2 / 2 * ((2 - 1) + (7 - 5)))
+    own, others = foca_weights((4.0, 5.0), (3.0, 4.0), 2.0)
+    got = own[0] * 2.0 + own[1] * 1.0 + others[0] * 7.0 + others[1] * 5.0
+    assert got == pytest.approx(2 + 2 / 2 * ((2 - 1) + (7 - 5)))
+
+
+@pytest.mark.parametrize("forecast", [*ORDERS, "foca"])
+def test_samples_with_other_full_steps_forecast_as_if_alone(forecast: Any) -> None:
+    draw = torch.Generator().manual_seed(3)
+    together = Forecaster(forecast, 3, LEVELS.__getitem__)
+    alone = [Forecaster(forecast, 1, LEVELS.__getitem__) for _ in range(3)]
+    for step in range(len(LEVELS)):
+        value = torch.randn(3, generator=draw, dtype=torch.float64).tolist()
+        rows = [0, 1, 2] if step < 2 else [[1], [0, 2], [2], [0]][step - 2]
+        if step >= 2:
+            ahead, each = together.at(step), [one.at(step) for one in alone]
+            for place in range(2):
+                wanted = torch.cat([own[place][0] for own in each])  # type: ignore[arg-type, misc]
+                torch.testing.assert_close(ahead[place][0], wanted, rtol=1e-12, atol=1e-12)
+        together.note(_values(*(value[row] for row in rows)), step, None if step < 2 else rows)
+        for row in rows:
+            alone[row].note(_values(value[row]), step)
 
 
 def _asked(step: int) -> dict[str, Any]:
@@ -125,7 +153,7 @@ def test_a_step_left_out_adds_what_a_fitted_polynomial_says(forecast: Any, mask:
     with parallelize(model, cache) as plan:
         got = [_answer(model, step) for step in range(left_out[-1] + 1)]
         cached = plan.denoisers[0].attachments[0]
-        assert (cached.computed, cached.skipped) == (len(full), len(left_out))
+        assert (cached.computed, cached.skipped) == (2 * len(full), 2 * len(left_out))  # of two samples
     recorded = _recorded(plain, full)
     for step in full:
         assert torch.equal(got[step], _answer(plain, step))
@@ -139,7 +167,7 @@ def test_a_step_left_out_adds_what_a_fitted_polynomial_says(forecast: Any, mask:
     assert error(got[left_out[-1]], _answer(twin, left_out[-1])) <= 1e-10
 
 
-@pytest.mark.parametrize("forecast", FORECASTS)
+@pytest.mark.parametrize("forecast", [*ORDERS, "foca"])
 def test_a_mask_says_which_steps_are_computed_and_the_last_one_always_is(forecast: Any) -> None:
     pipe = PIPES["Flux"].make()
     wanted = PIPES["Flux"].call(pipe, num_inference_steps=8)

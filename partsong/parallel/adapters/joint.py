@@ -136,6 +136,7 @@ ROWS = (
         gather=row({"noise_refiner.-1": Split(dim=1), "norm_out": _JOINT}),
         blocks=row(layers=_ONE),
         batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"),
+        trims_text=True,
         repeats_keys=True,
     ),
     Adapter(

@@ -188,6 +188,7 @@ class Adapter:
             values in a cache that the model fills; a dictionary is searched.
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
             items fill up.
+        trims_text: it cuts the texts of a batch to the longest of them, so a text is shorter in a batch without others.
         shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
@@ -228,6 +229,7 @@ class Adapter:
     per_sample: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
     padded: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    trims_text: bool = False
     shared: tuple[str, ...] = ()
     residuals: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)

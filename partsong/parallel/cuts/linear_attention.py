@@ -43,6 +43,20 @@ class TokenSums:
         self._sums: dict[tuple[str, torch.Size], Fraction] = {}
         self._borders: dict[str, int] = {}
 
+    def begin_forward(self, samples: int) -> None:
+        """Forgets what the last call exchanged."""
+        self.samples = samples
+        self._sums.clear()
+        self._borders.clear()
+
+    def call_notes(self) -> Any:
+        """Returns what this call exchanged."""
+        return self._sums.copy(), self._borders.copy()
+
+    def recall(self, notes: Any) -> None:
+        """Prepares `predict` for a call by what `call_notes` returned after it."""
+        self._sums, self._borders = (part.copy() for part in notes)
+
     def attach(self, hooks: HookSet, modules: Mapping[str, nn.Module]) -> int:
         """Puts hooks on linear attention and convolutions; returns how many linear attention modules there are."""
         count = 0

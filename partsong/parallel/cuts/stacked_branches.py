@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["branches_apart"]
+__all__ = ["branches_apart", "has_stacked_branches"]
 
 #: Processors that cut their batch into branches, and into how many.
 _STACKED = {
@@ -28,6 +28,12 @@ _STACKED = {
     "PAGIdentitySanaLinearAttnProcessor2_0": 2,
     "PAGCFGSanaLinearAttnProcessor2_0": 3,
 }
+
+
+def has_stacked_branches(module: nn.Module) -> bool:
+    """Says whether an attention in a model tells branches apart by their place in the batch."""
+    processors = (getattr(attention, "processor", None) for attention in module.modules())
+    return any(isinstance(each, _Apart) or type(each).__name__ in _STACKED for each in processors)
 
 
 @contextmanager

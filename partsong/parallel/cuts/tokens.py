@@ -67,6 +67,7 @@ class SequenceParallel(TokenCuts):
         self._folds: dict[int, Fraction] = {}
         self._heads: dict[int, tuple[int, int, int, int]] = {}
         self._attended: Counter[int] = Counter()
+        self._is_known = False
         self._mask_bytes: dict[int, int] = {}
         self._seen_masks = WeakTensorKeyDictionary()
         self._gathered: dict[str, tuple[str, int]] = {}
@@ -128,20 +129,23 @@ class SequenceParallel(TokenCuts):
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
-        self.sums.samples = self.batch
+        self.sums.begin_forward(self.batch)
         for last in (self._mask_bytes, self._gathered, self._attended, self._seen_masks):
             last.clear()
 
     def call_notes(self) -> Any:
         """Returns how often and over what each layer attended in this call, and what was gathered."""
         noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
-        return tuple(part.copy() for part in noted)
+        return self.sums.call_notes(), *(part.copy() for part in noted)
 
     def recall(self, notes: Any) -> None:
         """Prepares `predict` for a call by what `call_notes` returned after it."""
+        self._is_known = notes is not None
         if notes is not None:
+            sums, *others = notes
+            self.sums.recall(sums)
             # Copies, since the next call of the model clears its own.
-            copies = (part.copy() for part in notes)
+            copies = (part.copy() for part in others)
             self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = copies
 
     def abandon(self) -> None:
@@ -297,7 +301,9 @@ class SequenceParallel(TokenCuts):
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
         """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
-            turns = range(self._attended[layer] if self._attended else self.adapter.attentions)
+            # A known call may have attended nowhere, since its blocks were left out.
+            is_counted = self._is_known or bool(self._attended)
+            turns = range(self._attended[layer] if is_counted else self.adapter.attentions)
             samples = int(batch * self._folds.get(layer, 1))
             return [(layer + turn * len(self.layers), samples, cut) for turn in turns]
         numbers = ((layer + sample * len(self.layers), sample) for sample in range(batch))

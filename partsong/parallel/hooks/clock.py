@@ -22,6 +22,7 @@ class StepClock:
         branch: index of the current call within the step.
         num_steps: steps of this generation where known.
         steps_before: number of steps in the generation before.
+        passed_over: announced steps that image-to-image pipelines do not make.
         is_over: whether the pipeline's call has returned; it may have made fewer steps than were announced.
     """
 
@@ -31,10 +32,12 @@ class StepClock:
     def __init__(self) -> None:
         self.step, self.branch, self.steps_before = 0, 0, 0
         self.num_steps: int | None = None
+        self.passed_over = 0
         self.driven, self.is_over = False, False
         self._calls = 0
         self._times: list[float] = []
         self._levels: list[float] = []
+        self._left_out: dict[int, set[int]] = {}
         self._on_begin: list[Callable[[], None]] = []
         self._on_change: list[Callable[[int], None]] = []
 
@@ -59,9 +62,10 @@ class StepClock:
             levels: the noise level of every step and perhaps of the end; None takes the timesteps.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
-        self.num_steps = None if times is None else len(times)
+        self.num_steps, self.passed_over = None if times is None else len(times), 0
         self._times = list(times or ())
         self._levels = [] if levels is None or len(levels) < len(self._times) else list(levels)
+        self._left_out = {}
         for callback in self._on_begin:
             callback()
 
@@ -69,8 +73,8 @@ class StepClock:
         """Notes the timestep of the first step, since image-to-image pipelines skip earlier ones."""
         now = _first(timestep)
         if now in self._times:
-            skipped = self._times.index(now)
-            self._times, self._levels = self._times[skipped:], self._levels[skipped:]
+            self.passed_over = self._times.index(now)
+            self._times, self._levels = self._times[self.passed_over :], self._levels[self.passed_over :]
             self.num_steps = len(self._times)
 
     def advance(self) -> None:
@@ -103,10 +107,19 @@ class StepClock:
             self.advance()
             self._times.append(now)
 
+    def leave_out(self) -> None:
+        """Notes that the blocks of the call at work are left out, so later steps find nothing of this one."""
+        self._left_out.setdefault(self.branch, set()).add(self.step)
+
     @property
     def step_ratio(self) -> float | None:
-        """Returns the interval from the last step to this one over the interval before it; None where unknown."""
-        return self.reach(self.step - 2, self.step - 1)
+        """Returns the interval from the last step to this one over the interval before it; None where unknown.
+
+        Steps in which the blocks of this branch were left out do not count.
+        """
+        left_out = self._left_out.get(self.branch, ())
+        full = [step for step in range(self.step) if step not in left_out][-2:]
+        return self.reach(*full) if len(full) == 2 else None
 
     def reach(self, before: int, last: int) -> float | None:
         """Returns the interval from step `last` to this one over that from `before` to `last`; None where unknown."""

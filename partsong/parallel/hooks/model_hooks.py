@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ __all__ = [
     "sample_of",
     "samples_of",
     "signature_of",
+    "with_samples",
 ]
 
 PREFIX = "partsong."
@@ -274,6 +275,12 @@ def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, tuple):
         return tuple(part if _is_kept(part) else map_samples(part, change) for part in output)
     return output
+
+
+def with_samples(output: Any, part: Any, rows: Sequence[int]) -> Any:
+    """Replaces some samples of what a diffusers model returned by what it returned for those alone."""
+    parts = iter(samples_of(part))
+    return map_samples(output, lambda x: x.index_copy(0, torch.tensor(rows, device=x.device), next(parts)))
 
 
 def _is_kept(part: Any) -> bool:

@@ -18,9 +18,9 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
-from partsong.parallel.plan.seen import Seen, counting_flops
+from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
@@ -41,7 +41,7 @@ class Denoiser:
     Attributes:
         cut: how its input is cut over ranks; None where every rank has all of it.
         seen: the shapes of its calls.
-        shared: the ranks that share the call at work: all of them, or those of one guidance branch.
+        shared: the ranks that hold parts of the same samples.
         attachments: what strategies have put on its blocks.
         has_shares: whether this rank has its share of the residuals only, from a ControlNet that is cut too.
     """
@@ -56,11 +56,10 @@ class Denoiser:
         self.stages = plan.stages(plan.clock)
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
-        self.shared = self.everyone
+        self.shared = mesh.axis(*(axis for axis in AXES if axis not in ("cfg", "data")))
         # Innermost: what is cut elsewhere reaches a cache as this rank has it.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
         self.attachments = [attachment for attachment in attached if attachment is not None]
-        self._of_branch = mesh.axis(*(a for a in AXES if a != "cfg")) if mesh.degrees["cfg"] > 1 else self.everyone
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
@@ -148,7 +147,6 @@ class Denoiser:
         return self.batch.axis.size > 1 and len(named[self.adapter.sample]) > 1
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        self.shared = self.everyone if self.splits(named) else self._of_branch
         self.guidance.computed, self.guidance.was_ready = 0, False
         if self.guidance.axis.size > 1 and not self.splits(named):
             return self.guidance.run(forward, named)
@@ -163,8 +161,23 @@ class Denoiser:
             return self.batch.run(forward, named, named[self.adapter.sample])
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
+        """Runs the model; once more for samples that a strategy has postponed while it left others out."""
+        runs: list[ModelRun] = []
         if self.cut is not None:
             self._note_shapes(named)
+        output = self._run_once(forward, named, runs)
+        for attachment in self.attachments:
+            if rows := list(attachment.postponed):
+                part = self._run_once(forward, self.batch.rules.cut(named, rows, len(named[self.adapter.sample])), runs)
+                output = with_samples(output, part, rows)
+        if self.cut is not None:
+            tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
+            self.seen.note_tokens(tokens, tuple(runs), self.plan.clock.branch)
+        return output
+
+    def _run_once(self, forward: Callable[..., Any], named: dict[str, Any], runs: list[ModelRun]) -> Any:
+        """Runs the model for one batch and adds a note to `runs`."""
+        if self.cut is not None:
             self.cut.begin_forward(named[self.adapter.sample])
         active = ledger.active()
         if active is None:
@@ -175,14 +188,13 @@ class Denoiser:
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
         if self.cut is not None:
-            tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
-            self.seen.note_tokens(tokens, self.cut.call_notes(), self.plan.clock.branch)
+            runs.append(ModelRun(len(named[self.adapter.sample]), self.cut.call_notes()))
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """Makes a call and counts its operations: anew where they do not follow from its shapes."""
         part = None if self.cut is None else (self.cut.axis.index, self.cut.axis.size)
-        varies = self.adapter.mixes or (self.cut is not None and self.cut.varies)
+        varies = self.adapter.mixes or bool(self.attachments) or (self.cut is not None and self.cut.varies)
         return counting_flops(forward, named, {} if varies else self.seen.flops, part)
 
     def _note_shapes(self, named: dict[str, Any]) -> None:

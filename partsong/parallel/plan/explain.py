@@ -10,7 +10,7 @@ from torch import nn
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.plan.control import ControlNet
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.parallel.plan.seen import DenoiserCall, Seen
+from partsong.parallel.plan.seen import DenoiserCall, ModelRun, Seen
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
@@ -162,13 +162,13 @@ class _Account:
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
     def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
-        decided = sum(attachment.predict(step) for attachment in denoiser.attachments)
         if call.is_split:
             index = self.place(rank, "data", "cfg")
             gathered = denoiser.batch.predict(call.sample_bytes, call.batch, index)
             local = max(1, split_sizes(call.batch, denoiser.batch.axis.size)[index])
+            decided = sum(attachment.predict(step, local) for attachment in denoiser.attachments)
             return decided + gathered + self.cut_bytes(denoiser, call, 0, step, rank, local)
-        total = 0
+        decided, total = sum(attachment.predict(step, call.batch) for attachment in denoiser.attachments), 0
         if call.branches:
             index = self.place(rank, "cfg")
             own = denoiser.guidance.of_rank(call.branches, index)
@@ -181,11 +181,17 @@ class _Account:
     def cut_bytes(self, denoiser: Denoiser, call: DenoiserCall, branch: int, step: int, rank: int, batch: int) -> int:
         if denoiser.cut is None:
             return 0
-        denoiser.cut.recall(call.notes[branch])
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
-        return self.forward_bytes(denoiser, denoiser.cut, batch, call.tokens[branch], (step, begins), rank)
+        tokens, runs = call.tokens[branch], call.runs[branch] or (ModelRun(batch, None),)
+        total = 0
+        for run in runs:
+            denoiser.cut.recall(run.notes)
+            # A rank with another share of the batch is taken to leave out as large a part of it.
+            samples = batch * run.samples // runs[0].samples
+            total += self.forward_bytes(denoiser, denoiser.cut, samples, tokens, (step, begins), rank)
+        return total
 
     def control_bytes(self, net: ControlNet, step: int, rank: int, agreement: int) -> int:
         total = 0

@@ -13,7 +13,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from partsong import ledger
 from partsong.parallel.hooks.model_hooks import samples_of
 
-__all__ = ["DenoiserCall", "Seen", "counting_flops"]
+__all__ = ["DenoiserCall", "ModelRun", "Seen", "counting_flops"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """Remembers one run of the model within a call; a second one makes up for samples that the first left out.
+
+    Attributes:
+        samples: samples in it, on this rank.
+        notes: what else its bytes depend on (see `Cut.call_notes`).
+    """
+
+    samples: int
+    notes: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,7 @@ class DenoiserCall:
         batch: samples in it, before any split.
         sample_bytes: bytes of one output sample.
         tokens: tokens per stream; of several branches that ranks shared, those of each.
-        notes: beside each of `tokens`, what else its bytes depend on (see `Cut.call_notes`).
+        runs: beside each of `tokens`, the runs of the model; empty where this rank made none.
         is_split: the samples were shared out.
         branches: how many branches of guidance the ranks shared in it; 0 where each made the whole call.
         was_ready: the answer was there from an earlier call.
@@ -33,7 +46,7 @@ class DenoiserCall:
     batch: int
     sample_bytes: int
     tokens: tuple[Mapping[str, int], ...]
-    notes: tuple[Any, ...] = (None,)
+    runs: tuple[tuple[ModelRun, ...], ...] = ((),)
     is_split: bool = False
     branches: int = 0
     was_ready: bool = False
@@ -49,7 +62,7 @@ class Seen:
         branches: calls of the denoiser in the last step.
         tokens: tokens per stream in the last call.
         tokens_of: the same for the last call of each branch.
-        notes_of: beside `tokens_of`, what else the bytes of that call depend on.
+        runs_of: beside `tokens_of`, the runs of the model in that call.
         calls: what the calls of each step were, where the pipeline makes them.
         changed: steps in which a branch's calls took another shape than before.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
@@ -65,7 +78,7 @@ class Seen:
     branches: int = 1
     tokens: dict[str, int] = field(default_factory=dict)
     tokens_of: dict[int, dict[str, int]] = field(default_factory=dict)
-    notes_of: dict[int, Any] = field(default_factory=dict)
+    runs_of: dict[int, tuple[ModelRun, ...]] = field(default_factory=dict)
     calls: dict[int, list[DenoiserCall]] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
@@ -81,7 +94,7 @@ class Seen:
         self.calls.clear()
         self.changed.clear()
         self.tokens_of.clear()
-        self.notes_of.clear()
+        self.runs_of.clear()
         self.check_bytes = 0
 
     @property
@@ -95,17 +108,17 @@ class Seen:
         self.sample_bytes = sum(part[0].nbytes for part in samples_of(output))
         self.branches = 1 if branch == 0 else max(self.branches, branch + 1)
 
-    def note_tokens(self, tokens: dict[str, int], notes: Any, branch: int) -> None:
-        """Remembers how many tokens of each stream a branch had, and what else its bytes depend on."""
+    def note_tokens(self, tokens: dict[str, int], runs: tuple[ModelRun, ...], branch: int) -> None:
+        """Remembers how many tokens of each stream a branch had, and the runs of the model for it."""
         self.tokens = self.tokens_of[branch] = tokens
-        self.notes_of[branch] = notes
+        self.runs_of[branch] = runs
 
     def note_work(self, step: int, branch: int, *, is_split: bool, branches: int, was_ready: bool) -> None:
         """Remembers how the ranks shared the call that was noted last."""
         whose = range(branches) if branches else (branch,)
         tokens = tuple(self.tokens_of.get(each, self.tokens) for each in whose)
-        notes = tuple(self.notes_of.get(each) for each in whose)
-        call = DenoiserCall(self.batch, self.sample_bytes, tokens, notes, is_split, branches, was_ready)
+        runs = tuple(self.runs_of.get(each, ()) for each in whose)
+        call = DenoiserCall(self.batch, self.sample_bytes, tokens, runs, is_split, branches, was_ready)
         self.calls.setdefault(step, []).append(call)
 
     def calls_of(self, step: int, shares_branches: bool) -> list[DenoiserCall]:
@@ -122,10 +135,8 @@ class Seen:
         last = self.calls[max(self.calls)]
         if not shares_branches or len(last) == 1 or any(call.is_split or call.branches for call in last):
             return last
-        tokens, notes = (
-            tuple(parts) for parts in zip(*((call.tokens[0], call.notes[0]) for call in last), strict=True)
-        )
-        first = replace(last[0], tokens=tokens, notes=notes, branches=len(last), was_ready=True)
+        tokens, runs = (tuple(parts) for parts in zip(*((call.tokens[0], call.runs[0]) for call in last), strict=True))
+        first = replace(last[0], tokens=tokens, runs=runs, branches=len(last), was_ready=True)
         return [first, *(replace(call, was_ready=True) for call in last[1:])]
 
 

@@ -1,29 +1,28 @@
-"""Runs the blocks of a denoiser or leaves them out, and remembers what they added."""
+"""Runs the blocks of a denoiser or leaves them out, sample by sample."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.block_lists import Block, blocks_of
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
-from partsong.parallel.ranks.collectives import agree
-from partsong.parallel.step_cache.forecasts import FORECASTS, Added, History
+from partsong.parallel.step_cache.additions import Additions, added_to, as_returned
+from partsong.parallel.step_cache.history import Added, Forecaster
+from partsong.parallel.step_cache.knobs import CacheKnobs
+from partsong.parallel.step_cache.measuring import Measure, Measuring
 from partsong.parallel.strategy import Site
 
-if TYPE_CHECKING:
-    from partsong.parallel.step_cache.strategy import StepCache
+__all__ = ["CachedBlocks", "Decision"]
 
-__all__ = ["CachedBlocks"]
 
-_Values = tuple[Any, ...]
+class _SeenEnough(Exception):  # noqa: N818 - it is no error
+    """Ends the call of the first block when its modulated input has shown that its blocks are left out."""
 
 
 @dataclass(slots=True)
@@ -31,19 +30,54 @@ class _Memory:
     """Remembers the last steps of one guidance branch.
 
     Attributes:
-        first: what the first block added in the last full step.
-        full: what each list of blocks added in the last full steps, by step; without the first block where that always
-            runs.
-        recent: the same for the last steps of any kind.
-        skips: steps left out since the last full one.
         shapes: of the model's arguments; nothing that was kept fits others.
+        forecaster: knows what lists of blocks added.
+        measure: estimates how far off a forecast would be; None where a mask decides.
+        skips: for each sample that decides for itself, the steps left out since its last full one.
     """
 
-    first: Tensor | None = None
-    full: list[tuple[int, Added]] = field(default_factory=list)
-    recent: list[tuple[int, Added]] = field(default_factory=list)
-    skips: int = 0
-    shapes: tuple[Any, ...] = ()
+    shapes: tuple[Any, ...]
+    forecaster: Forecaster
+    measure: Measure | None
+    skips: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Says what became of one call.
+
+    Attributes:
+        step: number of the step.
+        branch: number of the guidance branch.
+        left_out: of each sample, whether its blocks were left out.
+        errors: what the measure estimated, for each sample that decided for itself; empty where nothing was measured.
+    """
+
+    step: int
+    branch: int
+    left_out: tuple[bool, ...]
+    errors: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Holds what one run of the model knows.
+
+    Attributes:
+        additions: adds up what its blocks add.
+        rows: the samples it is for; None is all of them.
+        leaves_out: whether blocks are left out; None while that is open.
+        ahead: what the lists of blocks are forecast to add.
+        reached: blocks that were called so far.
+        first: what left the first block, where the measure needed it to run.
+    """
+
+    additions: Additions
+    rows: list[int] | None = None
+    leaves_out: bool | None = None
+    ahead: Added = field(default_factory=list)
+    reached: int = 0
+    first: tuple[Any, ...] = ()
 
 
 class CachedBlocks:
@@ -54,168 +88,223 @@ class CachedBlocks:
         denoiser: the denoiser with these blocks.
 
     Attributes:
-        computed: calls of this generation in which all blocks ran.
-        skipped: calls in which blocks were left out.
-        evaluations: blocks that ran in this generation.
+        computed: how often in this generation a sample's blocks all ran.
+        skipped: how often they were left out.
+        evaluations: blocks that ran for a sample in this generation.
+        decisions: what became of each call of this generation.
     """
 
-    def __init__(self, knobs: StepCache, denoiser: Site) -> None:
+    def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
         self.knobs, self.denoiser, self.clock = knobs, denoiser, denoiser.clock
         self.blocks = blocks_of(denoiser.module, denoiser.adapter)
-        self.forecast = FORECASTS[knobs.forecast]
+        self.measuring = Measuring(knobs, denoiser)
+        others = [other for other in denoiser.strategies if other.reads_last_step]
+        #: What such a strategy sends in its warm-up is the first that it reads, so nothing is left out there.
+        self.warmup_steps = max([knobs.warmup_steps, *(other.warmup_steps for other in others)])
         self.computed = self.skipped = self.evaluations = 0
-        self._memories: defaultdict[int, _Memory] = defaultdict(_Memory)
-        self._reached, self._skips = 0, False
-        self._has_residuals = False
-        self._start: _Values = ()
-        self._leaving: _Values = ()
-        self._sum: _Values = ()
-        #: Of the call at work: what each list of blocks added so far, or what each is forecast to add.
-        self._added: Added = []
-        self._ahead: Added = []
+        self.decisions: list[Decision] = []
+        self._memories: dict[int, _Memory] = {}
+        self._named: Mapping[str, Any] = {}
+        self._pass = _Pass(Additions(False))
+        self._postponed: list[int] = []
+        self._shape: Any = None
+        self._on_computed: list[Callable[[Added], None]] = []
         self.clock.on_begin(self.reset)
 
     def reset(self) -> None:
         """Forgets the last generation."""
         self._memories.clear()
+        self.decisions.clear()
+        self._postponed = []
         self.computed = self.skipped = self.evaluations = 0
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on, before those that cut, which must be outside of them."""
+        root = self.denoiser.module
         for number, block in enumerate(self.blocks):
-            hooks.add(block.module, AroundHook(self._around(number, block), signature_of(block.module)), "cache")
-        hooks.add(self.denoiser.module, InputHook(self._begin, signature_of(self.denoiser.module)), "cache-begin")
-        hooks.add(self.denoiser.module, OutputHook(self._end), "cache-end")
+            run = self._around(block) if number else self._around_first(block)
+            hooks.add(block.module, AroundHook(run, signature_of(block.module)), "cache")
+        if self.measuring.place == "input":
+            attention = self.measuring.attention_in(self.blocks[0])
+            hooks.add(attention, InputHook(self._look_at_input, signature_of(attention)), "cache-input")
+        hooks.add(root, InputHook(self._begin, signature_of(root)), "cache-begin")
+        hooks.add(root, OutputHook(self._end), "cache-end")
 
-    def _begin(self, named: dict[str, Any]) -> None:
-        self._reached, self._skips = 0, False
-        self._start = self._leaving = self._sum = ()
-        self._added, self._ahead = [], []
-        self._has_residuals = any(named.get(name) is not None for name in self.denoiser.adapter.residuals)
-        shapes = tuple(value.shape for value in tree_leaves(named) if isinstance(value, Tensor))
-        if self._memory.shapes != shapes:
-            self._memories[self.clock.branch] = _Memory(shapes=shapes)
-        if self.knobs.mask is not None:
-            self._decide(self._may_skip and self.knobs.leaves_out(self.clock.step))
+    def on_computed(self, callback: Callable[[Added], None]) -> None:
+        """Calls `callback` with what every list of blocks added, after each run in which all blocks ran."""
+        self._on_computed.append(callback)
 
-    def _end(self, output: Any) -> Any:
-        if self._reached != len(self.blocks):
-            raise UnsupportedError(
-                f"StepCache on {self.denoiser.adapter.model}: {self._reached} of {len(self.blocks)} blocks were "
-                "called; calls that leave blocks out (skip_layers) cannot be cached, leave StepCache out"
-            )
-        if not self._skips:
-            self._keep(self._memory.full, self.forecast.num_full)
-        self._keep(self._memory.recent, self.forecast.num_recent)
-        self._start = self._leaving = ()
-        return output
-
-    def _keep(self, kept: list[tuple[int, Added]], num: int) -> None:
-        kept.append((self.clock.step, self._added))
-        del kept[: max(len(kept) - num, 0)]
-
-    def predict(self, step: int) -> int:
+    def predict(self, step: int, batch: int) -> int:
         """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
         is_last = self.knobs.keep_last and self.clock.num_steps == step + 1
-        if self.knobs.mask is not None or step < self.knobs.warmup_steps or is_last:
+        if self.measuring.place == "nowhere" or step < self.warmup_steps or is_last:
             return 0
-        return 16 * (self.denoiser.shared.size - 1)
+        return 16 * self.measuring.samples(batch) * (self.denoiser.shared.size - 1)
+
+    @property
+    def postponed(self) -> Sequence[int]:
+        """Lists the samples of the call at work whose blocks a second run has to compute, as others' were left out."""
+        return self._postponed
+
+    def _begin(self, named: dict[str, Any]) -> None:
+        adapter, step = self.denoiser.adapter, self.clock.step
+        one = _Pass(Additions(any(named.get(name) is not None for name in adapter.residuals)))
+        if self._postponed:
+            one.rows, one.leaves_out, self._postponed = self._postponed, False, []
+            one.first = tuple(None if value is None else value[one.rows] for value in self._pass.first)
+            self._pass = one
+            return
+        self._pass, self._named = one, named
+        shapes = tuple(value.shape for value in tree_leaves(named) if isinstance(value, Tensor))
+        known = self._memories.get(self.clock.branch)
+        if known is None or known.shapes != shapes:
+            self._remember(self.measuring.deciders(named), shapes)
+        if self.denoiser.shared.dry:  # a dry run computes everything
+            one.leaves_out = False
+        elif self.knobs.mask is not None:
+            self._decide([self._may_skip and self.knobs.leaves_out(step)])
+        elif self.measuring.place == "nowhere":
+            self._measure(None)
+
+    def _remember(self, samples: int, shapes: tuple[Any, ...]) -> None:
+        forecaster = Forecaster(self.knobs.forecast, samples, self.clock.level)
+        measure = self.measuring.measure(samples)
+        self._memories[self.clock.branch] = _Memory(shapes, forecaster, measure, [0] * samples)
+
+    def _end(self, output: Any) -> Any:
+        one, step = self._pass, self.clock.step
+        if one.reached != len(self.blocks):
+            raise UnsupportedError(
+                f"StepCache on {self.denoiser.adapter.model}: {one.reached} of {len(self.blocks)} blocks were "
+                "called; calls that leave blocks out (skip_layers) cannot be cached, leave StepCache out"
+            )
+        if not one.leaves_out and not self.denoiser.shared.dry:
+            self._memory.forecaster.note(one.additions.lists, step, one.rows)
+            for callback in self._on_computed:
+                callback(one.additions.lists)
+        if not self._postponed:
+            self._pass, self._named = _Pass(Additions(False)), {}
+        return output
 
     @property
     def _memory(self) -> _Memory:
         return self._memories[self.clock.branch]
 
-    def _around(self, number: int, block: Block) -> Callable[..., Any]:
-        is_first = number == 0 and self.knobs.mask is None  # it always runs
-
+    def _around(self, block: Block) -> Callable[..., Any]:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-            self._reached += 1
+            self._pass.reached += 1
             entering = tuple(named[name] for name in block.names)
-            if self._skips and not is_first:
-                return _returned(self._forecast_after(entering) if block.is_last else entering)
-            output = forward(**named)
-            self.evaluations += 1
-            leaving = output if isinstance(output, tuple) else (output,)
-            if is_first:
-                self._ask(leaving[block.picture] - entering[block.picture])
-                if self._skips and block.is_last:
-                    return _returned(self._forecast_after(leaving))
-                entering = leaving  # what the first block adds is never left out
-            if not self._skips:
-                self._note(entering, leaving, block.is_last)
-            return output
+            return self._passed(block, entering) if self._pass.leaves_out else self._computed(block, forward, named)
 
         return run
 
-    def _note(self, entering: _Values, leaving: _Values, is_last: bool) -> None:
-        """Adds up what the blocks of a list add, without what the model adds between two of them."""
-        if len(entering) != len(self._leaving) or any(a is not b for a, b in zip(entering, self._leaving, strict=True)):
-            self._close_run()
-            self._start = entering
-        self._leaving = leaving
-        # Residuals may be added in place, where the next block gets the tensor that this one returned.
-        if is_last or self._has_residuals:
-            self._close_run()
-        if is_last:
-            self._added.append(self._sum)
-            self._sum = ()
+    def _around_first(self, block: Block) -> Callable[..., Any]:
+        """Returns how the first block runs, which may have to decide about all blocks."""
+        always_runs = self.measuring.place == "first_block"
 
-    def _close_run(self) -> None:
-        if self._leaving:
-            # A last block may return no text, since nothing reads it after that.
-            pairs = zip(self._leaving, self._start, strict=True)
-            added: _Values = tuple(None if after is None else after - before for after, before in pairs)
-            self._sum = _sum(self._sum, added) if self._sum else added
-        self._start = self._leaving = ()
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+            one = self._pass
+            one.reached += 1
+            entering = tuple(named[name] for name in block.names)
+            self._check_batch(entering[block.picture])
+            if always_runs:
+                return self._first(block, forward, named, entering)
+            if one.leaves_out:
+                return self._passed(block, entering)
+            try:
+                return self._computed(block, forward, named)
+            except _SeenEnough:
+                return self._passed(block, entering)
 
-    def _forecast_after(self, entering: _Values) -> _Values:
-        """Returns what leaves the next list of blocks, by the forecast of this step."""
-        ahead = self._ahead[len(self._added)]
-        self._added.append(ahead)
-        return _sum(entering, ahead)
+        return run
+
+    def _check_batch(self, entering: Tensor) -> None:
+        """Lets a batch decide together where its samples are not the first dimension of what enters the blocks.
+
+        Raises:
+            UnsupportedError: the samples of a second run are not what they were among the others.
+        """
+        samples, shape = len(self._memory.skips), entering.shape[1:]
+        if self._pass.rows is not None and shape != self._shape:
+            raise UnsupportedError(
+                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without "
+                "the others; call it with samples of one length, or with one at a time"
+            )
+        self._shape = shape
+        if self._pass.rows is None and samples > 1 and len(entering) != samples:
+            self.measuring.decides_together = True
+            self._remember(1, self._memory.shapes)
+
+    def _first(
+        self, block: Block, forward: Callable[..., Any], named: dict[str, Any], entering: tuple[Any, ...]
+    ) -> Any:
+        """Runs the first block where a measure looks at what it adds; that is never left out."""
+        one = self._pass
+        if one.rows is None:
+            one.first = self._run(block, forward, named)
+            if one.leaves_out is None:
+                self._measure(one.first[block.picture] - entering[block.picture])
+        if one.leaves_out:
+            return self._passed(block, one.first)
+        one.additions.note(one.first, one.first, block.is_last)
+        return as_returned(one.first)
+
+    def _computed(self, block: Block, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        entering = tuple(named[name] for name in block.names)
+        leaving = self._run(block, forward, named)
+        self._pass.additions.note(entering, leaving, block.is_last)
+        return as_returned(leaving)
+
+    def _run(self, block: Block, forward: Callable[..., Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        output = forward(**named)
+        self.evaluations += len(named[block.names[block.picture]])
+        return output if isinstance(output, tuple) else (output,)
+
+    def _passed(self, block: Block, entering: tuple[Any, ...]) -> Any:
+        """Returns what leaves a block that is left out: at the end of its list, what that is forecast to add."""
+        if not block.is_last:
+            return as_returned(entering)
+        lists = self._pass.additions.lists
+        ahead = self._pass.ahead[len(lists)]
+        lists.append(ahead)
+        return as_returned(added_to(entering, ahead))
+
+    def _look_at_input(self, named: dict[str, Any]) -> None:
+        """Decides by what the first attention attends to."""
+        if self._pass.leaves_out is None:
+            self._measure(next(iter(named.values())))
+            if self._pass.leaves_out:
+                raise _SeenEnough
 
     @property
     def _may_skip(self) -> bool:
-        if self.denoiser.shared.dry or not self._memory.full:  # a dry run computes everything
-            return False
         is_kept = self.knobs.keep_last and self.clock.is_last_step
-        return self.clock.step >= self.knobs.warmup_steps and not is_kept
+        return self._memory.forecaster.is_ready and self.clock.step >= self.warmup_steps and not is_kept
 
-    def _ask(self, first: Tensor) -> None:
-        """Asks the first block whether the others are left out, alike on all ranks that share the call."""
-        memory = self._memory
-        may_skip = self._may_skip and memory.skips < self.knobs.max_skips
-        self._decide(may_skip and self._change(first, memory.first) < self.knobs.threshold)
-        if not self._skips:
-            memory.first = first
+    def _measure(self, seen: Tensor | None) -> None:
+        """Asks the measure for which samples blocks are left out, alike on all ranks that hold parts of them."""
+        memory, knobs = self._memory, self.knobs
+        assert memory.measure is not None
+        left_out, errors = [False] * len(memory.skips), list[float]()
+        if self._may_skip:
+            errors = memory.measure.errors(seen, self.clock.step)
+            pairs = zip(errors, memory.skips, strict=True)
+            left_out = [error < knobs.threshold and skips < knobs.max_skips for error, skips in pairs]
+        memory.measure.settle(seen, [not left for left in left_out])
+        self._decide(left_out, errors)
 
-    def _decide(self, skips: bool) -> None:
-        """Leaves the blocks of this call out, or runs them."""
-        memory, self._skips = self._memory, skips
-        if skips:
-            memory.skips += 1
-            self.skipped += 1
-            # The levels of steps are settled when those have ended, so the steps are kept and not the levels.
-            kinds = (memory.full, memory.recent)
-            full, recent = ([(self.clock.level(step), added) for step, added in kept] for kept in kinds)
-            self._ahead = self.forecast.run(History(full, recent), self.clock.level(self.clock.step))
-        else:
-            memory.skips = 0
-            self.computed += 1
-
-    def _change(self, first: Tensor, before: Tensor | None) -> float:
-        assert before is not None
-        change = (first - before).abs().sum(dtype=torch.float64).item()
-        size = before.abs().sum(dtype=torch.float64).item()
-        rows = agree(self.denoiser.shared, [change, size], name="whether to leave blocks out")
-        change, size = (sum(row[i] for row in rows) for i in range(2))
-        return change / size if size else float(change > 0)
-
-
-def _sum(values: _Values, more: _Values) -> _Values:
-    return tuple(None if b is None else a + b for a, b in zip(values, more, strict=True))
-
-
-def _returned(values: _Values) -> Any:
-    """Returns values as a block does: one value alone, several as a tuple."""
-    return values if len(values) > 1 else next(iter(values))
+    def _decide(self, left_out: list[bool], errors: Sequence[float] = ()) -> None:
+        """Leaves the blocks of this call out for some samples, or runs them for all."""
+        memory, one = self._memory, self._pass
+        memory.skips = [skips + 1 if left else 0 for skips, left in zip(memory.skips, left_out, strict=True)]
+        one.leaves_out = any(left_out)
+        self._postponed = [row for row, left in enumerate(left_out) if not left] if one.leaves_out else []
+        if one.leaves_out:
+            one.ahead = memory.forecaster.at(self.clock.step)
+        if all(left_out):
+            self.clock.leave_out()
+        total = len(self._named[self.denoiser.adapter.sample])
+        each = tuple(left_out) if len(left_out) == total else (left_out[0],) * total
+        self.decisions.append(Decision(self.clock.step, self.clock.branch, each, tuple(errors)))
+        self.skipped += sum(each)
+        self.computed += total - sum(each)

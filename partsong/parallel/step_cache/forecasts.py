@@ -1,36 +1,26 @@
-"""Forecasts what blocks add in a step from what they added in earlier ones, over the noise level."""
+"""Forecasts a tensor at a noise level from its values at earlier ones, in any distances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-__all__ = ["FORECASTS", "Added", "Forecast", "ForecastName", "History", "foca", "interpolated", "polynomial_weights"]
+import torch
+from torch import Tensor
+
+__all__ = ["ORDERS", "ForecastName", "foca_weights", "polynomial_weights", "weighted"]
 
 ForecastName = Literal["hold", "linear", "quadratic", "foca"]
 
-#: What each list of blocks adds to each of the values that pass through it; None where a list returns no such value.
-Added = list[tuple[Any, ...]]
-
-
-@dataclass(slots=True)
-class History:
-    """Remembers what blocks added, each with the noise level of its step; the newest stands last.
-
-    Attributes:
-        full: of the last steps that were computed in full.
-        recent: of the last two steps of any kind. Only FoCa fills it.
-    """
-
-    full: list[tuple[float, Added]] = field(default_factory=list)
-    recent: list[tuple[float, Added]] = field(default_factory=list)
+#: The degree of each polynomial forecast.
+ORDERS = {"hold": 0, "linear": 1, "quadratic": 2}
 
 
 def polynomial_weights(levels: Sequence[float], level: float) -> list[float]:
     """Weighs values at some noise levels, so that their sum is their interpolating polynomial at another level.
+
+    This is Newton's polynomial of divided differences, written as a sum of the values.
 
     Args:
         levels: where the values are known, no two alike, in any distances.
@@ -49,90 +39,49 @@ def polynomial_weights(levels: Sequence[float], level: float) -> list[float]:
     ]
 
 
-def interpolated(history: History, level: float, order: int) -> Added:
-    """Evaluates the polynomial through the last `order` + 1 full steps, of a lower degree where there are fewer.
-
-    Args:
-        history: holds at least one full step.
-        level: noise level of the step that is left out.
-        order: degree of the polynomial: 0 holds the last value.
-    """
-    known = _distinct(history.full)[-order - 1 :]
-    weights = polynomial_weights([at for at, _ in known], level)
-    return _weighted_sum(weights, [added for _, added in known])
-
-
-def foca(history: History, level: float) -> Added:
-    """Forecasts by Heun's rule: with the mean of the slope of the last two full steps and that of the last two values.
+def foca_weights(full: Sequence[float], recent: Sequence[float], level: float) -> tuple[list[float], list[float]]:
+    """Weighs the last two full steps and the last two values as Heun's rule does, by the mean of their two slopes.
 
     The last two values are those of the last two steps, forecast or not. On even intervals this is
     A + e/2 ((A - A') + (F - F')), with A the full steps, F the last values and e the intervals since A. Here slopes are
     taken over the noise level, so a straight line is continued exactly over uneven intervals too.
 
     Args:
-        history: holds at least one full step; with only one, that is held.
+        full: noise levels of the last two full steps, newest first.
+        recent: noise levels of the last two values, newest first.
         level: noise level of the step that is left out.
 
+    Returns:
+        Weights of the full steps and of the last values.
+
     Source: FoCa, arXiv 2508.16211.
+
+    Example:
+        >>> foca_weights([2.0, 4.0], [1.0, 2.0], 0.0)
+        ([1.5, -0.5], [-1.0, 1.0])
     """
-    full, recent = _distinct(history.full)[-2:], _distinct(history.recent)[-2:]
-    if len(full) < 2 or len(recent) < 2:
-        return full[-1][1]
-    half = (level - full[-1][0]) / 2
-    weights, values = [1.0], [full[-1][1]]
-    for (old_at, old), (new_at, new) in (full, recent):
-        weights += [half / (new_at - old_at), -half / (new_at - old_at)]
-        values += [new, old]
-    return _weighted_sum(weights, values)
+    half = (level - full[0]) / 2
+    by_full, by_recent = half / (full[0] - full[1]), half / (recent[0] - recent[1])
+    return [1.0 + by_full, 0.0 - by_full], [by_recent, 0.0 - by_recent]
 
 
-def _distinct(known: Sequence[tuple[float, Added]]) -> list[tuple[float, Added]]:
-    """Drops values that a later one at the same noise level replaces: Heun's scheduler comes to a level twice."""
-    return [entry for i, entry in enumerate(known) if all(entry[0] != later[0] for later in known[i + 1 :])]
+def weighted(values: Sequence[Tensor], weights: Sequence[Sequence[float]]) -> Tensor:
+    """Adds values up, each sample with weights of its own.
 
+    Args:
+        values: tensors `[B, ...]` of one shape.
+        weights: for each sample a weight of every value, or one row for all samples.
 
-def _weighted_sum(weights: Sequence[float], values: Sequence[Added]) -> Added:
-    """Adds up weighted values; a single one of weight 1 is returned as it is."""
-    if len(values) == 1:
-        return values[0]
-    return [
-        tuple(None if parts[0] is None else _weighted(weights, parts) for parts in zip(*lists, strict=True))
-        for lists in zip(*values, strict=True)
-    ]
-
-
-def _weighted(weights: Sequence[float], parts: Sequence[Any]) -> Any:
-    total = parts[0] * weights[0]
-    for weight, part in zip(weights[1:], parts[1:], strict=True):
-        total = total.add(part, alpha=weight)
-    return total
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Describes a way to forecast.
-
-    Attributes:
-        run: computes it from what is remembered, at a noise level.
-        num_full: full steps to remember.
-        num_recent: steps of any kind to remember.
+    Returns:
+        The sum `[B, ...]` in the values' type, computed in single precision at least. A single value of weight 1 is
+        returned as it is.
     """
-
-    run: Callable[[History, float], Added]
-    num_full: int
-    num_recent: int = 0
-
-
-def _interpolating(order: int) -> Forecast:
-    # One more than it takes, since a scheduler may come to a noise level twice.
-    return Forecast(lambda history, level: interpolated(history, level, order), order + 1 + (order > 0))
-
-
-FORECASTS: Mapping[str, Forecast] = MappingProxyType(
-    {
-        "hold": _interpolating(0),
-        "linear": _interpolating(1),
-        "quadratic": _interpolating(2),
-        "foca": Forecast(foca, 3, 3),
-    }
-)
+    first = values[0]
+    if all(row[0] == 1.0 and not any(row[1:]) for row in weights):
+        return first
+    precision = torch.promote_types(first.dtype, torch.float32)
+    columns = torch.tensor(weights, dtype=precision, device=first.device).T
+    total = torch.zeros_like(first, dtype=precision)
+    for value, column in zip(values, columns, strict=True):
+        total.addcmul_(value, column.view(-1, *[1] * (first.ndim - 1)))
+    return total.to(first.dtype)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
-from partsong.errors import UnsupportedError
-from partsong.knobs import Count, Digits, Number
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.knobs import Count, Digits, Number, check_fields
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.block_lists import chain_reason
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.step_cache.blocks import CachedBlocks
 from partsong.parallel.step_cache.forecasts import ForecastName
+from partsong.parallel.step_cache.measures import MeasureName
+from partsong.parallel.step_cache.tables import CacheCalibration
 from partsong.parallel.strategy import Kind, Site, Strategy
 
 __all__ = ["StepCache"]
@@ -21,29 +24,36 @@ __all__ = ["StepCache"]
 class StepCache(Strategy):
     """Leaves out the blocks of some steps, and adds what they are forecast to add.
 
-    The first block is always computed. What it adds is compared with what it added in the last full step. Where the sum
-    of absolute differences, relative to the sum of absolute values, is below `threshold`, the other blocks are left
-    out. With a `mask` nothing is compared: it says which steps are left out, the first block with the others.
+    A measure estimates how far off a forecast would be. Where the estimate is below `threshold`, blocks are left out.
+    Each sample of a batch decides for itself, and so does each guidance branch. With a `mask` nothing is measured: it
+    says which steps are left out.
 
     What the blocks would have added is forecast from the last full steps over the scheduler's noise level: held, or on
     the polynomial through the last two or three. What the model adds between blocks, such as the residuals of a
-    ControlNet, is always new. Guidance branches decide for themselves. Ranks that share a call add their sums up first,
-    so all decide alike, and as one rank would up to rounding. Approximate; with a threshold of 0 and no mask nothing is
-    left out. It has no ranks of its own: combine it with the strategies that split.
+    ControlNet, is always new. Ranks that hold parts of the same samples add their sums up first, so all decide alike,
+    and as one rank would up to rounding. Approximate; with a threshold of 0 and no mask nothing is left out. It has no
+    ranks of its own: combine it with the strategies that split.
 
     Args:
-        threshold: relative change below which blocks are left out.
-        warmup_steps: first steps that are computed in full.
+        threshold: estimated error below which blocks are left out.
+        warmup_steps: first steps that are computed in full. Those of a strategy that reads what its last step sent are
+            computed in full too.
         max_skips: steps in a row that may be left out; a mask may leave out more.
         forecast: "hold" adds again what was added last, "linear" and "quadratic" continue the polynomial through the
             last two and three full steps, "foca" takes the mean of two slopes.
         keep_last: whether the last step is always computed, where the number of steps is known.
         mask: a digit for each step after the warm-up, 1 to compute it and 0 to leave it out; it begins anew where it
-            ends, so "01" leaves out every second step. None lets the first block decide.
+            ends, so "01" leaves out every second step. None lets the measure decide.
+        measure: "first_block" always computes the first block, and compares what it adds with what it added in the last
+            full step. "input" adds up, since then, how far the modulated input of the first block has changed from step
+            to step, each change turned into one of the output by a calibrated polynomial. "magnitude" adds up how far
+            the size of what all blocks add has drifted, as calibrated. Both leave the first block out with the others.
+        calibration: what "input" and "magnitude" have to know of the model, as numbers or as a file with them. None
+            takes ``step_cache.json`` from the folder of the model.
 
-    Source: the first-block form of residual caches, ParaAttention's and TeaCache's (arXiv 2411.19108); forecasts:
-    TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over noise levels, and FoCa (arXiv
-    2508.16211); masks: cache-dit.
+    Source: the first-block form of residual caches, ParaAttention's, and TeaCache's (arXiv 2411.19108); MagCache's
+    ratios (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over
+    noise levels, and FoCa (arXiv 2508.16211); masks: cache-dit.
     """
 
     kind: ClassVar[Kind] = "approximate"
@@ -54,18 +64,28 @@ class StepCache(Strategy):
     forecast: ForecastName = "hold"
     keep_last: bool = True
     mask: Annotated[str, Digits("01")] | None = None
+    measure: MeasureName = "first_block"
+    calibration: CacheCalibration | Path | None = None
+
+    def validate(self) -> None:
+        """Refuses knob values out of bounds.
+
+        Raises:
+            ArgumentError: names the knob, the value and the legal ones.
+        """
+        check_fields(self)
+        if not isinstance(self.calibration, CacheCalibration | Path | str | None):
+            raise ArgumentError(f"StepCache: calibration={self.calibration!r}; use a CacheCalibration or a path")
 
     def stale(self) -> str:
         """Says what is old, and when."""
-        if self.mask is not None:
-            return (
-                f"all blocks in the steps after the first {self.warmup_steps} for which the mask {self.mask} has a 0, "
-                f"forecast ({self.forecast}); such a step sends less than is shown here"
-            )
+        blocks = "all blocks but the first" if self.measure == "first_block" and self.mask is None else "all blocks"
+        when = f"for which the mask {self.mask} has a 0"
+        if self.mask is None:
+            when = f"where the error is estimated below {self.threshold}, {self.max_skips} in a row"
         return (
-            f"all blocks but the first, where that one changed by less than {self.threshold} (after "
-            f"{self.warmup_steps} steps, {self.max_skips} in a row), forecast ({self.forecast}); such a step sends "
-            "less than is shown here"
+            f"{blocks} in the steps after the first {self.warmup_steps} {when}, forecast ({self.forecast}); such a "
+            "step sends less than is shown here"
         )
 
     def leaves_out(self, step: int) -> bool:
@@ -81,17 +101,11 @@ class StepCache(Strategy):
         """Puts on the hooks that compare and leave out, and returns what they share.
 
         Raises:
-            UnsupportedError: the model's blocks are not one chain, or another strategy needs every step.
+            UnsupportedError: the model's blocks are not one chain, or the measure was not calibrated for this model.
         """
         reason = self.refuses(denoiser.adapter)
         if reason is not None:
             raise UnsupportedError(f"StepCache on {denoiser.adapter.model}: {reason}")
-        for other in denoiser.strategies:
-            if other.reads_last_step:
-                raise UnsupportedError(
-                    f"{type(other).__name__} reads in every step what the step before sent, which StepCache may leave "
-                    "out; use one of them, or Ulysses with StepCache"
-                )
         cached = CachedBlocks(self, denoiser)
         cached.attach(hooks)
         return cached

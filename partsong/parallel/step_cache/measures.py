@@ -1,0 +1,136 @@
+"""Estimates, sample by sample, how far off a forecast would be if blocks were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.mesh import Axis
+
+__all__ = ["Compare", "FirstBlockChange", "InputChange", "MagnitudeDrift", "Measure", "MeasureName", "compared"]
+
+MeasureName = Literal["first_block", "input", "magnitude"]
+
+#: Returns the relative change of every sample between two tensors `[B, ...]`, alike on all ranks.
+Compare = Callable[[Tensor, Tensor], list[float]]
+
+
+class Measure(Protocol):
+    """Describes one measure of one guidance branch; it remembers what it saw in earlier steps."""
+
+    def errors(self, seen: Tensor | None, step: int) -> list[float]:
+        """Returns an estimate for every sample, in a step in which blocks may be left out.
+
+        Args:
+            seen: what the measure looks at, `[B, ...]`; None where it looks at nothing.
+            step: number of the step.
+        """
+        ...
+
+    def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
+        """Notes for which samples the blocks are computed in this step."""
+        ...
+
+
+class FirstBlockChange:
+    """Compares what the first block adds with what it added in the last computed step.
+
+    Args:
+        compare: compares two tensors.
+
+    Source: the first-block form of residual caches, ParaAttention's.
+    """
+
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
+        self._last: Tensor | None = None
+
+    def errors(self, seen: Tensor | None, step: int) -> list[float]:
+        """Returns the relative change of what the first block adds."""
+        assert seen is not None and self._last is not None
+        return self._compare(seen, self._last)
+
+    def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
+        """Remembers what the first block added where all blocks are computed."""
+        assert seen is not None
+        if self._last is None or all(computed):
+            self._last = seen
+        elif any(computed):
+            chosen = torch.tensor(computed, device=seen.device).view(-1, *[1] * (seen.ndim - 1))
+            self._last = torch.where(chosen, seen, self._last)
+
+
+class InputChange:
+    """Adds up the changes of output that the changes of the first block's modulated input stand for.
+
+    Args:
+        compare: compares two tensors.
+        output_change: turns a relative change of the input into one of the output.
+
+    Source: TeaCache, arXiv 2411.19108; a polynomial below 0 counts as 0 here.
+    """
+
+    def __init__(self, compare: Compare, output_change: Callable[[float], float]) -> None:
+        self._compare, self._output_change = compare, output_change
+        self._last: Tensor | None = None
+        self._sums: list[float] = []
+
+    def errors(self, seen: Tensor | None, step: int) -> list[float]:
+        """Returns the sum of the changes since the last computed step."""
+        assert seen is not None and self._last is not None
+        changes = map(self._output_change, self._compare(seen, self._last))
+        self._sums = [total + change for total, change in zip(self._sums, changes, strict=True)]
+        return self._sums
+
+    def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
+        """Remembers this step's input, and begins anew where all blocks are computed."""
+        self._last = seen
+        sums = self._sums or [0.0] * len(computed)
+        self._sums = [0.0 if done else total for total, done in zip(sums, computed, strict=True)]
+
+
+class MagnitudeDrift:
+    """Adds up how far the size of what all blocks add has drifted since the last computed step, as calibrated.
+
+    Args:
+        ratio_of: returns the calibrated ratio of a step.
+        samples: number of samples, which all get the same estimate.
+
+    Source: MagCache, arXiv 2506.09045.
+    """
+
+    def __init__(self, ratio_of: Callable[[int], float], samples: int) -> None:
+        self._ratio_of = ratio_of
+        self._products, self._sums = [1.0] * samples, [0.0] * samples
+
+    def errors(self, seen: Tensor | None, step: int) -> list[float]:
+        """Returns the sum of the drifts of the steps since the last computed one."""
+        self._products = [product * self._ratio_of(step) for product in self._products]
+        self._sums = [total + abs(1.0 - product) for total, product in zip(self._sums, self._products, strict=True)]
+        return self._sums
+
+    def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
+        """Begins anew where all blocks are computed."""
+        self._products = [1.0 if done else product for product, done in zip(self._products, computed, strict=True)]
+        self._sums = [0.0 if done else total for total, done in zip(self._sums, computed, strict=True)]
+
+
+def compared(now: Tensor, before: Tensor, samples: int, ranks: Axis) -> list[float]:
+    """Returns the sum of absolute differences over the sum of absolute values, for every sample and over all ranks.
+
+    Args:
+        now: `[B, ...]`.
+        before: the same in an earlier step.
+        samples: B, or 1 to take the batch as one sample.
+        ranks: those that hold parts of these samples; all of them call it.
+    """
+    sums = ((now - before).abs(), before.abs())
+    own = [each.reshape(samples, -1).sum(dim=1, dtype=torch.float64).tolist() for each in sums]
+    table = agree(ranks, [*own[0], *own[1]], name="whether to leave blocks out")
+    totals = [sum(column) for column in zip(*table, strict=True)]
+    pairs = zip(totals[:samples], totals[samples:], strict=True)
+    return [change / size if size else float(change > 0) for change, size in pairs]

@@ -1,0 +1,98 @@
+"""Chooses the measure of a step cache, what it looks at, and which samples decide for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import places
+from partsong.parallel.cuts.batch_rules import BatchRules
+from partsong.parallel.cuts.block_lists import Block
+from partsong.parallel.cuts.stacked_branches import has_stacked_branches
+from partsong.parallel.step_cache.calibration import Calibrated
+from partsong.parallel.step_cache.knobs import CacheKnobs
+from partsong.parallel.step_cache.measures import FirstBlockChange, InputChange, MagnitudeDrift, Measure, compared
+from partsong.parallel.strategy import Site
+
+__all__ = ["Measuring"]
+
+
+class Measuring:
+    """Makes the measures of one denoiser.
+
+    Args:
+        knobs: name the measure.
+        denoiser: the denoiser.
+
+    Attributes:
+        place: what a measure looks at: what the first block adds, the modulated input of that block, or nothing.
+        decides_together: whether a batch is left out as a whole or not at all.
+    """
+
+    def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
+        self.knobs, self.denoiser = knobs, denoiser
+        is_open = knobs.mask is None and knobs.measure != "magnitude"
+        self.place: Literal["first_block", "input", "nowhere"] = "nowhere"
+        if is_open:
+            self.place = "first_block" if knobs.measure == "first_block" else "input"
+        # Steps that are fixed are so for all samples, and what is sent for later steps is sent for all samples.
+        self.decides_together = not is_open or any(other.reads_last_step for other in denoiser.strategies)
+        is_calibrated = knobs.mask is None and knobs.measure != "first_block"
+        self.calibrated = Calibrated(knobs, denoiser) if is_calibrated else None
+
+    def samples(self, batch: int) -> int:
+        """Returns how many decisions a call for a batch takes."""
+        return 1 if self.decides_together else batch
+
+    def deciders(self, named: Mapping[str, Any]) -> int:
+        """Returns how many samples of a call decide for themselves; 1 where the batch decides together."""
+        total = len(named[self.denoiser.adapter.sample])
+        if total > 1 and not self.decides_together:
+            self.decides_together = not self._is_divisible(named, total)
+        return self.samples(total)
+
+    def _is_divisible(self, named: Mapping[str, Any], total: int) -> bool:
+        """Says whether the model can run for some samples of a call and give what it would give them in all of it."""
+        adapter = self.denoiser.adapter
+        # Padding to the longest item, and caches that the model fills, belong to the batch as a whole.
+        if adapter.padded or adapter.per_sample or any(named.get(name) is not None for name in adapter.layered):
+            return False
+        if adapter.trims_text or adapter.attends_per_sample or has_stacked_branches(self.denoiser.module):
+            return False
+        try:
+            BatchRules.of(adapter).cut(named, [0], total)
+        except UnsupportedError:
+            return False
+        return True
+
+    def measure(self, samples: int) -> Measure | None:
+        """Returns a measure for the samples of one guidance branch; None where a mask decides."""
+        if self.knobs.mask is not None:
+            return None
+        compare = partial(compared, samples=samples, ranks=self.denoiser.shared)
+        if self.calibrated is None:
+            return FirstBlockChange(compare)
+        if self.place == "input":
+            return InputChange(compare, self.calibrated.output_change)
+        return MagnitudeDrift(self.calibrated.ratio, samples)
+
+    def attention_in(self, block: Block) -> nn.Module:
+        """Returns the attention of a block whose input is the modulated input that is measured.
+
+        Raises:
+            UnsupportedError: there is no attention in it.
+        """
+        adapter, modules = self.denoiser.adapter, dict(self.denoiser.module.named_modules())
+        paths = (*adapter.attention, *adapter.linear_attention)
+        names = {name for path in paths for name in places(path, modules, optional=True)}
+        inside = [name for name in modules if name in names and name.startswith(f"{block.name}.")]
+        if not inside:
+            raise UnsupportedError(
+                f"StepCache on {adapter.model}: its first block has no self-attention whose input could be measured; "
+                'use measure="first_block"'
+            )
+        return modules[inside[0]]
