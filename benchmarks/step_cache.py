@@ -92,13 +92,13 @@ def _pictures(pipe: Any, config: Config, steps: int, batch: int) -> Iterator[Any
 
 
 def _cached(pipe: Any, config: Config, cache: StepCache) -> Sampled:
-    """Samples under a cache. Pictures decide for themselves, so those that a threshold decides on come one a call."""
+    """Samples under a cache."""
     steps, images, shares = zoo.MODELS["shapes"].defaults["num_inference_steps"], list[Any](), list[float]()
     with parallelize(pipe, cache) as plan:
         blocks: Any = plan.denoisers[0].attachments[0]
-        for image in _pictures(pipe, config, steps, config.batch if cache.mask else 1):
+        for image in _pictures(pipe, config, steps, config.batch):
             images.append(image)
-            shares.append(blocks.evaluations / (steps * len(blocks.blocks)))
+            shares.append(blocks.evaluations / ((blocks.computed + blocks.skipped) * len(blocks.blocks)))
     what = f"threshold {cache.threshold:g}" if cache.mask is None else f"mask 1{cache.mask}"
     return Sampled(f"{what}, {cache.forecast}", statistics.fmean(shares), images)
 
@@ -123,7 +123,7 @@ def _file(config: Config, steps: int, rows: list[dict[str, Any]]) -> None:
         f"`shapes` at {steps} steps and its default guidance, {config.captions} captions. The share is of the block "
         "evaluations that all steps would make. Masks have a digit for each step, 1 computed and 0 left out; the last "
         "step is always computed. With a threshold the first block of a step always runs, at most 3 steps in a row are "
-        "left out, and a call makes one picture. PSNR in dB against the serial picture."
+        "left out. PSNR in dB against the serial picture."
     )
     columns = ("case", "block evaluations", "PSNR median", "worst", "facts read")
     lines = [
