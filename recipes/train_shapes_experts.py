@@ -35,10 +35,10 @@ from torch import Tensor
 
 from partsong import zoo
 from partsong.knobs import check_knobs, type_hints
-from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, draw_sigmas, token_ids
-from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes.pool import build_pool, draw_scenes, encode, shipped_model
+from partsong.zoo.shapes.scenes import Thing, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
 from partsong.zoo.shapes_experts.loading import changed_transformer, put_experts, save_changes, save_experts
@@ -86,33 +86,12 @@ class Config:
 
 def pool_scenes(config: Config) -> list[list[Thing]]:
     """Draws the scenes, the same at every call."""
-    return [draw_things(generator(POOL, config.seed, index)) for index in range(config.pool_size)]
+    return draw_scenes(config.pool_size, POOL, config.seed)
 
 
-@torch.no_grad()
-def encode(vae: Any, scenes: list[list[Thing]]) -> NDArray[np.float16]:
-    """Draws scenes and encodes them: normalised latents `[scenes, 4, 16, 16]`."""
-    array = np.stack([paint(things) for things in scenes])
-    images = torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    mean = vae.encode(images.to(vae.device)).latent_dist.mean
-    return ((mean - vae.config.shift_factor) * vae.config.scaling_factor).cpu().half().numpy()
-
-
-def build_pool(config: Config, world: World) -> None:
+def encode_pool(config: Config, world: World) -> None:
     """Runs stage 1: writes `pool.npy`, float16."""
-    path = Path(config.out) / "pool.npy"
-    if path.exists():
-        return
-    vae, scenes = zoo.load("shapes").vae.to(world.device), pool_scenes(config)
-    parts = []
-    for first in range(0, len(scenes), 64):
-        parts.append(encode(vae, scenes[first : first + 64]))
-        if first % 6400 == 0:
-            world.say(f"pool {first} of {len(scenes)}")
-    # A file under the last name is always whole.
-    with path.with_suffix(".new").open("wb") as file:
-        np.save(file, np.concatenate(parts))
-    path.with_suffix(".new").replace(path)
+    build_pool(Path(config.out) / "pool.npy", pool_scenes(config), world)
 
 
 def read_pool(config: Config) -> NDArray[np.float16]:
@@ -141,14 +120,6 @@ def read_clusters(config: Config) -> Clusters:
 
 
 # --- stages 3 to 5: experts, monolith, router -------------------------------------------------------------------------
-
-
-def base_model(world: World) -> Generator:
-    """Returns the shipped transformer and its text encoders, frozen, as a recipe runs them."""
-    pipeline, model = zoo.load("shapes"), Generator()
-    model.text.first, model.text.second = pipeline.text_encoder, pipeline.text_encoder_2
-    model.transformer.load_state_dict(pipeline.transformer.state_dict())
-    return model.requires_grad_(False).to(world.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +152,7 @@ class Examples:
 def train_changes(config: Config, world: World, name: str, rows: NDArray[Any], rank: int, steps: int) -> None:
     """Trains changes of the shipped transformer on some rows of the pool; writes `NAME.pt`."""
     torch.manual_seed(config.seed)
-    model = base_model(world)
+    model = shipped_model(world)
     changes = LowRankChanges.of(model.transformer, rank=rank).to(world.device)
     number = int(name.rpartition("-")[2]) if name.startswith("expert-") else 0
     stage = TrainingStage(
@@ -223,7 +194,7 @@ def train_monolith(config: Config, world: World) -> None:
 def new_router(config: Config, world: World) -> Generator:
     """Makes an untrained router: a transformer of two layers that returns a channel for every expert."""
     torch.manual_seed(config.seed)
-    router, base = Generator(config.router_heads, 2, config.experts), base_model(world)
+    router, base = Generator(config.router_heads, 2, config.experts), shipped_model(world)
     router.text = base.text
     return router.to(world.device)
 
@@ -283,8 +254,8 @@ def router_accuracy(config: Config, router: Any, *, with_captions: bool) -> dict
         router: What `put_experts` loads.
         with_captions: Whether it may read them; else they are empty, as in the branch without a caption of guidance.
     """
-    base = base_model(World("cpu"))
-    scenes = [draw_things(generator(FRESH, config.seed, index)) for index in range(config.scenes)]
+    base = shipped_model(World("cpu"))
+    scenes = draw_scenes(config.scenes, FRESH, config.seed)
     latents = encode(zoo.load("shapes").vae, scenes)
     labels = torch.from_numpy(read_clusters(config).labels(latents))
     rng = generator(FRESH, config.seed)
@@ -327,7 +298,7 @@ def run(config: Config, world: World) -> None:
     check_knobs(type_hints(Config), vars(config))
     stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
-    training = (build_pool, sort_clusters, train_experts, train_monolith, train_router)
+    training = (encode_pool, sort_clusters, train_experts, train_monolith, train_router)
     runners = dict(zip(STAGES, (*training, export, evaluate), strict=True))
     for stage in stages:
         runners[stage](config, world)

@@ -48,10 +48,10 @@ from partsong.zoo.consistency import (
     shifted_times,
     trig_velocity,
 )
-from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, token_ids
-from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
+from partsong.zoo.shapes.scenes import Thing
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.stage import TrainingStage, adam, stages_of
 from partsong.zoo.training import World
@@ -90,39 +90,22 @@ class Config:
 
 def pool_scenes(config: Config) -> list[list[Thing]]:
     """Draws the scenes, the same at every call."""
-    return [draw_things(generator(POOL, config.seed, index)) for index in range(config.pool_size)]
+    return draw_scenes(config.pool_size, POOL, config.seed)
 
 
-@torch.no_grad()
-def build_pool(config: Config, world: World) -> None:
-    """Runs stage 1: writes `pool.npy`, normalised latents `[scenes, 4, 16, 16]`, float16."""
-    path = Path(config.out) / "pool.npy"
-    if path.exists():
-        return
-    vae, scenes, parts = zoo.load("shapes").vae.to(world.device), pool_scenes(config), []
-    for first in range(0, len(scenes), 64):
-        array = np.stack([paint(things) for things in scenes[first : first + 64]])
-        images = torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-        mean = vae.encode(images.to(world.device)).latent_dist.mean
-        parts.append(((mean - vae.config.shift_factor) * vae.config.scaling_factor).cpu().half().numpy())
-        if first % 6400 == 0:
-            world.say(f"pool {first} of {len(scenes)}")
-    # A file under the last name is always whole.
-    with path.with_suffix(".new").open("wb") as file:
-        np.save(file, np.concatenate(parts))
-    path.with_suffix(".new").replace(path)
+def encode_pool(config: Config, world: World) -> None:
+    """Runs stage 1: writes `pool.npy`, float16."""
+    build_pool(Path(config.out) / "pool.npy", pool_scenes(config), world)
 
 
 # --- stages 2 to 4 ----------------------------------------------------------------------------------------------------
 
 
-def base_model(world: World) -> Generator:
-    """Returns the shipped transformer and its text encoders as a recipe runs them; the encoders are frozen."""
-    pipeline, model = zoo.load("shapes"), Generator()
-    model.text.first, model.text.second = pipeline.text_encoder, pipeline.text_encoder_2
-    model.transformer.load_state_dict(pipeline.transformer.state_dict())
-    model.text.requires_grad_(False)
-    return model.to(world.device)
+def trained_model(world: World) -> Generator:
+    """Returns the shipped models, of which the transformer is trained."""
+    model = shipped_model(world)
+    model.transformer.requires_grad_(True)
+    return model
 
 
 class Players(nn.Module):
@@ -168,7 +151,7 @@ class Lessons:
         self.config, self.world = config, world
         self.latents: NDArray[np.float16] = np.load(Path(config.out) / "pool.npy")
         self.scenes = pool_scenes(config)
-        self.teacher, self.student, self.fake = base_model(world).requires_grad_(False), *_two_models(world)
+        self.teacher, self.student, self.fake = shipped_model(world), *_two_models(world)
         self.grid = shifted_times(config.levels).to(world.device)
 
     def draw(self, rng: np.random.Generator) -> Example:
@@ -247,7 +230,7 @@ class Lessons:
 
 
 def _two_models(world: World) -> tuple[Generator, Generator]:
-    return base_model(world), base_model(world)
+    return trained_model(world), trained_model(world)
 
 
 def train(config: Config, world: World, name: str) -> None:
@@ -322,7 +305,7 @@ def run(config: Config, world: World) -> None:
     stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
     training = {name: functools.partial(train, name=name) for name in STAGES[1:4]}
-    runners: dict[str, Any] = {"pool": build_pool, **training, "export": export, "evaluate": evaluate}
+    runners: dict[str, Any] = {"pool": encode_pool, **training, "export": export, "evaluate": evaluate}
     for stage in stages:
         runners[stage](config, world)
 

@@ -42,7 +42,7 @@ def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_every_stage_is_trained_and_moves_the_student(recipe: ModuleType, finished: Path) -> None:
     config = tiny(recipe, finished)
-    students = [recipe.base_model(World("cpu")).transformer.state_dict()]
+    students = [recipe.shipped_model(World("cpu")).transformer.state_dict()]
     students += [recipe.student_weights(config, stage) for stage in ("discrete", "continuous", "matching")]
     for before, after in itertools.pairwise(students):
         moved = max(float((before[name].float() - after[name]).abs().max()) for name in after)

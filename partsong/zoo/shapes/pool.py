@@ -1,0 +1,61 @@
+"""Starts recipes from the shipped `shapes`: its models, and scenes that are encoded once.
+
+Importing this module loads torch; only recipes import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partsong.zoo.registry import load
+from partsong.zoo.shapes.drawing import paint
+from partsong.zoo.shapes.model import Generator
+from partsong.zoo.shapes.scenes import Thing, draw_things, generator
+from partsong.zoo.training import World
+
+__all__ = ["build_pool", "draw_scenes", "encode", "shipped_model"]
+
+_AT_A_TIME = 64
+
+
+def draw_scenes(num: int, *key: int) -> list[list[Thing]]:
+    """Draws scenes, the same at every call with a key."""
+    return [draw_things(generator(*key, index)) for index in range(num)]
+
+
+@torch.no_grad()
+def encode(vae: Any, scenes: Sequence[Sequence[Thing]]) -> NDArray[np.float16]:
+    """Draws pictures of scenes and encodes them: normalised latents `[scenes, 4, 16, 16]`."""
+    array = np.stack([paint(list(things)) for things in scenes])
+    images = torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    mean = vae.encode(images.to(vae.device)).latent_dist.mean
+    return ((mean - vae.config.shift_factor) * vae.config.scaling_factor).cpu().half().numpy()
+
+
+def build_pool(path: Path, scenes: Sequence[Sequence[Thing]], world: World) -> None:
+    """Writes the latents of scenes to a file, unless it is there."""
+    if path.exists():
+        return
+    vae, parts = load("shapes").vae.to(world.device), []
+    for first in range(0, len(scenes), _AT_A_TIME):
+        parts.append(encode(vae, scenes[first : first + _AT_A_TIME]))
+        if first % (100 * _AT_A_TIME) == 0:
+            world.say(f"pool {first} of {len(scenes)}")
+    # A file under the last name is always whole.
+    with path.with_suffix(".new").open("wb") as file:
+        np.save(file, np.concatenate(parts))
+    path.with_suffix(".new").replace(path)
+
+
+def shipped_model(world: World) -> Generator:
+    """Returns the shipped transformer and its text encoders as recipes run them, all frozen."""
+    pipeline, model = load("shapes"), Generator()
+    model.text.first, model.text.second = pipeline.text_encoder, pipeline.text_encoder_2
+    model.transformer.load_state_dict(pipeline.transformer.state_dict())
+    return model.requires_grad_(False).to(world.device)
