@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -140,7 +140,8 @@ class DisplacedStage(Stage):
         return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
 
 
-def everything(runs: Sequence[Runs]) -> View:
+@functools.lru_cache(maxsize=1024)
+def everything(runs: tuple[Runs, ...]) -> View:
     """Returns the view that holds all rows of every shard."""
     return tuple(visible(shard, 1, math.inf) for shard in runs)
 

@@ -118,8 +118,9 @@ class StepClock:
         Steps in which the blocks of this branch were left out do not count.
         """
         left_out = self._left_out.get(self.branch, ())
-        full = [step for step in range(self.step) if step not in left_out][-2:]
-        return self.reach(*full) if len(full) == 2 else None
+        full = (step for step in reversed(range(self.step)) if step not in left_out)
+        last, before = next(full, None), next(full, None)
+        return None if last is None or before is None else self.reach(before, last)
 
     def reach(self, before: int, last: int) -> float | None:
         """Returns the interval from step `last` to this one over that from `before` to `last`; None where unknown."""

@@ -84,9 +84,10 @@ class LowRankChanges(nn.Module):
         Raises:
             ArgumentError: It has no layer of a name, or one of another size.
         """
+        layers: dict[str, Any] = dict(transformer.named_modules())
         for name, down in self.down.items():
             path = name.replace("/", ".")
-            layer: Any = dict(transformer.named_modules()).get(path)
+            layer = layers.get(path)
             change = self.strength * self.up[name] @ down
             if layer is None or layer.weight.shape != change.shape:
                 raise ArgumentError(
