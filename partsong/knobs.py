@@ -329,7 +329,7 @@ def _read(owner: str, types: Any, key: str, text: str) -> Any:
         return int(text)
     if float in accepted and re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", text):
         return float(text)
-    if str in accepted and re.fullmatch(r"[a-z_]+|[01]+", text):
+    if str in accepted and re.fullmatch(r"[a-z_]+|\d+", text):
         return text
     if Path in accepted and text:
         return text

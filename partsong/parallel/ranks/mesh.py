@@ -201,7 +201,7 @@ def check_degrees(degrees: dict[str, int], world_size: int) -> None:
         axes = " x ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "all axes 1"
         raise ArgumentError(
             f"the mesh degrees ({axes}) multiply to {product}, but there are {world_size} ranks; "
-            f"start {product} ranks or choose degrees whose product is {world_size}"
+            f"start {product} rank{'s' if product > 1 else ''} or choose degrees whose product is {world_size}"
         )
 
 
