@@ -26,7 +26,7 @@ MASKS = (
     "1010101010101010100010101011",
     "1010101010101010101010101011",
 )
-FORECASTS: tuple[Any, ...] = ("hold", "linear", "quadratic", "foca")
+FORECASTS: tuple[Any, ...] = ("hold", "half", "linear", "quadratic", "foca")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def caches(config: Config) -> Iterator[StepCache]:
     for mask, forecast in itertools.product(MASKS, FORECASTS):
         yield StepCache(warmup_steps=1, mask=mask[1:], forecast=forecast)
     if config.thresholds:
-        for threshold, forecast in itertools.product((0.08, 0.16), FORECASTS[:2]):
+        for threshold, forecast in itertools.product((0.08, 0.16), FORECASTS[:3]):
             yield StepCache(threshold=threshold, forecast=forecast)
 
 

@@ -23,6 +23,8 @@ from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
 
 SIDE = 8
+#: Forecasts that pass through what is known.
+POLYNOMIALS = ("hold", "linear", "quadratic")
 #: Falls in uneven steps.
 LEVELS = (900.0, 850.0, 610.0, 540.0, 330.0, 200.0)
 
@@ -33,7 +35,7 @@ def _values(*numbers: float) -> Added:
     return [(column, None), (2 * column,)]
 
 
-@pytest.mark.parametrize("forecast", ORDERS)
+@pytest.mark.parametrize("forecast", POLYNOMIALS)
 def test_polynomials_up_to_the_order_are_continued_exactly(forecast: Any) -> None:
     order = ORDERS[forecast]
     terms = torch.randn(order + 1, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
@@ -61,6 +63,17 @@ def test_fewer_steps_than_the_order_needs_lower_the_degree_and_a_level_met_twice
         forecaster.note(_values(value), step)
     line = 4.0 + (300 - 500) / (900 - 500) * (7.0 - 4.0)
     torch.testing.assert_close(forecaster.at(3)[0][0], _values(line)[0][0], rtol=1e-12, atol=0)
+
+
+def test_half_goes_half_as_far_as_a_line() -> None:
+    ahead = {}
+    for forecast in ("hold", "half", "linear"):
+        forecaster = Forecaster(forecast, 1, LEVELS.__getitem__)  # type: ignore[arg-type]
+        for step, value in enumerate((7.0, 4.0, 5.5)):
+            forecaster.note(_values(value), step)
+        ahead[forecast] = forecaster.at(4)[1][0]
+    torch.testing.assert_close(ahead["half"], (ahead["hold"] + ahead["linear"]) / 2, rtol=1e-12, atol=0)
+    assert not torch.equal(ahead["hold"], ahead["linear"])
 
 
 def test_foca_takes_the_mean_of_two_slopes() -> None:
@@ -143,7 +156,7 @@ def _adding(model: Any, added: dict[str, tuple[Tensor | None, ...]]) -> None:
         block.module.forward = forward
 
 
-@pytest.mark.parametrize("forecast", ORDERS)
+@pytest.mark.parametrize("forecast", POLYNOMIALS)
 @pytest.mark.parametrize("mask", ["1101100", None])
 def test_a_step_left_out_adds_what_a_fitted_polynomial_says(forecast: Any, mask: str | None) -> None:
     model, plain, twin = (FAMILIES["SD3"].model(SIDE, torch.float64) for _ in range(3))
@@ -192,6 +205,8 @@ def test_the_clock_knows_the_noise_levels_of_the_users_scheduler(name: str) -> N
 def test_knobs_have_a_text_form_and_bounds() -> None:
     asked = parse_strategy("step-cache:mask=0110,forecast=foca,keep_last=false")
     assert asked == StepCache(mask="0110", forecast="foca", keep_last=False)
+    with pytest.raises(ArgumentError, match=r"mask='012'; use a word of the characters 0 and 1"):
+        parse_strategy("step-cache:mask=012")
     refused: dict[str, dict[str, Any]] = {
         "a word of the characters 0 and 1": {"mask": "012"},
         "quadratic": {"forecast": "cubic"},

@@ -9,12 +9,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ORDERS", "ForecastName", "foca_weights", "polynomial_weights", "weighted"]
+__all__ = ["ORDERS", "ForecastName", "foca_weights", "forecast_weights", "polynomial_weights", "weighted"]
 
-ForecastName = Literal["hold", "linear", "quadratic", "foca"]
+ForecastName = Literal["hold", "half", "linear", "quadratic", "foca"]
 
-#: The degree of each polynomial forecast.
-ORDERS = {"hold": 0, "linear": 1, "quadratic": 2}
+#: The degree of each forecast by one polynomial.
+ORDERS = {"hold": 0, "half": 1, "linear": 1, "quadratic": 2}
+
+
+def forecast_weights(forecast: ForecastName, levels: Sequence[float], level: float) -> list[float]:
+    """Weighs the values of the last full steps, newest first, as a forecast by one polynomial does.
+
+    "half" goes half as far as "linear": it is the mean of that and "hold".
+
+    Example:
+        >>> forecast_weights("half", [2.0, 3.0], 1.0), forecast_weights("half", [3.0], 1.0)
+        ([1.5, -0.5], [1.0])
+    """
+    weights = polynomial_weights(levels[: 1 + ORDERS[forecast]], level)
+    if forecast != "half":
+        return weights
+    first, *others = weights
+    return [(1.0 + first) / 2, *(other / 2 for other in others)]
 
 
 def polynomial_weights(levels: Sequence[float], level: float) -> list[float]:

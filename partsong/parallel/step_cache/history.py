@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from partsong.parallel.step_cache.forecasts import ORDERS, ForecastName, foca_weights, polynomial_weights, weighted
+from partsong.parallel.step_cache.forecasts import ORDERS, ForecastName, foca_weights, forecast_weights, weighted
 
 __all__ = ["Added", "Forecaster", "History"]
 
@@ -82,6 +82,7 @@ class Forecaster:
     """
 
     def __init__(self, forecast: ForecastName, samples: int, level_of: Callable[[int], float]) -> None:
+        self.forecast: ForecastName = forecast
         self.level_of = level_of
         self._full = History(1 + ORDERS.get(forecast, 1), samples, level_of)
         # What was computed or forecast, which only FoCa reads.
@@ -101,7 +102,7 @@ class Forecaster:
         """Returns what every list of blocks is forecast to add in a step."""
         level = self.level_of(step)
         if self._recent is None:
-            weights = [polynomial_weights(levels, level) for levels in self._full.levels()]
+            weights = [forecast_weights(self.forecast, levels, level) for levels in self._full.levels()]
             return _sums(self._full.values, [_padded(row, len(self._full.values)) for row in weights])
         pairs = zip(self._full.levels(), self._recent.levels(), strict=True)
         weights = [self._foca(full, recent, level) for full, recent in pairs]

@@ -40,7 +40,7 @@ class StepCache(Strategy):
             computed in full too.
         max_skips: steps in a row that may be left out; a mask may leave out more.
         forecast: "hold" adds again what was added last, "linear" and "quadratic" continue the polynomial through the
-            last two and three full steps, "foca" takes the mean of two slopes.
+            last two and three full steps, "half" goes half as far as "linear", "foca" takes the mean of two slopes.
         keep_last: whether the last step is always computed, where the number of steps is known.
         mask: a digit for each step after the warm-up, 1 to compute it and 0 to leave it out; it begins anew where it
             ends, so "01" leaves out every second step. None lets the measure decide.
