@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def find_pipeline(name: str) -> PipelineSource:
         ArgumentError: the model is unknown, not readable or not reachable; says which.
         UnsupportedError: the folder needs code of its own.
     """
-    folder = model_folder(name, "model_index.json", download=_download)
-    if name in zoo.MODELS and folder == zoo.MODELS[name].folder:
+    based = {row.name: partial(Path, row.pipeline_folder) for row in zoo.MODELS.values() if row.base is not None}
+    folder = model_folder(name, "model_index.json", others=based, download=_download)
+    if name in zoo.MODELS and folder == zoo.MODELS[name].pipeline_folder:
         return _from_folder(folder, zoo_name=name, defaults=dict(zoo.MODELS[name].defaults))
     return _from_folder(folder)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.parallel import Mesh, Strategy
 from partsong.progress import progress
@@ -67,7 +68,7 @@ class SamplingJob:
 
 def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:
     """Loads the pipeline of a job on the device of this rank; see `load_pipeline`."""
-    pipe = load_pipeline(job.folder, job.pipeline, job.dtype).to(mesh.device)
+    pipe = zoo.complete(job.zoo_name, load_pipeline(job.folder, job.pipeline, job.dtype)).to(mesh.device)
     pipe.set_progress_bar_config(disable=progress(0).disable)
     return pipe
 

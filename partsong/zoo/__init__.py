@@ -12,6 +12,6 @@
 """
 
 from partsong.zoo import lists, motion, products, shapes, sums
-from partsong.zoo.registry import MODELS, TextPair, ZooModel, load
+from partsong.zoo.registry import MODELS, TextPair, ZooModel, complete, load
 
-__all__ = ["MODELS", "TextPair", "ZooModel", "lists", "load", "motion", "products", "shapes", "sums"]
+__all__ = ["MODELS", "TextPair", "ZooModel", "complete", "lists", "load", "motion", "products", "shapes", "sums"]

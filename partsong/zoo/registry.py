@@ -44,6 +44,7 @@ class ZooModel:
             `examples`, `parse`, `check`, `support`).
         recipe: The script that makes it.
         license: Licence of weights and training data.
+        base: The model whose pipeline it is put in, where its own folder holds experts only.
     """
 
     name: str
@@ -53,11 +54,17 @@ class ZooModel:
     task: ModuleType
     recipe: str
     license: str = "Apache-2.0"
+    base: str | None = None
 
     @property
     def folder(self) -> Path:
-        """Returns a stock diffusers pipeline folder, for text a stock transformers folder."""
+        """Returns the folder of its weights: a stock diffusers pipeline, for text a stock transformers folder."""
         return ZOO / self.name
+
+    @property
+    def pipeline_folder(self) -> Path:
+        """Returns the stock folder that is loaded first: its own, or that of its base."""
+        return ZOO / (self.base or self.name)
 
 
 _SCENES = {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}
@@ -85,6 +92,18 @@ _ROWS = (
         defaults=MappingProxyType(_SCENES),
         task=shapes,
         recipe="recipes/train_shapes_unet.py",
+    ),
+    ZooModel(
+        name="shapes-experts",
+        kind="image",
+        description=(
+            "The pipeline of shapes with four experts that were trained apart, each on a cluster of the scenes, and a "
+            "router that reads the caption; for expert-parallel."
+        ),
+        defaults=MappingProxyType(_SCENES | {"max_sequence_length": 1}),
+        task=shapes,
+        recipe="recipes/train_shapes_experts.py",
+        base="shapes",
     ),
     ZooModel(
         name="motion",
@@ -164,7 +183,7 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
 
     Returns:
         What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached; for text a `TextPair`, the
-        pair of stock model and tokenizer.
+        pair of stock model and tokenizer. Where it has a base, that one's pipeline with an `ExpertMixture`.
 
     Raises:
         ArgumentError: (a ValueError) If there is no such model.
@@ -177,7 +196,8 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
     if name not in MODELS:
         raise ArgumentError(f"no zoo model {name!r}; known: {', '.join(MODELS)}")
     row = MODELS[name]
-    if not (row.folder / ("config.json" if row.kind == "text" else "model_index.json")).is_file():
+    settings = "config.json" if row.kind == "text" else "model_index.json" if row.base is None else "experts.json"
+    if not (row.folder / settings).is_file():
         raise FileNotFoundError(f"no weights in {row.folder}; make them with {row.recipe}")
     # The folder's own configuration says float32, so only another type needs a conversion.
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
@@ -189,5 +209,20 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
         return TextPair(model if dtype is None else model.to(dtype=dtype), tokenizer)
     from diffusers import DiffusionPipeline
 
-    pipeline = DiffusionPipeline.from_pretrained(row.folder, **options)
-    return pipeline if dtype is None else pipeline.to(dtype=dtype)
+    pipeline = DiffusionPipeline.from_pretrained(row.pipeline_folder, **options)
+    return complete(name, pipeline if dtype is None else pipeline.to(dtype=dtype))
+
+
+def complete(name: str | None, pipeline: Any) -> Any:
+    """Puts the experts of a zoo model into its base's pipeline, which is returned; others stay as they are.
+
+    Args:
+        name: A key of `MODELS`, or None for a pipeline from elsewhere.
+        pipeline: What was loaded from `ZooModel.pipeline_folder`.
+    """
+    row = MODELS.get(name or "")
+    if row is not None and row.base is not None:
+        from partsong.zoo.shapes_experts.loading import put_experts
+
+        put_experts(pipeline, row.pipeline_folder, row.folder)
+    return pipeline

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
 
-from partsong import zoo
+from partsong import ExpertMixture, zoo
 from partsong.errors import PartsongError
 from partsong.zoo.motion.scoring import score as motion_score
 from partsong.zoo.shapes.scoring import score
@@ -17,6 +17,7 @@ from partsong.zoo.shapes.scoring import score
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {
     **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
+    "shapes-experts": 12_000_000,
     **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000, "products": 4_000_000},
 }
 
@@ -82,6 +83,19 @@ def test_the_unet_is_a_stock_stable_diffusion_pipeline_that_draws() -> None:
     kinds = result.by_kind()
     assert kinds["colour"][0] >= 0.85
     assert kinds["shape"][0] >= 0.8
+
+
+def test_the_experts_draw_what_captions_say_and_only_those_that_are_asked_are_loaded() -> None:
+    loaded = zoo.load("shapes-experts")
+    mixture = loaded.transformer
+    assert isinstance(mixture, ExpertMixture)
+    assert (mixture.num_experts, mixture.top_k, len(mixture.loaded)) == (4, 1, 0)
+    loaded.set_progress_bar_config(disable=True)
+    defaults = zoo.MODELS["shapes-experts"].defaults
+    result = score(loaded, 12, seed=5, batch=12, **defaults | {"num_inference_steps": 14})
+    assert result.facts_read >= 0.85
+    assert 0 < len(mixture.loaded) <= 4
+    assert zoo.complete("shapes", loaded) is loaded and zoo.complete(None, loaded).transformer is mixture
 
 
 @pytest.mark.parametrize(("name", "num", "least"), [("motion", 8, 0.8), ("motion-causal", 12, 0.6)])

@@ -110,7 +110,9 @@ class ExpertMixture(nn.Module):
         name = str(number)
         if name not in self.loaded:
             maker: Any = self._makers[number]
-            self.loaded[name] = maker().to(device=self.device, dtype=self.dtype)
+            fresh = maker().to(self.device)
+            is_cast = next(fresh.parameters()).dtype == self.dtype
+            self.loaded[name] = fresh if is_cast else fresh.to(self.dtype)
         return self.loaded[name]
 
     def forward(self, *args: Any, **named: Any) -> Any:

@@ -74,7 +74,9 @@ def put_experts(pipeline: Any, base: Path, folder: Path) -> None:
     """
     knobs = json.loads((folder / SETTINGS).read_text())
     like: nn.Module = pipeline.transformer
-    router = _loaded(folder / "router").to(device=pipeline.device, dtype=pipeline.dtype)
+    router = _loaded(folder / "router").to(pipeline.device)
+    if pipeline.dtype != torch.float32:
+        router = router.to(pipeline.dtype)
     files = [folder / f"expert-{number}.safetensors" for number in range(knobs["experts"])]
     pipeline.transformer = ExpertMixture(
         [_maker(base, file) for file in files],
@@ -90,6 +92,5 @@ def _maker(base: Path, changes: Path) -> Callable[[], nn.Module]:
 
 
 def _loaded(folder: Path) -> Any:
-    return SD3Transformer2DModel.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, torch_dtype=torch.float32
-    )
+    """Loads a transformer in single precision."""
+    return SD3Transformer2DModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
