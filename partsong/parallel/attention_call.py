@@ -129,8 +129,8 @@ class Stage(Protocol):
         """Computes the attention of the call's queries to all keys; `inner` does the rest of the work."""
         ...
 
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
-        """Returns the bytes this rank sends in one attention, and the shape that `inner` sees."""
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
+        """Returns the bytes this rank sends in one attention, and the shape of each call that `inner` gets."""
         ...
 
     @property
@@ -151,11 +151,10 @@ def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
 
 def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
     """Returns the bytes that one attention through a chain of stages moves."""
-    moved = 0
-    for stage in stages:
-        sent, shape = stage.predict(shape)
-        moved += sent
-    return moved
+    if not stages:
+        return 0
+    sent, shapes = stages[0].predict(shape)
+    return sent + sum(predict_through(stages[1:], inner) for inner in shapes)
 
 
 def attend_locally(call: AttentionCall) -> Tensor:

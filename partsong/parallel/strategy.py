@@ -135,6 +135,10 @@ class Strategy:
         """Says what is old when it is read, as a line of `Plan.explain`; None where nothing is."""
         return None
 
+    def rounded(self) -> str | None:
+        """Says what travels as fewer bits than it has, as a line of `Plan.explain`; None where nothing does."""
+        return None
+
     def unpredictable(self) -> str | None:
         """Says why shapes alone do not decide the bytes it moves, and what to set; None where they do."""
         return None

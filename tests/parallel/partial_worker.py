@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -21,12 +17,12 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.attention_call import AttentionCall, attend_locally
 from partsong.parallel.exchange.partial_patch import PartialStage
-from partsong.parallel.exchange.rotating_slots import TREND
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel.displaced_worker import STREAMS, TIMES, Simulated, calls_of, simulate
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
+from tests.parallel.rotating_twin import Rotating
 
 SIDE = 6
 
@@ -59,83 +55,6 @@ def cases(nproc: int) -> dict[str, Case]:
         found["auto in guidance branches"] = Case("DiT", auto, 2, (CfgParallel(),))
         found["auto, ranks without heads"] = Case("one head", auto, beside=(Ulysses(),))
     return found
-
-
-class Rotating(Simulated):
-    """Attention in which a rank knows of each of the others' tokens the two last values that it was sent.
-
-    Tokens take turns. Written from the definition, one token at a time.
-
-    Args:
-        knobs: the strategy.
-        portions: the portion of each attention layer.
-    """
-
-    def __init__(
-        self, parts: int, knobs: PartialPatch, streams: Sequence[Any], portions: Sequence[float], merged: int
-    ) -> None:
-        super().__init__(parts, knobs.warmup_steps, knobs.order, streams, merged)
-        self.far, self.portions = knobs.far, portions
-        self.sent: Counter[tuple[int, int]] = Counter()  # tokens by step and sender, of all layers and branches
-
-    def turns(self, sender: int, portion: float, rows: Sequence[list[tuple[str, int]]]) -> tuple[Any, Any]:
-        """The pairs of viewer and token that a rank sends in every step, and those of each turn."""
-
-        def images(rank: int) -> list[int]:
-            return [place for stream, place in rows[rank] if stream == "image"]
-
-        def reach(rank: int, viewer: int) -> int:
-            share = Fraction(str(portion)) - (abs(rank - viewer) - 1)
-            return math.ceil(min(max(share, Fraction(0)), Fraction(1)) * len(images(rank)))
-
-        def busy(rank: int) -> int:
-            text = len(rows[rank]) - len(images(rank))
-            return sum(text + reach(rank, viewer) for viewer in range(self.parts) if viewer != rank)
-
-        always, line = [], []
-        for viewer in [(sender + step) % self.parts for step in range(1, self.parts)]:
-            count, own = math.floor((1 - Fraction(str(self.far))) * reach(sender, viewer)), images(sender)
-            near = own[len(own) - count :] if viewer > sender else own[:count]
-            always += [(viewer, place) for place in near]
-            line += [(viewer, place) for _, place in rows[sender] if place not in near]
-        budget = max(map(busy, range(self.parts))) - len(always)
-        number = math.ceil(len(line) / budget)
-        sizes = torch.arange(len(line)).tensor_split(number)
-        return always, [[line[place] for place in part.tolist()] for part in sizes]
-
-    def due(self, layer: int, step: int, sender: int, rows: Sequence[list[tuple[str, int]]]) -> list[tuple[int, int]]:
-        """The pairs of viewer and token that a rank sends in a step."""
-        number = sum(streams is not None for streams in self.streams[:layer])
-        if self.portions[number] >= self.parts - 1:
-            return [(viewer, place) for viewer in range(self.parts) for _, place in rows[sender] if viewer != sender]
-        always, turns = self.turns(sender, self.portions[number], rows)
-        return always + turns[(step + number) % len(turns)]
-
-    def remembered(self, layer: int, rank: int, rows: Sequence[list[tuple[str, int]]]) -> Tensor:
-        if self.step < self.warmup:
-            return super().remembered(layer, rank, rows)
-        known: dict[int, list[int]] = {}  # for each token, the steps it is known from
-        warm = list(range(self.warmup))
-        for step in range(self.warmup, self.step):
-            for sender in range(self.parts):
-                for viewer, place in self.due(layer, step, sender, rows):
-                    if viewer == rank:
-                        known.setdefault(place, list(warm)).append(step)
-        guess = self.past[layer, self.branch, self.step].clone()
-        for sender, place in [(sender, place) for sender, own in enumerate(rows) for _, place in own if sender != rank]:
-            steps = known.get(place, warm)
-            always = all((rank, place) in self.due(layer, step, sender, rows) for step in range(len(TIMES) * 12))
-            trend = 1.0 if always else TREND
-            last = self.past[layer, self.branch, steps[-1]][..., place, :]
-            guess[..., place, :] = last
-            if self.order and len(steps) > 1:
-                older, (before, then, now) = steps[-2], (TIMES[step] for step in (*steps[-2:], self.step))
-                ratio = trend * min((now - then) / (then - before), 2.0)
-                guess[..., place, :] += ratio * (last - self.past[layer, self.branch, older][..., place, :])
-        if rank == 0 and self.step < len(TIMES) - 1:
-            for sender in range(self.parts):
-                self.sent[self.step, sender] += len(self.due(layer, self.step, sender, rows))
-        return guess
 
 
 def _model(family: str) -> Any:
@@ -193,7 +112,7 @@ def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
         whole = simulate(model, calls, case.branches, Simulated(*knobs))
         mine = {
             "portions": portions,
-            "rows_by_step": [rotating.sent[step, mesh.axis("patch").index] for step in range(len(TIMES))],
+            "rows_by_step": [rotating.rows_sent(step, mesh.axis("patch").index) for step in range(len(TIMES))],
             "errors": [error(g, w) for g, w in zip(got, want, strict=True)],
             "from_displaced": [error(g, w) for g, w in zip(got, whole, strict=True)],
             "counted": int(ledger.summary()["bytes_sent"]),

@@ -14,8 +14,10 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Runs, Stage, shard_runs
 from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
-from partsong.parallel.exchange.rotation import View, visible
+from partsong.parallel.exchange.rotating_slots import RotatingSlots
+from partsong.parallel.exchange.rotation import Rotation, View, rotation_of, visible
 from partsong.parallel.exchange.slots import Slots
+from partsong.parallel.exchange.wires import WireName, bytes_sent, rounding, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -44,6 +46,8 @@ class DisplacedPatch(Strategy):
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
         norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer. ``forecast``
             displaces them too, which spoils pictures on four ranks with few rows each.
+        wire: how keys and values are written into messages after the warm-up (docs/wires.md); ``none`` sends them as
+            they are.
 
     Source: DistriFusion, arXiv 2402.19481, carried over to transformers; the forecast is partsong's.
     """
@@ -56,11 +60,16 @@ class DisplacedPatch(Strategy):
     warmup_steps: WarmUp = 2
     order: Literal[0, 1] = 1
     norms: Literal["fresh", "forecast"] = "fresh"
+    wire: WireName = "none"
 
     def stale(self) -> str:
         """Says what is old, and how it is read."""
         how = "one step old" if self.order == 0 else "extrapolated from the last two steps"
         return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
+
+    def rounded(self) -> str | None:
+        """Says what travels by the wire."""
+        return rounding(self.wire, "keys and values", self.warmup_steps)
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models without keys and values to displace."""
@@ -74,70 +83,91 @@ class DisplacedPatch(Strategy):
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """Returns the attention stages this strategy adds to a plan."""
-        return [DisplacedStage(mesh.axis("patch"), clock, self.warmup_steps, self.order)]
+        return [DisplacedStage(mesh.axis("patch"), clock, self)]
 
 
 class DisplacedStage(Stage):
     """Attends to own fresh and others' forecast keys, and sends the fresh ones for the next step."""
 
-    def __init__(self, axis: Axis, clock: StepClock, warmup_steps: int, order: int) -> None:
-        self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
+    def __init__(self, axis: Axis, clock: StepClock, knobs: DisplacedPatch) -> None:
+        self.axis, self.clock, self.knobs, self.wire = axis, clock, knobs, wire_of(knobs.wire)
         self.slots: dict[SlotsKey, Slots] = {}
+        self.rotating: dict[SlotsKey, RotatingSlots] = {}
         clock.on_begin(self.reset)
         clock.on_change(self.forget)
 
     def forget(self, branch: int) -> None:
         """Waits for what is under way for one branch, and forgets it."""
-        for key in [key for key in self.slots if key[2] == branch]:
-            self.slots.pop(key).settle()
+        for kept in (self.slots, self.rotating):
+            for key in [key for key in kept if key[2] == branch]:
+                kept.pop(key).settle()
 
     def reset(self) -> None:
         """Waits for what is under way and forgets it."""
-        for slots in self.slots.values():
+        for slots in (*self.slots.values(), *self.rotating.values()):
             slots.settle()
-        self.slots.clear()
+        self.abandon()
 
     def abandon(self) -> None:
         """Forgets what is under way without waiting, after an error."""
         self.slots.clear()
-
-    def key(self, call: AttentionCall) -> SlotsKey:
-        """Returns what the slots of a call are known by: its layer, wave and guidance branch."""
-        return call.layer, call.wave, self.clock.branch
+        self.rotating.clear()
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to all slots; `inner` computes it."""
-        key, runs = self.key(call), shard_runs(call)
+        key, runs = (call.layer, call.wave, self.clock.branch), shard_runs(call)
+        if key in self.rotating:
+            return self.run_rotating(call, self.rotating[key], inner)
         slots = self.slots.get(key)
         if slots is None:
-            slots = self.slots[key] = Slots(self.axis, runs, empty_block(call.k, 0), self.order)
+            slots = self.slots[key] = Slots(self.axis, runs, empty_block(call.k, 0), self.knobs.order)
         assert slots.runs == runs, "the token count changed within a generation"
-        if self.clock.step < self.warmup_steps or slots.is_empty:
+        if self.clock.step < self.knobs.warmup_steps or slots.is_empty:
             return self.run_warmup(call, slots, inner)
-        return self.run_displaced(call, slots, inner)
+        return self.run_after_warmup(call, key, slots, inner)
+
+    def run_after_warmup(self, call: AttentionCall, key: SlotsKey, slots: Slots, inner: Inner) -> Tensor:
+        """Attends in a step after the warm-up; the first one decides how keys and values are kept from there on."""
+        rotations = self.rotations(slots.runs, call.layer)
+        if self.wire is None and not any(rotation.takes_turns for rotation in rotations):
+            return self.run_displaced(call, slots, inner)
+        del self.slots[key]
+        self.rotating[key] = RotatingSlots(slots, call.layer, rotations, self.wire, self.clock)
+        return self.run_rotating(call, self.rotating[key], inner)
+
+    def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
+        """Says what each rank sends in a step after the warm-up: all its rows to all others."""
+        return [rotation_of(runs, sender, math.inf, 1.0) for sender in range(len(runs))]
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to the fresh keys of all ranks."""
         return attend_to(slots.gather(call, self.clock.step), everything(slots.runs), call, inner)
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attends to own fresh keys and to a forecast of the others'."""
+        """Attends to own fresh keys and to a forecast of the others', all of the last step."""
         rows = slots.forecast(call, self.clock)
         if not self.clock.is_last_step:
             slots.send(rows, self.clock.step)
         return attend_to(rows, everything(slots.runs), call, inner)
 
-    def rows_sent(self, shape: AttentionShape) -> int:
-        """Counts the rows this rank sends in a step after the warm-up that is not the last: its own to all others."""
-        return shape.sizes[shape.index] * (self.axis.size - 1)
+    def run_rotating(self, call: AttentionCall, slots: RotatingSlots, inner: Inner) -> Tensor:
+        """Attends to own fresh keys and to a forecast of the others', that took turns or came by a wire."""
+        assert slots.runs == shard_runs(call), "the token count changed within a generation"
+        rows = slots.forecast(call)
+        if not self.clock.is_last_step:
+            slots.send()
+        return attend_to(rows, everything(slots.runs), call, inner)
 
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends in a step; in the last it sends nothing, unless that one waits."""
-        is_warm = shape.step < self.warmup_steps
-        if shape.is_last and not is_warm:
-            return 0, shape
-        rows = shape.sizes[shape.index] * (self.axis.size - 1) if is_warm else self.rows_sent(shape)
-        return rows * shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize, shape
+        row = (shape.batch, 2, shape.kv_heads, shape.head_dim)
+        if shape.step < self.knobs.warmup_steps:
+            return shape.sizes[shape.index] * (self.axis.size - 1) * math.prod(row) * shape.itemsize, (shape,)
+        if shape.is_last:
+            return 0, (shape,)
+        rotation = self.rotations(shard_runs(shape), shape.layer)[shape.index]
+        counts = rotation.counts(shape.step, shape.layer)
+        return sum(bytes_sent(self.wire, (rows, *row), shape.itemsize) for rows in counts), (shape,)
 
 
 @functools.lru_cache(maxsize=1024)

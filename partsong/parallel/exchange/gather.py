@@ -28,7 +28,7 @@ class GatherStage(Stage):
         k, v = unpack_keys_values(whole)
         return inner(replace(call, k=k, v=v, sizes=(sum(call.sizes),), index=0))
 
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends: its keys and values to every other rank."""
         unit = shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
-        return shape.sizes[shape.index] * unit * (self.axis.size - 1), shape
+        return shape.sizes[shape.index] * unit * (self.axis.size - 1), (shape,)

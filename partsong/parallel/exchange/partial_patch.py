@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from partsong.errors import ArgumentError
 from partsong.knobs import AboveZero, Number
-from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, shard_runs
-from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, attend_to
-from partsong.parallel.exchange.rotating_slots import RotatingSlots
-from partsong.parallel.exchange.rotation import rotation_of, select, view_of
+from partsong.parallel.attention_call import AttentionCall, Inner, Runs
+from partsong.parallel.exchange.displaced_patch import DisplacedPatch, DisplacedStage, SlotsKey, attend_to
+from partsong.parallel.exchange.rotation import Rotation, rotation_of, select, view_of
 from partsong.parallel.exchange.slots import Slots
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import agree
@@ -41,7 +41,7 @@ class PartialPatch(DisplacedPatch):
     The worst rank, branch and wave counts.
 
     Args:
-        degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order` and `norms`.
+        degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order`, `norms` and `wire`.
         portion: the image tokens of a step, in patches on either side of a rank; more than 1 counts part of the next
             patch but one. Parts of a patch are rounded up to tokens. ``"auto"`` chooses for each layer.
         far: share of these tokens that are taken from all in turn. The rest are those nearest to a rank's borders, in
@@ -67,6 +67,15 @@ class PartialPatch(DisplacedPatch):
             f"step sends {of} on either side, of which {self.far:g} in turns"
         )
 
+    def validate(self) -> None:
+        """Refuses a wire where the ranks are sent different rows."""
+        super(PartialPatch, self).validate()
+        if self.wire != "none" and self.far < 1.0:
+            raise ArgumentError(
+                f"PartialPatch: wire={self.wire!r} with far={self.far}; with a wire all ranks are sent the same rows, "
+                "so leave far at 1"
+            )
+
     def unpredictable(self) -> str | None:
         """Says that layers which choose their own portion depend on what they compute."""
         return 'portion="auto" depends on what the layers compute; give a number' if self.portion == "auto" else None
@@ -84,7 +93,7 @@ class PartialStage(DisplacedStage):
     """
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: PartialPatch, everyone: Axis) -> None:
-        super().__init__(axis, clock, knobs.warmup_steps, knobs.order)
+        super().__init__(axis, clock, knobs)
         self.everyone, self.error_budget, self.far = everyone, knobs.error_budget, knobs.far
         self.portions: dict[int, float] = {}
         self.candidates = tuple(portion for portion in CANDIDATES if portion < axis.size - 1)
@@ -100,10 +109,6 @@ class PartialStage(DisplacedStage):
         """Returns a layer's portion, in patches; without a limit until one is chosen."""
         return self.portions.get(layer, math.inf) if self._fixed is None else self._fixed
 
-    def takes_turns(self, layer: int) -> bool:
-        """Says whether a step sends less than everything."""
-        return self.portion(layer) < self.axis.size - 1
-
     @property
     def bytes_once(self) -> int:
         """Returns the bytes this rank has sent in this generation to agree on portions."""
@@ -113,25 +118,20 @@ class PartialStage(DisplacedStage):
         """Attends to the fresh keys of all ranks; in the last such step also to portions of them."""
         out = super().run_warmup(call, slots, inner)
         is_open = self._fixed is None and not self.portions
-        if is_open and self.clock.step >= self.warmup_steps - 1 and not self.clock.is_last_step:
+        if is_open and self.clock.step >= self.knobs.warmup_steps - 1 and not self.clock.is_last_step:
             self._measure(call, slots, out, inner)
         return out
 
-    def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
-        """Attends to own fresh keys and to a forecast of the others'."""
+    def run_after_warmup(self, call: AttentionCall, key: SlotsKey, slots: Slots, inner: Inner) -> Tensor:
+        """Attends in a step after the warm-up; the first layer of the first one chooses the portions of all."""
         if self._fixed is None and not self.portions:
             self._choose()
-        if self.takes_turns(call.layer) and not isinstance(slots, RotatingSlots):
-            slots = RotatingSlots(slots, call.layer, self.portion(call.layer), self.far)
-            self.slots[self.key(call)] = slots
-        return super().run_displaced(call, slots, inner)
+        return super().run_after_warmup(call, key, slots, inner)
 
-    def rows_sent(self, shape: AttentionShape) -> int:
-        """Counts the rows this rank sends in a step after the warm-up that is not the last."""
-        if not self.takes_turns(shape.layer):
-            return super().rows_sent(shape)
-        rotation = rotation_of(shard_runs(shape), shape.index, self.portion(shape.layer), self.far)
-        return rotation.count(shape.step, shape.layer)
+    def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
+        """Says what each rank sends in a step after the warm-up."""
+        portion = self.portion(layer) if self.portion(layer) < len(runs) - 1 else math.inf
+        return [rotation_of(runs, sender, portion, self.far) for sender in range(len(runs))]
 
     def _measure(self, call: AttentionCall, slots: Slots, full: Tensor, inner: Inner) -> None:
         errors = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,12 +13,22 @@ from partsong.kernels import attention
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
+from partsong.parallel.exchange.known_rows import KnownRows, Stretch
+from partsong.parallel.exchange.wires import Wire, WireName, rounding, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
-from partsong.parallel.strategy import Strategy
+from partsong.parallel.ranks.shards import offsets
+from partsong.parallel.strategy import Kind, Strategy
 
-__all__ = ["Ring", "RingStage"]
+__all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
+
+
+#: The rank of a block of keys and values `[B, H, L, D]`, and the two.
+Block = tuple[int, Tensor, Tensor]
+
+#: First steps in which residual wires send blocks as they are: two, so that their base may be carried on.
+WHOLE_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,17 +40,45 @@ class Ring(Strategy):
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
+        wire: how blocks are written into messages (docs/wires.md). Any but ``none`` rounds them, which is approximate;
+            residuals are to what the steps before have brought, and cost memory for the keys and values of all layers.
 
-    Source: Ring Attention, arXiv 2310.01889.
+    Source: Ring Attention, arXiv 2310.01889; residual messages are those of CompactFusion.
+
+    Example:
+        >>> Ring().kind, Ring(wire="int8").kind
+        ('exact', 'approximate')
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
     degree: Count | None = None
+    wire: WireName = "none"
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Says that it is exact where blocks travel as they are."""
+        return "exact" if self.wire == "none" else "approximate"
+
+    @property
+    def warmup_steps(self) -> int:  # type: ignore[override]
+        """Returns the first steps in which blocks travel as they are, since residuals have no base yet."""
+        wire = wire_of(self.wire)
+        return WHOLE_STEPS if wire is not None and wire.is_residual else 0
+
+    def rounded(self) -> str | None:
+        """Says what travels by the wire."""
+        return rounding(self.wire, "keys and values", self.warmup_steps)
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """Returns the attention stages this strategy adds to a plan."""
-        return [RingStage(mesh.axis("ring"))]
+        return [ring_stage(mesh.axis("ring"), clock, self.wire)]
+
+
+def ring_stage(axis: Axis, clock: StepClock, wire: WireName) -> RingStage:
+    """Returns the stage of a ring whose blocks travel by a wire."""
+    chosen = wire_of(wire)
+    return RingStage(axis) if chosen is None else WiredRingStage(axis, clock, chosen)
 
 
 class RingStage(Stage):
@@ -50,28 +89,108 @@ class RingStage(Stage):
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
-        k, v, total, pending = call.k, call.v, None, None
-        block = empty_block(k, k.shape[2])
-        write_keys_values(block, k, v)
-        for turn in range(self.axis.size):
-            owner = (self.axis.index - turn) % self.axis.size
-            if turn < self.axis.size - 1:
-                size = call.sizes[(owner - 1) % self.axis.size]
-                incoming = block.new_empty((size, *block.shape[1:]))
-                pending = ring_exchange(self.axis, block, incoming, name="ring attention")
+        total = None
+        for owner, k, v in self.blocks(call):
             total = _attend(call, k, v, owner, total)
-            if turn < self.axis.size - 1:
-                assert pending is not None
-                pending.wait()
-                block = incoming
-                k, v = unpack_keys_values(block)
         assert total is not None
         return total[0].to(call.q.dtype)
 
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+    def blocks(self, call: AttentionCall) -> Iterator[Block]:
+        """Yields the keys and values of every rank, this one's first; the next are under way meanwhile."""
+        block = empty_block(call.k, call.k.shape[2])
+        write_keys_values(block, call.k, call.v)
+        k, v = call.k, call.v
+        for owner, before in self.turns():
+            incoming = block.new_empty((call.sizes[before], *block.shape[1:]))
+            pending = ring_exchange(self.axis, block, incoming, name="ring attention")
+            yield owner, k, v
+            pending.wait()
+            block = incoming
+            k, v = unpack_keys_values(block)
+        yield (self.axis.index + 1) % self.axis.size, k, v
+
+    def turns(self) -> Iterator[tuple[int, int]]:
+        """Yields for every turn but the last whose block is at hand, and whose comes in."""
+        size, me = self.axis.size, self.axis.index
+        return (((me - turn) % size, (me - turn - 1) % size) for turn in range(size - 1))
+
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
-        return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, shape
+        return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, (shape,)
+
+
+class WiredRingStage(RingStage):
+    """Attends to blocks that come around as messages of a wire, which every rank passes on as it got them.
+
+    So all ranks read the same of a block, and where the wire carries residuals, all know the same of the steps before.
+
+    Attributes:
+        known: for each layer, wave and branch the rows of all ranks as they were read, and where those of each lie.
+    """
+
+    def __init__(self, axis: Axis, clock: StepClock, wire: Wire) -> None:
+        super().__init__(axis)
+        self.clock, self.wire = clock, wire
+        self.known: dict[tuple[int, int, int], tuple[KnownRows, list[Stretch]]] = {}
+        clock.on_begin(self.abandon)
+        clock.on_change(self.forget)
+
+    def forget(self, branch: int) -> None:
+        """Forgets what is known for one branch."""
+        for key in [key for key in self.known if key[2] == branch]:
+            del self.known[key]
+
+    def abandon(self) -> None:
+        """Forgets what is known; no message is left under way."""
+        self.known.clear()
+
+    def blocks(self, call: AttentionCall) -> Iterator[Block]:
+        """Yields own keys and values as they are, and those of the others as they were read from messages."""
+        key, step = (call.layer, call.wave, self.clock.branch), self.clock.step
+        is_whole = self.wire.is_residual and (step < WHOLE_STEPS or key not in self.known)
+        if key not in self.known:
+            self.known[key] = self._room(call)
+        known, stretches = self.known[key]
+        own = empty_block(call.k, call.k.shape[2])
+        write_keys_values(own, call.k, call.v)
+        me, parts = self.axis.index, [(stretch, stretch.ratio(self.clock, step)) for stretch in stretches]
+        message = own if is_whole else known.encode([own], [parts[me]])
+        k, v = call.k, call.v
+        for owner, before in self.turns():
+            rows = stretches[before].length
+            incoming = own.new_empty((rows, *own.shape[1:])) if is_whole else known.room(rows)
+            pending = ring_exchange(self.axis, message, incoming, name="ring attention")
+            if self.wire.is_residual and owner == me:
+                self._take(known, message, parts[me], is_whole)
+            yield owner, k, v
+            pending.wait()
+            message = incoming
+            k, v = unpack_keys_values(self._take(known, message, parts[before], is_whole))
+        yield (me + 1) % self.axis.size, k, v
+
+    def _room(self, call: AttentionCall) -> tuple[KnownRows, list[Stretch]]:
+        step = self.clock.step
+        buffers = [empty_block(call.k, sum(call.sizes)) for _ in range(2 if self.wire.is_residual else 1)]
+        places = zip(offsets(call.sizes), call.sizes, strict=True)
+        stretches = [Stretch(slice(start, start + size), (step, step)) for start, size in places]
+        return KnownRows(buffers[0], buffers[1] if len(buffers) > 1 else None, self.wire), stretches
+
+    def _take(self, known: KnownRows, message: Tensor, part: tuple[Stretch, float], is_whole: bool) -> Tensor:
+        """Takes the block of one rank, and returns it."""
+        if is_whole:
+            known.put(part[0], message, self.clock.step)
+        else:
+            known.take(message, [part], self.clock.step)
+        return known.last[part[0].rows]
+
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
+        """Returns the bytes this rank sends: a message for its own block, then every message it passes on."""
+        if self.wire.is_residual and shape.step < WHOLE_STEPS:
+            return super().predict(shape)
+        row, size = (shape.batch, 2, shape.kv_heads, shape.head_dim), self.axis.size
+        blocks = (shape.sizes[(shape.index - turn) % size] for turn in range(size - 1))
+        return sum(self.wire.size((rows, *row)) for rows in blocks), (shape,)
 
 
 def _attend(

@@ -1,144 +1,131 @@
-"""Keeps the last known keys and values of all ranks, of which every step refreshes a part."""
+"""Keeps the last known keys and values of all ranks, of which every step refreshes all or a part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.exchange.key_blocks import write_keys_values
-from partsong.parallel.exchange.rotation import Slices, rotation_of
+from partsong.parallel.exchange.known_rows import KnownRows, Part, Stretch
+from partsong.parallel.exchange.rotation import Rotation, Slices, count_rows
 from partsong.parallel.exchange.slots import Slots
+from partsong.parallel.exchange.wires import Wire
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["RotatingSlots"]
 
-#: How much of their last change rows that take turns are carried on by. A straight line over several steps is an unsure
-#: guess: on the zoo's transformer 0.4 to 0.6 come nearest to fresh rows, and 1 loses 4 dB.
-TREND = 0.6
 
+class RotatingSlots:
+    """Holds for each row of one layer and branch the two last known values, which may be of any steps.
 
-@dataclass(slots=True)
-class _Segment:
-    """Remembers a run of another rank's rows that is always refreshed as one.
+    A rank sends its rows as they will be in the next step, as far as a straight line through this step and the one
+    before tells, since it alone knows both exactly. What is read later is carried on from there by its age.
 
-    Attributes:
-        rows: where it lies in a buffer.
-        trend: how much of its last change it is carried on by.
-        steps: the steps that its older and its last known values are of.
-    """
-
-    rows: slice
-    trend: float
-    steps: tuple[int, int]
-
-
-class RotatingSlots(Slots):
-    """Holds for each row of one layer and branch the two last known values, which are of different steps.
-
-    It takes over the buffers of slots that have held whole steps so far. After that only rows that arrive are copied,
-    and nothing is allocated.
+    With a wire whose messages carry residuals, their base is what the receiver would read in the step they are for. The
+    sender keeps the same values of its own rows, and takes what it has sent as the others do.
 
     Args:
-        whole: what was gathered in the warm-up, settled and not empty.
+        whole: what was gathered in the warm-up; its buffers are taken over.
         layer: number of the layer, which decides its turn.
-        portion: how far the budget of a step would reach, in patches.
-        far: share of the budget that takes turns.
+        rotations: what each rank sends, in order of ranks.
+        wire: how rows are written into messages; None sends them as they are.
+        clock: where the generation stands.
+
+    Attributes:
+        runs: the token runs of every shard.
+        known: the last known values of all rows; of this rank's own, those that the others know where there is a wire.
     """
 
-    def __init__(self, whole: Slots, layer: int, portion: float, far: float) -> None:
+    def __init__(
+        self, whole: Slots, layer: int, rotations: Sequence[Rotation], wire: Wire | None, clock: StepClock
+    ) -> None:
         whole.settle()
-        self.axis, self.runs, self.order = whole.axis, whole.runs, whole.order
-        self.sizes, self.own, self.layer = whole.sizes, whole.own, layer
-        self.held, self.steps = whole.held, whole.steps
-        self._now = whole.free[0] if self.order else self.held[-1]
-        while len(self.held) < 1 + self.order:
-            self.held.insert(0, whole.free[len(self.held)])
-            self.steps.insert(0, self.steps[0])
-        self._rotations = [rotation_of(self.runs, sender, portion, far) for sender in range(self.axis.size)]
-        self._segments = self._cut()
-        self._outgoing = [self._room(self.axis.index, peer) for peer in range(self.axis.size)]
-        self._incoming_rooms = [self._room(peer, self.axis.index) for peer in range(self.axis.size)]
-        self._arriving: tuple[int, list[tuple[_Segment, Tensor]]] = (0, [])
+        self.axis, self.runs, self.own, self.layer, self.wire = whole.axis, whole.runs, whole.own, layer, wire
+        self._rotations, self._clock = tuple(rotations), clock
+        self._before, self._step = whole.held[-1][self.own].clone(), whole.steps[-1]
         self._pending: Pending | None = None
+        self._under_way: list[tuple[Tensor, list[Part]]] = []
+        last, older, steps = whole.held[-1], None, (self._step, self._step)
+        self._now = whole.free.pop()
+        if len(whole.held) == 2:
+            # What the warm-up brought is put as if its last step had sent a forecast of this one.
+            ratio = Stretch(self.own, (whole.steps[0], self._step)).ratio(clock, clock.step)
+            older, last, steps = last, whole.held[0].lerp_(last, 1.0 + ratio), (self._step, clock.step)
+        elif whole.order:
+            older = whole.free.pop()
+        self.known = KnownRows(last, older, wire)
+        self._stretches = [self._cut(sender, steps) for sender in range(self.axis.size)]
 
-    def _cut(self) -> dict[tuple[int, int], _Segment]:
-        """Returns the segments of all other ranks' rows, by their rank and first row there."""
-        me, steps, starts = self.axis.index, (self.steps[0], self.steps[-1]), offsets(self.sizes)
-        segments = {}
-        for sender, rotation in enumerate(self._rotations):
-            if sender != me:
-                turned = [rows for turn in rotation.turns for rows in turn[me]]
-                for rows in (*rotation.always[me], *turned):
-                    place = slice(starts[sender] + rows.start, starts[sender] + rows.stop)
-                    trend = TREND if rows in turned and len(rotation.turns) > 1 else 1.0
-                    segments[sender, rows.start] = _Segment(place, trend, steps)
-        return segments
+    def _cut(self, sender: int, steps: tuple[int, int]) -> dict[int, Stretch]:
+        """Returns the stretches of a rank's rows by the first of them, as this rank is sent them, or would be."""
+        me, rotation = self.axis.index, self._rotations[sender]
+        viewer = me if sender != me else (me + 1) % self.axis.size
+        start = offsets([sum(length for _, length in shard) for shard in self.runs])[sender]
+        parts = (*rotation.always[viewer], *(rows for block in rotation.blocks for rows in block[viewer]))
+        return {rows.start: Stretch(slice(start + rows.start, start + rows.stop), steps) for rows in parts}
 
-    def _room(self, sender: int, viewer: int) -> Tensor:
-        """Makes room for the largest message from one rank to another."""
-        rotation = self._rotations[sender]
-        turns = [rotation.due(turn, 0)[viewer] for turn in range(len(rotation.turns))]
-        most = 0 if sender == viewer else max(map(_count, turns))
-        return self.held[-1].new_empty((most, *self.held[-1].shape[1:]))
-
-    def forecast(self, call: AttentionCall, clock: StepClock) -> Tensor:
-        """Returns own fresh rows and a forecast of each of the others', by its age."""
+    def forecast(self, call: AttentionCall) -> Tensor:
+        """Returns own fresh rows, and of the others' the last known values, carried on by their age."""
         self.settle()
-        last, rows = self.held[-1], self._now
-        if self.order:
-            for segment in self._segments.values():
-                place, ratio = segment.rows, clock.reach(*segment.steps)
-                if ratio is None:
-                    rows[place].copy_(last[place])
-                else:
-                    torch.lerp(self.held[0][place], last[place], 1.0 + segment.trend * ratio, out=rows[place])
-        write_keys_values(rows[self.own], call.k, call.v)
-        return rows
+        for sender, stretches in enumerate(self._stretches):
+            if sender != self.axis.index:
+                for stretch in stretches.values():
+                    self._now[stretch.rows] = self.known.carried(stretch, stretch.ratio(self._clock, self._clock.step))
+        write_keys_values(self._now[self.own], call.k, call.v)
+        return self._now
 
-    def send(self, rows: Tensor, step: int) -> None:
-        """Sends each rank what of this rank's rows is its turn, and receives the same of the others."""
-        me, own, sends, recvs, arriving = self.axis.index, rows[self.own], {}, {}, []
-        for peer, slices in enumerate(self._rotations[me].due(step, self.layer)):
-            if slices:
-                sends[peer] = _packed(own, slices, self._outgoing[peer])
-        for peer, rotation in enumerate(self._rotations):
-            slices = rotation.due(step, self.layer)[me]
-            if slices:
-                recvs[peer] = self._incoming_rooms[peer][: _count(slices)]
-                parts = recvs[peer].split([part.stop - part.start for part in slices])
-                segments = [self._segments[peer, part.start] for part in slices]
-                arriving += zip(segments, parts, strict=True)
-        self._arriving = step, arriving
+    def send(self) -> None:
+        """Sends each rank what of this rank's rows is due, and receives the same of the others."""
+        me, target = self.axis.index, self._target()
+        sends: dict[int, Tensor] = {}
+        recvs: dict[int, Tensor] = {}
+        for sender, rotation in enumerate(self._rotations):
+            due = rotation.due(self._clock.step, self.layer)
+            if sender == me and self.wire is None:
+                sends = {peer: _packed(target, slices) for peer, slices in enumerate(due) if slices}
+            elif sender == me:  # all others are sent the same, and it is taken here as well
+                slices = next(filter(None, due))
+                parts = self._parts(me, slices)
+                message = self.known.encode([target[rows] for rows in slices], parts)
+                sends = {peer: message for peer in range(self.axis.size) if peer != me}
+                self._under_way.append((message, parts))
+            elif due[me]:
+                recvs[sender] = self.known.room(count_rows(due[me]))
+                self._under_way.append((recvs[sender], self._parts(sender, due[me])))
         self._pending = exchange(self.axis, sends, recvs, name="displaced patches")
 
+    def _target(self) -> Tensor:
+        """Returns this rank's rows as they will be in the next step, as far as the last two tell."""
+        fresh, step = self._now[self.own], self._clock.step
+        ratio = Stretch(self.own, (self._step, step)).ratio(self._clock, step + 1)
+        target = fresh if self.known.older is None else torch.lerp(self._before, fresh, 1.0 + ratio)
+        self._before.copy_(fresh)
+        self._step = step
+        return target
+
+    def _parts(self, sender: int, slices: Slices) -> list[Part]:
+        stretches = [self._stretches[sender][rows.start] for rows in slices]
+        return [(stretch, stretch.ratio(self._clock, self._clock.step + 1)) for stretch in stretches]
+
     def settle(self) -> None:
-        """Waits for the rows of the last step, and puts them beside those they replace."""
+        """Waits for the rows of the last step, and puts them in the place of those they replace."""
         if self._pending is None:
             return
         self._pending.wait()
-        step, arrived = self._arriving
-        for segment, part in arrived:
-            place, last = segment.rows, self.held[-1]
-            if self.order:
-                self.held[0][place].copy_(last[place])
-            last[place].copy_(part)
-            segment.steps = segment.steps[-1], step
+        for message, parts in self._under_way:
+            self.known.take(message, parts, self._step + 1)
         self._pending = None
+        self._under_way.clear()
 
 
-def _count(slices: Slices) -> int:
-    return sum(rows.stop - rows.start for rows in slices)
-
-
-def _packed(own: Tensor, slices: Slices, room: Tensor) -> Tensor:
-    """Puts rows into one piece of memory; a single run is sent from where it is."""
-    if len(slices) == 1:
-        return own[slices[0]]
-    packed = room[: _count(slices)]
-    torch.cat([own[rows] for rows in slices], out=packed)
-    return packed
+def _packed(rows: Tensor, slices: Slices) -> Tensor:
+    """Puts rows into one piece of memory; those that lie together are sent from where they are."""
+    if all(one.stop == other.start for one, other in itertools.pairwise(slices)):
+        return rows[slices[0].start : slices[-1].stop]
+    return torch.cat([rows[part] for part in slices])

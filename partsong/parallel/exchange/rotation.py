@@ -6,10 +6,11 @@ All of it is a function of sizes, ranks, layer and step, so the two ends of ever
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
 
 from torch import Tensor
 
@@ -17,13 +18,16 @@ from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.attention_call import Runs
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["Rotation", "Slices", "View", "num_rows", "rotation_of", "select", "view_of", "visible"]
+__all__ = ["Rotation", "Slices", "View", "count_rows", "num_rows", "rotation_of", "select", "view_of", "visible"]
 
 #: The rows of one shard as pieces (stream, rows), and those of every shard.
 Pieces = tuple[tuple[str, slice], ...]
 View = tuple[Pieces, ...]
 #: Runs of a shard's rows, in order.
 Slices = tuple[slice, ...]
+
+#: Blocks that rows are cut into for their turns, unless the budget is so small that it takes more.
+MOST_BLOCKS = 16
 
 
 def visible(shard: Runs, distance: int, portion: float) -> Pieces:
@@ -71,11 +75,12 @@ def view_of(runs: Sequence[Runs], viewer: int, portion: float) -> View:
 
 def num_rows(pieces: Pieces) -> int:
     """Counts the tokens in the pieces of a shard."""
-    return sum(_length(rows) for _, rows in pieces)
+    return count_rows(tuple(rows for _, rows in pieces))
 
 
-def _length(rows: slice) -> int:
-    return rows.stop - rows.start
+def count_rows(slices: Slices) -> int:
+    """Counts the rows in some slices."""
+    return sum(rows.stop - rows.start for rows in slices)
 
 
 def select(whole: Tensor, runs: Sequence[Runs], view: View) -> Iterator[Tensor]:
@@ -103,24 +108,29 @@ class Rotation:
 
     Attributes:
         always: for each rank, the rows it is sent in every step.
-        turns: for each turn and rank, the rows it is sent in that turn. After the last turn comes the first again.
+        blocks: for each block of the others and each rank, the rows of that block that it is sent.
+        taken: how many blocks a step sends; the next step goes on with the block after them, in a circle.
     """
 
     always: tuple[Slices, ...]
-    turns: tuple[tuple[Slices, ...], ...]
+    blocks: tuple[tuple[Slices, ...], ...]
+    taken: int
 
-    def turn_of(self, step: int, layer: int) -> int:
-        """Returns the turn of a step; layers take turns at different times, so that steps have like sizes."""
-        return (step + layer) % len(self.turns)
+    @property
+    def takes_turns(self) -> bool:
+        """Says whether a step leaves rows out."""
+        return self.taken < len(self.blocks)
 
     def due(self, step: int, layer: int) -> tuple[Slices, ...]:
-        """Returns for each rank the rows it is sent in a step."""
-        turn = self.turns[self.turn_of(step, layer)]
-        return tuple(always + now for always, now in zip(self.always, turn, strict=True))
+        """Returns for each rank the rows it is sent in a step; layers begin with different blocks."""
+        first = (step + layer) * self.taken
+        turn = [self.blocks[(first + number) % len(self.blocks)] for number in range(self.taken)]
+        by_rank = zip(*turn, strict=True)
+        return tuple((*always, *chain(*parts)) for always, parts in zip(self.always, by_rank, strict=True))
 
-    def count(self, step: int, layer: int) -> int:
-        """Counts the rows that are sent in a step, to all ranks together."""
-        return sum(_length(rows) for slices in self.due(step, layer) for rows in slices)
+    def counts(self, step: int, layer: int) -> tuple[int, ...]:
+        """Counts for each rank the rows it is sent in a step."""
+        return tuple(map(count_rows, self.due(step, layer)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -128,14 +138,15 @@ def rotation_of(runs: tuple[Runs, ...], sender: int, portion: float, far: float)
     """Plans what one rank sends in each step.
 
     A step's budget, in rows, is that of the busiest rank if all ranks sent each other what is `visible` within
-    `portion`. Each rank first spends its own share of it that is not for far rows on the nearest image tokens, in every
-    step. All other rows, and all text, share what is left: they are put in a line, rank after rank, and in each turn
-    the next run of the line is sent. So the turns of a rank have the same size, but for one row.
+    `portion`, and at least a row for each rank. Of the image tokens' share of it, what is not for far rows is spent on
+    the tokens nearest to each rank, in every step. All other rows, and all text, are cut into blocks, as many for each
+    rank, that take turns. The number of blocks, and how many of them a step sends, are those that spend most of the
+    budget. With ``far=1`` a block has the same rows for all ranks.
 
     Args:
         runs: the token runs of every shard.
         sender: the rank that sends.
-        portion: how many patches far the budget would reach.
+        portion: how many patches far the budget would reach; infinity sends everything in every step.
         far: share of the budget that takes turns, above 0.
 
     Example:
@@ -144,49 +155,56 @@ def rotation_of(runs: tuple[Runs, ...], sender: int, portion: float, far: float)
         >>> [rotation.due(step, 0)[1] for step in range(2)]
         [(slice(8, 10, None), slice(0, 2, None)), (slice(8, 10, None), slice(2, 4, None))]
     """
-    viewers, own = range(len(runs)), runs[sender]
-    reaches = {viewer: _reach(own, viewer - sender, portion) for viewer in viewers if viewer != sender}
-    near = {viewer: math.floor((1.0 - far) * reach + 1e-9) for viewer, reach in reaches.items()}
-    always = [
-        _joined(part for stream, part in _nearest(own, viewer - sender, near[viewer]) if stream == IMAGE)
-        if viewer != sender
-        else ()
-        for viewer in viewers
-    ]
-    budget = max(_rows_within(runs, index, portion) for index in viewers) - sum(near.values())
-    # Ranks begin with the one after them, so that not all send to the same one at once.
-    line = [(viewer, rows) for viewer in _others(len(runs), sender) for rows in _without(own, always[viewer])]
-    total = sum(_length(rows) for _, rows in line)
-    num_turns = math.ceil(total / max(budget, 1)) or 1
-    turns = _cut(line, split_sizes(total, num_turns), len(runs))
-    return Rotation(tuple(always), tuple(turns))
+    others, own = [viewer for viewer in range(len(runs)) if viewer != sender], runs[sender]
+    always: list[Slices] = [()] * len(runs)
+    for viewer in others:
+        count = math.floor((1.0 - far) * _reach(own, viewer - sender, portion) + 1e-9)
+        nearest = _nearest(own, viewer - sender, count)
+        always[viewer] = _joined(part for stream, part in nearest if stream == IMAGE)
+    rest = [_without(own, always[viewer]) if viewer != sender else () for viewer in range(len(runs))]
+    budget = max(_rows_within(runs, index, portion) for index in range(len(runs))) - sum(map(count_rows, always))
+    taken, number = _blocks(tuple(map(count_rows, rest)), max(budget, len(others)))
+    return Rotation(tuple(always), tuple(zip(*(_cut(rows, number) for rows in rest), strict=True)), taken)
 
 
 def _rows_within(runs: tuple[Runs, ...], sender: int, portion: float) -> int:
     return sum(num_rows(visible(runs[sender], v - sender, portion)) for v in range(len(runs)) if v != sender)
 
 
-def _others(size: int, index: int) -> list[int]:
-    return [(index + step) % size for step in range(1, size)]
+def _blocks(rows: Sequence[int], budget: int) -> tuple[int, int]:
+    """Returns how many blocks of how many a step sends, so that it spends most of its budget, with few blocks."""
+    total, most = sum(rows), max(rows)
+    if total <= budget:
+        return 1, 1
+    best = Fraction(0)
+    for number in range(1, max(MOST_BLOCKS, math.ceil(most / (budget // len(rows) or 1))) + 1):
+        sizes = [split_sizes(count, number) for count in rows]  # longer ones first: no turn has more than the first
+        taken = budget * number // total
+        while sum(sum(parts[:taken]) for parts in sizes) > budget:
+            taken -= 1
+        if Fraction(taken, number) > best:
+            best, chosen = Fraction(taken, number), (taken, number)
+    return chosen
 
 
 def _without(shard: Runs, taken: Slices) -> Slices:
     """Returns the rows of a shard that some slices, which are in order, do not cover."""
-    edges = [0, *itertools.chain.from_iterable((rows.start, rows.stop) for rows in taken)]
+    edges = [0, *chain.from_iterable((rows.start, rows.stop) for rows in taken)]
     edges.append(sum(length for _, length in shard))
     return _joined(slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True))
 
 
-def _cut(line: Sequence[tuple[int, slice]], sizes: Sequence[int], viewers: int) -> Iterator[tuple[Slices, ...]]:
-    """Cuts a line of rows, each run of them for one rank, into turns of the given sizes."""
-    left = list(reversed(line))
-    for size in sizes:
-        turn: list[list[slice]] = [[] for _ in range(viewers)]
+def _cut(slices: Slices, number: int) -> list[Slices]:
+    """Cuts rows, given as slices, into blocks that are as even as can be."""
+    left, blocks = list(reversed(slices)), []
+    for size in split_sizes(count_rows(slices), number):
+        block: list[slice] = []
         while size:
-            viewer, rows = left.pop()
+            rows = left.pop()
             stop = min(rows.stop, rows.start + size)
-            turn[viewer].append(slice(rows.start, stop))
+            block.append(slice(rows.start, stop))
             size -= stop - rows.start
             if stop < rows.stop:
-                left.append((viewer, slice(stop, rows.stop)))
-        yield tuple(map(tuple, turn))
+                left.append(slice(stop, rows.stop))
+        blocks.append(tuple(block))
+    return blocks

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, merged_runs
+from partsong.parallel.exchange.wire_messages import check_eight_bits, exchange_by_wire
+from partsong.parallel.exchange.wires import Wire, WireName, bytes_sent, rounding, wire_of
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.ranks.collectives import Pending, all_to_all
+from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import split_sizes
-from partsong.parallel.strategy import Strategy
+from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["Ulysses", "UlyssesStage"]
 
@@ -32,18 +34,39 @@ class Ulysses(Strategy):
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         waves: number of exchanges for the heads of a rank; a rank with fewer groups of heads leaves some empty.
+        wire: ``fp8`` and ``int8`` round what travels, with a scale for each token and head (docs/wires.md), which is
+            approximate.
 
     Source: DeepSpeed-Ulysses, arXiv 2309.14509; the waves are partsong's.
+
+    Example:
+        >>> Ulysses().kind, Ulysses(wire="int8").kind
+        ('exact', 'approximate')
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
     degree: Count | None = None
     waves: Count = 2
+    wire: WireName = "none"
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Says that it is exact where everything travels as it is."""
+        return "exact" if self.wire == "none" else "approximate"
+
+    def validate(self) -> None:
+        """Refuses wires that carry residuals."""
+        super(Ulysses, self).validate()
+        check_eight_bits("Ulysses", self.wire)
+
+    def rounded(self) -> str | None:
+        """Says what travels by the wire."""
+        return rounding(self.wire, "queries, keys, values and outputs")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[UlyssesStage]:
         """Returns the attention stages this strategy adds to a plan."""
-        return [UlyssesStage(mesh.axis("ulysses"), self.waves)]
+        return [UlyssesStage(mesh.axis("ulysses"), self.waves, wire_of(self.wire))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +119,8 @@ def in_waves(share: _Share, group: int, waves: int) -> list[_Share]:
 class UlyssesStage(Stage):
     """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other."""
 
-    def __init__(self, axis: Axis, waves: int = 2) -> None:
-        self.axis, self.waves = axis, waves
+    def __init__(self, axis: Axis, waves: int = 2, wire: Wire | None = None) -> None:
+        self.axis, self.waves, self.wire = axis, waves, wire
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends over all tokens of this axis' group, for this rank's heads."""
@@ -147,9 +170,15 @@ class UlyssesStage(Stage):
         ]
         for peer in (p for p in range(self.axis.size) if p != me):
             _pack(sends[peer], call, shares[peer])
-        pending = all_to_all(self.axis, sends, recvs, name="Ulysses: tokens to heads")
+        pending = self._swap(sends, recvs, "Ulysses: tokens to heads")
         _pack(recvs[me], call, shares[me])  # own rows while the others' are under way
         return arrived, pending
+
+    def _swap(self, sends: Sequence[Tensor], recvs: Sequence[Tensor], name: str) -> Pending:
+        outgoing, incoming = (
+            {peer: part for peer, part in enumerate(parts) if peer != self.axis.index} for parts in (sends, recvs)
+        )
+        return exchange_by_wire(self.axis, outgoing, incoming, self.wire, name=name)
 
     def _collect(self, out: Tensor, shares: Sequence[_Share], call: AttentionCall, whole: Tensor) -> Callable[[], None]:
         me, tokens, (batch, _, _, dim) = self.axis.index, self._token_counts(call), out.shape
@@ -158,7 +187,7 @@ class UlyssesStage(Stage):
             sends[me] if peer == me else out.new_empty((tokens[me], batch, share.queries, dim))
             for peer, share in enumerate(shares)
         ]
-        pending = all_to_all(self.axis, sends, recvs, name="Ulysses: heads to tokens")
+        pending = self._swap(sends, recvs, "Ulysses: heads to tokens")
         whole[:, :, shares[me].q0 : shares[me].q1] = sends[me]
 
         def finish() -> None:
@@ -169,16 +198,20 @@ class UlyssesStage(Stage):
 
         return finish
 
-    def predict(self, shape: AttentionShape) -> tuple[int, AttentionShape]:
+    def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends: q, k, v of the others' heads, then outputs of the others' tokens."""
         me, tokens = shape.index % self.axis.size, self._token_counts(shape)
         shares = head_shares(shape.heads, shape.kv_heads, self.axis.size)
         mine = shares[me]
         there = sum(share.rows for peer, share in enumerate(shares) if peer != me) * tokens[me]
         back = mine.queries * (sum(tokens) - tokens[me])
-        kv_heads = mine.keys if mine.is_aligned(shape.heads // shape.kv_heads) else mine.queries
-        inner = replace(shape, heads=mine.queries, kv_heads=kv_heads, **self._outer(shape))
-        return (there + back) * shape.batch * shape.head_dim * shape.itemsize, inner
+        sent = bytes_sent(self.wire, ((there + back) * shape.batch, shape.head_dim), shape.itemsize)
+        outer, group = self._outer(shape), shape.heads // shape.kv_heads
+        return sent, tuple(
+            replace(shape, heads=part.queries, kv_heads=part.keys if part.is_aligned(group) else part.queries, **outer)
+            for wave, part in enumerate(in_waves(mine, group, self.waves))
+            if part.rows or wave == 0
+        )
 
 
 def _pack(target: Tensor, call: AttentionCall, share: _Share) -> None:

@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from partsong.knobs import Count
 from partsong.parallel.attention_call import Stage
-from partsong.parallel.exchange.ring import RingStage
+from partsong.parallel.exchange.ring import ring_stage
 from partsong.parallel.exchange.ulysses import UlyssesStage
+from partsong.parallel.exchange.wire_messages import check_eight_bits
+from partsong.parallel.exchange.wires import WireName, rounding, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.strategy import Strategy
+from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["Usp"]
 
@@ -24,6 +26,8 @@ class Usp(Strategy):
         ulysses_degree: ranks that share heads; None takes what the ring leaves.
         ring_degree: groups in the ring; None takes what Ulysses leaves. With both None the ring gets 2 groups when the
             number of ranks divides by 4, and else 1.
+        wire: ``fp8`` and ``int8`` round what travels, as in `Ulysses` and `Ring`, which is approximate. For a ring of
+            residuals compose these two.
 
     Source: USP, arXiv 2405.07719.
     """
@@ -32,6 +36,21 @@ class Usp(Strategy):
 
     ulysses_degree: Count | None = None
     ring_degree: Count | None = None
+    wire: WireName = "none"
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Says that it is exact where everything travels as it is."""
+        return "exact" if self.wire == "none" else "approximate"
+
+    def validate(self) -> None:
+        """Refuses wires that carry residuals."""
+        super(Usp, self).validate()
+        check_eight_bits("Usp", self.wire)
+
+    def rounded(self) -> str | None:
+        """Says what travels by the wire."""
+        return rounding(self.wire, "queries, keys, values and outputs")
 
     def wanted(self) -> dict[str, int | None]:
         """Returns the two degrees."""
@@ -46,4 +65,5 @@ class Usp(Strategy):
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[Stage]:
         """Returns the attention stages this strategy adds to a plan, outermost call first."""
-        return [UlyssesStage(mesh.axis("ulysses")), RingStage(mesh.axis("ring"))]
+        inside = UlyssesStage(mesh.axis("ulysses"), wire=wire_of(self.wire))
+        return [inside, ring_stage(mesh.axis("ring"), clock, self.wire)]

@@ -122,12 +122,19 @@ class StepClock:
         last, before = next(full, None), next(full, None)
         return None if last is None or before is None else self.reach(before, last)
 
-    def reach(self, before: int, last: int) -> float | None:
-        """Returns the interval from step `last` to this one over that from `before` to `last`; None where unknown."""
-        if not 0 <= before < last < self.step < len(self._times):
+    def reach(self, before: int, last: int, to: int | None = None) -> float | None:
+        """Returns the interval from step `last` to another over that from `before` to `last`; None where unknown.
+
+        Args:
+            before: the earliest step.
+            last: a later one.
+            to: a step after it; None takes this one.
+        """
+        to = self.step if to is None else to
+        if not 0 <= before < last < to < len(self._times):
             return None
-        first, second, now = self._times[before], self._times[last], self._times[self.step]
-        return None if first == second else min((now - second) / (second - first), self.MAX_RATIO)
+        first, second, third = self._times[before], self._times[last], self._times[to]
+        return None if first == second else min((third - second) / (second - first), self.MAX_RATIO)
 
     def level(self, step: int) -> float:
         """Returns the noise level of a step: the scheduler's sigma, else the timestep, else a number that falls.

@@ -16,7 +16,7 @@ from partsong.parallel.ranks.agreement import AGREED_STEPS, NUMBERS_PER_VALUE
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import SHAPE_NUMBERS
 from partsong.parallel.ranks.shards import split_sizes
-from partsong.parallel.strategy import Coder, Cut, Rounds
+from partsong.parallel.strategy import Coder, Cut, Rounds, Strategy
 
 __all__ = ["Explanation", "bytes_by_step", "explain"]
 
@@ -26,12 +26,13 @@ _CUT_AXES = ("expert", "pipe", "stage", "clip", *TOKEN_AXES)
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Says what a plan splits, keeps stale and moves.
+    """Says what a plan splits, keeps stale, rounds and moves.
 
     Attributes:
         kind: ``exact``, ``bounded`` or ``approximate``.
         split: what is cut, one line per mesh axis.
         stale: what is one step old; empty where nothing is.
+        rounded: what travels as fewer bits than it has; empty where nothing does.
         kept: what is kept between calls and how much memory it takes, where a strategy leaves a choice.
         bytes_by_step: for each step of a generation, the bytes each rank sends.
         bytes_once: bytes each rank sends once per generation.
@@ -40,6 +41,7 @@ class Explanation:
     kind: str
     split: tuple[str, ...]
     stale: tuple[str, ...]
+    rounded: tuple[str, ...]
     kept: tuple[str, ...]
     bytes_by_step: tuple[tuple[int, ...], ...]
     bytes_once: tuple[int, ...]
@@ -57,6 +59,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{self.kind}; {len(self.bytes_by_step)} steps", *(f"  split: {line}" for line in self.split)]
         lines += [f"  stale: {line}" for line in self.stale]
+        lines += [f"  rounded: {line}" for line in self.rounded]
         lines += [f"  kept: {line}" for line in self.kept]
         for rank, sent in enumerate(self.bytes_per_step):
             lines.append(f"  rank {rank} sends {sent:,} bytes per step, {self.bytes_total()[rank]:,} in all")
@@ -104,7 +107,8 @@ class _Account:
         return Explanation(
             kind=self.plan.kind,
             split=tuple(self.split_lines()),
-            stale=tuple(self.stale_lines()),
+            stale=tuple(line for strategy in self.used() if (line := strategy.stale()) is not None),
+            rounded=tuple(line for strategy in self.used() if (line := strategy.rounded()) is not None),
             kept=tuple(line for line in kept if line is not None),
             bytes_by_step=(*self.plan.finished, *self.by_step(steps)),
             bytes_once=tuple(self.once_bytes(rank) for rank in ranks),
@@ -244,9 +248,9 @@ class _Account:
         lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]
 
-    def stale_lines(self) -> list[str]:
-        used = (s for s in self.plan.strategies if any(self.degrees[a] > 1 for a in s.axes) or not s.axes)
-        return [line for strategy in used if (line := strategy.stale()) is not None]
+    def used(self) -> list[Strategy]:
+        """Returns the strategies that have ranks, or need none."""
+        return [s for s in self.plan.strategies if any(self.degrees[a] > 1 for a in s.axes) or not s.axes]
 
 
 def _itemsize(module: nn.Module) -> int:

@@ -42,6 +42,10 @@ class Pending:
         self.name, self._peers = name, tuple(peers)
         self._works, self._tensors, self._finish = list(works), list(tensors), list(finish)
 
+    def then(self, finish: Callable[[], Any]) -> None:
+        """Calls a function once all messages have arrived and left; not where there are none."""
+        self._finish.append(finish)
+
     @property
     def done(self) -> bool:
         """Says whether `wait` would return at once."""
@@ -167,7 +171,8 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
             recvs[peer] = torch.empty_like(target, memory_format=torch.contiguous_format)
             ghosts.append(partial(target.copy_, recvs[peer]))
     pending = exchange(axis, sends, recvs, name=name)
-    pending._finish.extend(ghosts)
+    for ghost in ghosts:
+        pending.then(ghost)
     return pending
 
 

@@ -1,0 +1,142 @@
+"""Runs on every rank: strategies with wires against their definition or the serial model, with bases and bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.utils import logging
+from torch import Tensor
+
+from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses, Usp
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.parallel.exchange.displaced_patch import DisplacedStage
+from partsong.parallel.exchange.known_rows import KnownRows
+from partsong.parallel.exchange.ring import WiredRingStage
+from partsong.parallel.exchange.wires import EIGHT_BIT, WIRES
+from tests.parallel.displaced_worker import STREAMS, TIMES, calls_of, simulate
+from tests.parallel.families import FAMILIES
+from tests.parallel.ranks import error, gathered
+from tests.parallel.rotating_twin import Passing, Rotating
+
+SIDE = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One strategy with a wire on one family."""
+
+    family: str
+    strategy: Any
+    branches: int = 1
+    beside: tuple[Strategy, ...] = ()
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def twin(self) -> str:
+        """What it is compared with: a definition, or the serial model alone."""
+        follows = self.dtype == torch.float64 and not self.beside and self.strategy.wire != "lowrank"
+        kinds = {DisplacedPatch: "rotating", PartialPatch: "rotating", Ring: "passing"}
+        return kinds.get(type(self.strategy), "serial") if follows else "serial"
+
+
+def cases(nproc: int) -> dict[str, Case]:
+    """Every wire on every strategy that takes it, in turns over families, orders, warm-ups and types."""
+    names: list[Any] = list(WIRES)
+    found = {f"displaced {name}": Case("DiT", DisplacedPatch(wire=name), branches=2) for name in names}
+    found |= {f"ring {name}": Case("SD3", Ring(wire=name)) for name in names}
+    found["displaced half"] = Case("Flux", DisplacedPatch(wire="1bit"), dtype=torch.bfloat16)
+    found["ring half"] = Case("DiT", Ring(wire="2bit"), dtype=torch.bfloat16)
+    found["displaced held"] = Case("SD3", DisplacedPatch(wire="2bit", order=0))
+    found["displaced at once"] = Case("SD3", DisplacedPatch(wire="1bit", warmup_steps=1))
+    found["ring masks"] = Case("PixArt masked", Ring(wire="1bit"))
+    found["partial 1bit"] = Case("Flux", PartialPatch(wire="1bit", portion=0.3))
+    found["partial int8"] = Case("DiT", PartialPatch(wire="int8", portion=0.5), branches=2)
+    for name in names[: len(EIGHT_BIT)]:
+        found |= {f"ulysses {name}": Case("SD3", Ulysses(wire=name)), f"usp {name}": Case("DiT", Usp(wire=name))}
+        found[f"token ring {name}"] = Case("PixArt masked", TokenRing(wire=name))
+    if nproc == 4:
+        found["displaced beside ulysses"] = Case("DiT", DisplacedPatch(degree=2, wire="1bit"), beside=(Ulysses(),))
+        found["ring beside ulysses"] = Case("Flux", Ring(degree=2, wire="1bit"), beside=(Ulysses(wire="int8"),))
+    return found
+
+
+def _bases(plan: Plan) -> dict[str, bytes]:
+    """All that this rank knows of others' and of its own rows by a wire, for each layer, wave and branch."""
+    found: dict[str, bytes] = {}
+    for stage in (stage for denoiser in plan.denoisers for stage in denoiser.stages):
+        known, is_first = dict[Any, KnownRows](), False
+        if isinstance(stage, DisplacedStage):
+            for key, slots in stage.rotating.items():
+                slots.settle()
+                known[key] = slots.known
+        if isinstance(stage, WiredRingStage) and stage.wire.is_residual:
+            known = {key: rows for key, (rows, _) in stage.known.items()}
+            is_first = plan.clock.step == 0  # then nothing older is known
+        for key, rows in known.items():
+            buffers = [rows.last] if rows.older is None or is_first else [rows.older, rows.last]
+            text = b"".join(buffer.contiguous().view(torch.uint8).numpy().tobytes() for buffer in buffers)
+            found[str(key)] = hashlib.sha256(text).digest()
+    return found
+
+
+def _generation(
+    plan: Plan, model: Any, calls: list[dict[str, Any]], branches: int
+) -> tuple[list[Tensor], list[dict[str, bytes]], int]:
+    """Outputs, what is known after every step, and the bytes sent; the clock is driven as a pipeline drives it."""
+    plan.clock.driven = True
+    plan.clock.begin(TIMES)
+    outputs, bases = [], []
+    with Ledger(flops=False) as ledger:
+        for step in range(len(TIMES)):
+            outputs += [model(**call).sample for call in calls[step * branches : (step + 1) * branches]]
+            bases.append(_bases(plan))
+            plan.clock.advance()
+    return outputs, bases, int(ledger.summary()["bytes_sent"])
+
+
+def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
+    model = FAMILIES[case.family].model(SIDE, case.dtype)
+    calls = [
+        {
+            name: value.to(case.dtype) if torch.is_tensor(value) and value.dtype == torch.float64 else value
+            for name, value in call.items()
+        }
+        for call in calls_of(case.family, SIDE, case.branches)
+    ]
+    serial = [model(**call).sample for call in calls]
+    chosen = (case.strategy, *case.beside)
+    with Mesh(**mesh_for(chosen, nproc)) as mesh, parallelize(model, *chosen, mesh=mesh) as plan:
+        _generation(plan, model, calls, case.branches)  # the second generation begins anew
+        got, bases, counted = _generation(plan, model, calls, case.branches)
+        told = plan.explain()
+        plan.undo()
+        streams, want = STREAMS[case.family], serial
+        if case.twin == "rotating":
+            shared = sum(each is not None for each in streams)
+            portion = getattr(case.strategy, "portion", float(nproc))
+            want = simulate(model, calls, case.branches, Rotating(nproc, case.strategy, streams, [portion] * shared))
+        if case.twin == "passing":
+            want = simulate(model, calls, case.branches, Passing(nproc, case.strategy, streams))
+        return gathered(
+            {
+                "errors": [error(g, w) for g, w in zip(got, want, strict=True)],
+                "drifts": [error(g, s) for g, s in zip(got, serial, strict=True)],
+                "bases": bases,
+                "counted": counted,
+                "predicted": told.bytes_total(),
+                "said": (told.kind, told.rounded),
+                "patch": mesh.axis("patch").ranks,
+                "ring": mesh.axis("ring").ranks,
+            }
+        )
+
+
+def run(nproc: int, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """These cases, of this number of ranks."""
+    logging.set_verbosity_error()
+    with torch.no_grad():
+        return {name: _case(cases(nproc)[name], nproc) for name in names}
