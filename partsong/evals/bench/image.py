@@ -33,7 +33,7 @@ PEERS: dict[str, Callable[[nn.Module, int], None]] = {
     "diffusers Ulysses": diffusers_ulysses,
     "diffusers ring": diffusers_ring,
 }
-#: Untimed steps; the first waits for fresh keys, and from the second on exchanges are asynchronous.
+#: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and by their wire.
 STEPS_BEFORE = 2
 #: The case in which every process computes the whole serial step at the same time and nothing is exchanged.
 LIMIT = "serial on every process"

@@ -37,7 +37,15 @@ class BenchModel:
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, float], dict[str, Any]]
-    strategies: tuple[Strategy, ...] = (Ulysses(), Ring(), DisplacedPatch(warmup_steps=1))
+    strategies: tuple[Strategy, ...] = (
+        Ulysses(),
+        Ring(),
+        Ulysses(wire="int8"),
+        Ring(wire="int8"),
+        DisplacedPatch(warmup_steps=1),
+        DisplacedPatch(warmup_steps=1, wire="int8"),
+        DisplacedPatch(warmup_steps=1, wire="1bit"),
+    )
     peers: bool = True
 
 
