@@ -1,0 +1,1 @@
+"""Holds the `tiles` model: pictures of `shapes` as 8 x 8 tokens, and a transformer that decides them in any order."""
