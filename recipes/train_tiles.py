@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partsong.knobs import check_knobs, type_hints
-from partsong.samplers.any_order.orders import group_sizes
+from partsong.samplers.any_order import LPD, group_sizes
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import token_ids
@@ -39,7 +39,9 @@ from partsong.zoo.shapes.pool import draw_scenes
 from partsong.zoo.shapes.reader import facts
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, stages_of
+from partsong.zoo.tiles.loading import load_tiles, save_tiles
 from partsong.zoo.tiles.model import build_model, group_loss
+from partsong.zoo.tiles.scoring import score_tiles
 from partsong.zoo.tiles.tokenizer import build_tokenizer, decode, encode, tokenizer_loss
 from partsong.zoo.training import World, mixed_precision
 
@@ -60,14 +62,15 @@ class Config:
     seed: int = 0  # The seed of all draws.
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
     save_minutes: float = 1.0  # Minutes between checkpoints.
-    tokenizer_steps: int = 2000  # Steps of stage 1.
+    tokenizer_steps: int = 1200  # Steps of stage 1.
     tokenizer_batch: int = 32  # Pictures per step of stage 1.
     tokenizer_rate: float = 2e-3  # Its peak learning rate.
     scenes: int = 100  # Fresh scenes whose pictures are read after the tokenizer.
-    pool_size: int = 60_000  # Pictures that stage 2 turns into tokens.
+    pool_size: int = 40_000  # Pictures that stage 2 turns into tokens.
     heads: int = 6  # Attention heads of the transformer.
     depth: int = 6  # Its layers.
-    steps: int = 2200  # Steps of stage 3.
+    steps: int = 2600  # Steps of stage 3.
+    minutes: float = 600.0  # Most minutes of stage 3.
     batch: int = 64  # Pictures per step of stage 3.
     muon_rate: float = 4e-3  # Peak learning rate of orthogonalised momentum.
     adam_rate: float = 2e-3  # Peak learning rate of Adam.
@@ -203,6 +206,7 @@ def train_transformer(config: Config, world: World) -> None:
         muon_and_adam(model, inside_matrices(model), rates, decay=0.01),
         key=(TRANSFORMER, config.seed),
         steps=config.steps,
+        minutes=config.minutes,
         save_minutes=config.save_minutes,
         report_every=20,
     )
@@ -217,12 +221,35 @@ def train_transformer(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
+# --- stages 4 and 5 ---------------------------------------------------------------------------------------------------
+
+
+def export(config: Config, world: World) -> None:
+    """Runs stage 4: writes the folder `export/` from the averaged weights."""
+    saved = torch.load(Path(config.out) / "transformer.pt", map_location="cpu", weights_only=True)
+    model: Any = build_model(config.heads, config.depth)
+    model.load_state_dict(saved["average"])
+    save_tiles(model, load_tokenizer(config, world).cpu(), Path(config.out) / "export", guidance=config.guidance)
+    world.say(f"exported the weights of step {saved['step']}")
+
+
+def evaluate(config: Config, world: World) -> None:
+    """Runs stage 5; writes `facts.json`."""
+    loaded, report = load_tiles(Path(config.out) / "export"), {}
+    for steps in (64, 12, 8):
+        result = score_tiles(loaded, LPD(steps=steps), config.captions, seed=config.seed)
+        report[f"{steps} steps"] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
+    (Path(config.out) / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
+    world.say(json.dumps(report))
+
+
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
     check_knobs(type_hints(Config), vars(config))
     stages = stages_of(config.stages, STAGES)
     Path(config.out).mkdir(parents=True, exist_ok=True)
     runners: dict[str, Any] = {"tokenizer": train_tokenizer, "pool": encode_pool, "transformer": train_transformer}
+    runners |= {"export": export, "evaluate": evaluate}
     for stage in stages:
         runners[stage](config, world)
 

@@ -9,6 +9,7 @@ from partsong.cli.arguments import read_arguments
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
+from partsong.cli.tiles import tiles_image
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import class_number, find_pipeline
 
@@ -20,6 +21,8 @@ def image(options: Image) -> dict[str, Any]:
     nproc = num_ranks(options.nproc)
     _check(options)
     read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
+    if (tiles := tiles_image(options, nproc)) is not None:
+        return tiles
     source = find_pipeline(options.model)
     shared = job_fields(options, source, nproc)
     if source.index.get("id2label") is not None:
@@ -35,7 +38,10 @@ def image(options: Image) -> dict[str, Any]:
 def summary(result: dict[str, Any]) -> str:
     """Describes the result in two or three lines."""
     ranks = f"{result['nproc']} rank{'s' if result['nproc'] > 1 else ''}"
-    lines = [f"{result['out']}: {result['strategy']} on {ranks}, {result['class']}, {result['seconds']:.2f} s"]
+    how = f"{result['strategy']} on {ranks}"
+    if "rule" in result:
+        how = f"{result['rule']} with {result['forwards']} forwards"
+    lines = [f"{result['out']}: {how}, {result['class']}, {result['seconds']:.2f} s"]
     lines += comparison_lines(result, "images")
     if result["facts_read"] is not None:
         lines.append(f"facts of the caption read back from the image: {result['facts_read']:.0%}")

@@ -102,9 +102,10 @@ def _support_of(model: str) -> list[dict[str, Any]]:
 
 
 def _rules() -> list[dict[str, Any]]:
+    from partsong.samplers.any_order import PICTURE_RULES
     from partsong.samplers.text import RULES
 
-    return [
+    of_text = [
         {
             "name": name,
             # The bound holds only for rules that never look at the drawn token and never take one back.
@@ -114,6 +115,16 @@ def _rules() -> list[dict[str, Any]]:
         }
         for name, kind in RULES.items()
     ]
+    of_pictures = [
+        {
+            "name": name,
+            "certificate": f"pictures, {kind.kind}",
+            "options": _options(_defaults(kind)),
+            "description": _first_line(kind),
+        }
+        for name, kind in PICTURE_RULES.items()
+    ]
+    return of_text + of_pictures
 
 
 def _caches() -> list[dict[str, Any]]:

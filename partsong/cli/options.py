@@ -93,6 +93,9 @@ class Image(Sampling):
     """What to draw; for a class-conditional pipeline the name or number of a class."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "shapes"
     """A zoo name (see `partsong list models`), a local diffusers folder, or a hub id."""
+    rule: Annotated[str | None, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = None
+    """How a model of picture tokens decides them: lpd (in groups), assd or keyed-jacobi (see `partsong list rules`);
+    lpd if not given."""
     num_images: Positive = 1
     """How many images of the prompt; image i does not depend on the number of images or ranks."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
