@@ -67,9 +67,9 @@ class Config:
     tokenizer_rate: float = 2e-3  # Its peak learning rate.
     scenes: int = 100  # Fresh scenes whose pictures are read after the tokenizer.
     pool_size: int = 40_000  # Pictures that stage 2 turns into tokens.
-    heads: int = 6  # Attention heads of the transformer.
+    heads: int = 4  # Attention heads of the transformer.
     depth: int = 6  # Its layers.
-    steps: int = 2600  # Steps of stage 3.
+    steps: int = 4000  # Steps of stage 3.
     minutes: float = 600.0  # Most minutes of stage 3.
     batch: int = 64  # Pictures per step of stage 3.
     muon_rate: float = 4e-3  # Peak learning rate of orthogonalised momentum.

@@ -26,7 +26,7 @@ HIDDEN = -1e4
 _HEAD_WIDTH = 32
 
 
-def build_model(heads: int = 6, depth: int = 6, *, grid: int = 8, num_codes: int = 625) -> LlamaForCausalLM:
+def build_model(heads: int = 4, depth: int = 6, *, grid: int = 8, num_codes: int = 625) -> LlamaForCausalLM:
     """Makes a Llama of random weights.
 
     Args:
