@@ -11,7 +11,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Statistics"]
+__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Shards", "Statistics"]
 
 #: The rows right above and right below a rank's own, `[B, C, p, W]`; None at the image's edge.
 Ghosts = tuple[Tensor | None, Tensor | None]
@@ -78,6 +78,43 @@ class Cut(Protocol):
     def kept(self) -> str | None:
         """Says what is kept between calls and how much memory it takes; None where a strategy leaves no choice."""
         return None
+
+
+class Shards(Protocol):
+    """Describes the shares of a denoiser's weights that the ranks of one axis hold.
+
+    Attributes:
+        axis: the ranks.
+    """
+
+    axis: Axis
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts this rank's shares into the layers, and the hooks that make the whole of them."""
+        ...
+
+    def begin_forward(self, batch: int, cut: Cut | None) -> None:
+        """Prepares for a call with so many samples, whose input may be cut over other ranks."""
+        ...
+
+    def call_notes(self) -> Any:
+        """Returns what the bytes of the call at work depend on; `predict` takes it."""
+        ...
+
+    def predict(self, notes: Any, batch: int, place: int, index: int) -> int:
+        """Returns the bytes a rank sends for a call like one before.
+
+        Args:
+            notes: what `call_notes` returned after that one.
+            batch: samples in the call.
+            place: the rank's place among those that the input is cut over.
+            index: its place on the axis of the shares.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Says in words what is shared out."""
+        ...
 
 
 class Borders(Protocol):

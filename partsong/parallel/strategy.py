@@ -18,7 +18,7 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
-from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Statistics
+from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Shards, Statistics
 from partsong.parallel.ranks.mesh import AXES, Axis, Mesh, check_degrees
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Ghosts",
     "Kind",
     "Rounds",
+    "Shards",
     "Site",
     "Statistics",
     "Strategy",
@@ -125,6 +126,10 @@ class Strategy:
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> Cut | None:
         """Returns a cut of the model that is not one over the mesh's token axes; None where there is none."""
+        return None
+
+    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
+        """Returns the shares of the model's weights that ranks hold; None where each holds all of them."""
         return None
 
     def codes(self, target: Any, mesh: Mesh) -> Coder | None:

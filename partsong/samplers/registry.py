@@ -22,6 +22,7 @@ from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertP
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
+from partsong.parallel.tensor_parallel.strategy import TensorParallel as TensorParallel
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
 from partsong.plugins import Registry
 from partsong.samplers.dual_parallel.loop import dual_parallel
@@ -68,6 +69,7 @@ BUILT_IN = (
     StrategyRow(SyncPatch),
     StrategyRow(DisplacedPatch),
     StrategyRow(PartialPatch),
+    StrategyRow(TensorParallel),
     StrategyRow(PatchPipeline, loop=patch_pipeline),
     StrategyRow(LaggedLayers),
     StrategyRow(ClipParallel),

@@ -18,6 +18,7 @@ from partsong import (
     PartialPatch,
     Ring,
     SyncPatch,
+    TensorParallel,
     TokenRing,
     Ulysses,
     Usp,
@@ -51,6 +52,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)),),
         "PartialPatch": (PartialPatch(warmup_steps=len(STEPS)),),
         "ExpertParallel": (ExpertParallel(),),
+        "TensorParallel": (TensorParallel(),),
     }
     if nproc < 3:  # the tiny models have few blocks
         cases["LaggedLayers"] = (LaggedLayers(warmup_steps=len(STEPS)),)

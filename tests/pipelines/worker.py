@@ -15,6 +15,7 @@ from partsong import (
     PartialPatch,
     Ring,
     SyncPatch,
+    TensorParallel,
     TokenRing,
     Ulysses,
     Usp,
@@ -38,6 +39,7 @@ STRATEGIES: dict[str, Strategy] = {
     "PartialPatch": PartialPatch(warmup_steps=99),
     "TokenRing": TokenRing(),
     "Usp": Usp(),
+    "TensorParallel": TensorParallel(),
 }
 #: A pipeline by name, and a strategy by name.
 Pair = tuple[str, str]

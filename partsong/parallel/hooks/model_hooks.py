@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -39,9 +40,10 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 
 class HookSet:
-    """Keeps the hooks that one plan has put on modules."""
+    """Keeps the hooks that one plan has put on modules, and the attributes it has changed."""
 
     def __init__(self) -> None:
+        self._changed: list[_Attribute] = []
         self._placed: list[tuple[nn.Module, str]] = []
         # What each hook has put in the place of its module's forward: somebody else may wrap it later.
         self._forwards: dict[tuple[nn.Module, str], Any] = {}
@@ -60,6 +62,11 @@ class HookSet:
         registry.register_hook(hook, PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
+
+    def put(self, module: nn.Module, name: str, value: Any) -> None:
+        """Changes an attribute of a module, such as a weight, until `remove`."""
+        self._changed.append(_Attribute(module, name, getattr(module, name), value))
+        setattr(module, name, value)
 
     def keep_from(self, module: nn.Module) -> None:
         """Lets calls of another module run without these hooks, where it shares layers with a hooked one."""
@@ -83,6 +90,9 @@ class HookSet:
             # The registry leaves the class' own forward on the instance, as a bound method.
             if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
                 vars(module).pop("forward")
+        for attribute in reversed(self._changed):
+            attribute.restore()
+        self._changed.clear()
         for module, _ in self._placed:
             if (registry := vars(module).get("_diffusers_hook")) is not None and not registry.hooks:
                 del vars(module)["_diffusers_hook"]
@@ -97,11 +107,31 @@ class HookSet:
             hook = HookRegistry.check_if_exists_or_initialize(module).get_hook(name)
             assert hook is not None, "a hook of this plan was taken off by somebody else"
             vars(module)["forward"] = original_forward(hook)
+        for attribute in self._changed:
+            attribute.restore()
         try:
             yield
         finally:
+            for attribute in self._changed:
+                setattr(attribute.module, attribute.name, attribute.value)
             for module, forward in hooked.items():
                 vars(module)["forward"] = forward
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    """Remembers an attribute of a module that was changed: what was there, and what is there now."""
+
+    module: nn.Module
+    name: str
+    before: Any
+    value: Any
+
+    def restore(self) -> None:
+        """Puts back what was there, on the device and in the type that the module has by now."""
+        if isinstance(self.before, Tensor) and isinstance(now := getattr(self.module, self.name), Tensor):
+            self.before.data = self.before.data.to(now.device, now.dtype)
+        setattr(self.module, self.name, self.before)
 
 
 def _let_pass(registry: HookRegistry, name: str) -> None:

@@ -40,6 +40,7 @@ class Denoiser:
 
     Attributes:
         cut: how its input is cut over ranks; None where every rank has all of it.
+        shards: the shares of its weights that ranks hold; None where each has all of them.
         seen: the shapes of its calls.
         shared: the ranks that hold parts of the same samples.
         attachments: what strategies have put on its blocks.
@@ -57,6 +58,10 @@ class Denoiser:
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
         self.shared = mesh.axis(*(axis for axis in AXES if axis not in ("cfg", "data")))
+        shares = (strategy.shards(module, self.adapter, mesh) for strategy in plan.strategies)
+        self.shards = next((each for each in shares if each is not None), None)
+        if self.shards is not None:
+            self.shards.attach(hooks)
         # Innermost: what is cut elsewhere reaches a cache as this rank has it.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
         self.attachments = [attachment for attachment in attached if attachment is not None]
@@ -68,7 +73,8 @@ class Denoiser:
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample)
         self._shapes: dict[int, tuple[Any, ...]] = {}
         plan.clock.on_begin(self._begin)
-        self._layers = KnownLayers(module) if self.cut is not None or self.attachments else None
+        is_hooked = self.cut is not None or self.shards is not None or bool(self.attachments)
+        self._layers = KnownLayers(module) if is_hooked else None
         self.has_shares = False
         hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
 
@@ -170,8 +176,9 @@ class Denoiser:
             if rows := list(attachment.postponed):
                 part = self._run_once(forward, self.batch.rules.cut(named, rows, len(named[self.adapter.sample])), runs)
                 output = with_samples(output, part, rows)
-        if self.cut is not None:
-            tokens = {stream: sum(sizes) for stream, sizes in self.cut.sizes.items()}
+        if runs:
+            sizes = {} if self.cut is None else self.cut.sizes
+            tokens = {stream: sum(sizes) for stream, sizes in sizes.items()}
             self.seen.note_tokens(tokens, tuple(runs), self.plan.clock.branch)
         return output
 
@@ -179,6 +186,8 @@ class Denoiser:
         """Runs the model for one batch and adds a note to `runs`."""
         if self.cut is not None:
             self.cut.begin_forward(named[self.adapter.sample])
+        if self.shards is not None:
+            self.shards.begin_forward(len(named[self.adapter.sample]), self.cut)
         active = ledger.active()
         if active is None:
             output = forward(**named)
@@ -187,13 +196,15 @@ class Denoiser:
             output = self._counted(forward, named) if active.flops else forward(**named)
             waited = active.open_amount("seconds_waiting") - waited
             active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
-        if self.cut is not None:
-            runs.append(ModelRun(len(named[self.adapter.sample]), self.cut.call_notes()))
+        if self.cut is not None or self.shards is not None:
+            notes = None if self.cut is None else self.cut.call_notes()
+            sums = None if self.shards is None else self.shards.call_notes()
+            runs.append(ModelRun(len(named[self.adapter.sample]), notes, sums))
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """Makes a call and counts its operations: anew where they do not follow from its shapes."""
-        part = None if self.cut is None else (self.cut.axis.index, self.cut.axis.size)
+        part = tuple((each.axis.index, each.axis.size) for each in (self.cut, self.shards) if each is not None)
         varies = self.adapter.mixes or bool(self.attachments) or (self.cut is not None and self.cut.varies)
         return counting_flops(forward, named, {} if varies else self.seen.flops, part)
 

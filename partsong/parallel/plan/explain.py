@@ -183,18 +183,20 @@ class _Account:
         return total
 
     def cut_bytes(self, denoiser: Denoiser, call: DenoiserCall, branch: int, step: int, rank: int, batch: int) -> int:
-        if denoiser.cut is None:
-            return 0
         # A denoiser's own first step has nothing stale to read, however late in the generation it comes,
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
         tokens, runs = call.tokens[branch], call.runs[branch] or (ModelRun(batch, None),)
         total = 0
         for run in runs:
-            denoiser.cut.recall(run.notes)
             # A rank with another share of the batch is taken to leave out as large a part of it.
             samples = batch * run.samples // runs[0].samples
-            total += self.forward_bytes(denoiser, denoiser.cut, samples, tokens, (step, begins), rank)
+            if denoiser.cut is not None:
+                denoiser.cut.recall(run.notes)
+                total += self.forward_bytes(denoiser, denoiser.cut, samples, tokens, (step, begins), rank)
+            if denoiser.shards is not None and run.sums is not None:
+                place, index = self.place(rank, *_CUT_AXES), self.place(rank, "tensor")
+                total += denoiser.shards.predict(run.sums, samples, place, index)
         return total
 
     def control_bytes(self, net: ControlNet, step: int, rank: int, agreement: int) -> int:
@@ -237,11 +239,14 @@ class _Account:
         lines = [line for coder in self.coders for line in coder.describe()]
         seen = next((denoiser.seen for denoiser in self.denoisers if denoiser.seen.known), Seen())
         cut = self.denoisers[0].cut if self.denoisers else None
+        shards = self.denoisers[0].shards if self.denoisers else None
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
                 if cut is not None and axis in _CUT_AXES:
                     pieces = cut.describe(seen.tokens)
+                if shards is not None and axis == shards.axis.name:
+                    pieces = shards.describe()
                 if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
                     pieces = self.plan.rounds.describe()
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")

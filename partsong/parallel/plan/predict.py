@@ -83,11 +83,11 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
     steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
     steps = 2 * steady + 2
-    # Not the state dict: it leaves out tables that a model computes for itself.
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    state = {name: tensor.detach().to("meta") for name, tensor in tensors}
     named = tree_map(_without_numbers, inputs)
     with Plan(module, [module], strategies, mesh, owns_mesh=False) as plan, torch.no_grad():
+        # Not the state dict: it leaves out tables that a model computes for itself.
+        tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+        state = {name: tensor.detach().to("meta") for name, tensor in tensors}
         plan.clock.driven = True
         plan.clock.begin(list(range(steps, 0, -1)))
         # One call tells the shapes of all, unless those after a warm-up are others.

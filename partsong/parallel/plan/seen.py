@@ -23,10 +23,12 @@ class ModelRun:
     Attributes:
         samples: samples in it, on this rank.
         notes: what else its bytes depend on (see `Cut.call_notes`).
+        sums: what the bytes of shared weights depend on (see `Shards.call_notes`).
     """
 
     samples: int
     notes: Any
+    sums: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ __all__ = ["AXES", "Axis", "Mesh"]
 _OPENED = itertools.count()
 
 #: Outermost first: ranks of the last axis are neighbours, so the axis that talks most gets the fastest links.
-AXES: tuple[str, ...] = ("data", "time", "cfg", "expert", "pipe", "stage", "clip", "patch", "ring", "ulysses")
+AXES: tuple[str, ...] = (
+    *("data", "time", "cfg", "expert", "pipe", "stage", "clip"),
+    *("patch", "ring", "ulysses", "tensor"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Mesh:
         ulysses: ranks that share the heads.
         time: ranks over the points of a trajectory that are solved for together.
         expert: ranks over models that were trained apart.
+        tensor: ranks over the heads and columns of layers.
         device: the torch device type; None is ``cuda`` where there is a GPU, else ``cpu``.
         timeout: seconds until a stuck collective fails.
 
@@ -95,11 +99,13 @@ class Mesh:
         ulysses: int = 1,
         time: int = 1,
         expert: int = 1,
+        tensor: int = 1,
         *,
         device: str | None = None,
         timeout: float = 120.0,
     ) -> None:
-        self.degrees = dict(zip(AXES, (data, time, cfg, expert, pipe, stage, clip, patch, ring, ulysses), strict=True))
+        degrees = (data, time, cfg, expert, pipe, stage, clip, patch, ring, ulysses, tensor)
+        self.degrees = dict(zip(AXES, degrees, strict=True))
         self.rank, self.world_size = _rank_and_world()
         check_degrees(self.degrees, self.world_size)
         self.device = _local_device(device)

@@ -1,0 +1,300 @@
+"""Finds the parts of a model whose width can be shared out: the heads of attention and feed-forward columns.
+
+A part begins with layers of which a rank computes some output columns, and ends with a layer that reads these columns
+and whose outputs are added up over ranks. In between, every head and every column is on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Columns", "Part", "WidthCount", "find_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Describes what one layer's columns are made of, in order: pieces of units that stay whole.
+
+    Attributes:
+        layer: the layer.
+        pieces: for each piece the numbers of its units and of columns in a unit; a head is a unit of an attention.
+        is_text: it belongs to the text's side of a block, which has tokens of its own.
+    """
+
+    layer: nn.Module
+    pieces: tuple[tuple[int, int], ...]
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        """Returns the number of columns."""
+        return sum(units * size for units, size in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class WidthCount:
+    """Names an attribute that counts heads or columns: as many as `each` for every unit."""
+
+    module: nn.Module
+    name: str
+    units: int
+    each: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Describes one part of a model that is shared out.
+
+    Attributes:
+        name: where it stands in the model, for messages.
+        first: layers whose output columns are cut.
+        last: layers whose input columns are cut.
+        norms: norms over the whole width between them.
+        scales: modules with weights of their own that hold a number for every head.
+        arguments: arguments with a number for every column or head: the module with its columns, the name and the dim.
+        counts: attributes that tell how wide it is.
+    """
+
+    name: str
+    first: tuple[Columns, ...]
+    last: tuple[Columns, ...]
+    norms: tuple[Columns, ...] = ()
+    scales: tuple[Columns, ...] = ()
+    counts: tuple[WidthCount, ...] = ()
+    arguments: tuple[tuple[Columns, str, int], ...] = ()
+
+    @property
+    def most(self) -> int:
+        """Returns the largest number of ranks it can be shared out over."""
+        return min(units for columns in (*self.first, *self.last) for units, _ in columns.pieces)
+
+
+# What the layers of diffusers' attention modules are called: each is followed by what it computes, queries, keys or
+# values. Fused layers compute several.
+_PROJECTIONS = {
+    "to_q": "q",
+    "to_k": "k",
+    "to_v": "v",
+    "to_kv": "kv",
+    "to_qkv": "qkv",
+    "to_gate": "q",
+    "add_q_proj": "q",
+    "add_k_proj": "k",
+    "add_v_proj": "v",
+    "to_added_kv": "kv",
+    "to_added_qkv": "qkv",
+}
+_NORMS = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+_OUTPUTS = ("to_out", "to_add_out")
+#: Norms of what an attention is given; every rank has all of that.
+_BEFORE = ("norm_cross", "group_norm", "spatial_norm")
+#: Attributes that count the heads of queries.
+_HEADS = ("heads", "num_heads")
+#: Attributes that count the heads of keys, and those that hold the width of all queries or keys.
+_KEY_COUNTS = ("kv_heads", "num_kv_heads")
+_WIDTHS = {"inner_dim": "q", "out_dim": "q", "inner_kv_dim": "k"}
+#: Positions that hold a number for every column, or every head: class of the attention -> the argument, and its dim.
+_TURNS = {"LTXAttention": ("image_rotary_emb", -1), "MochiAttention": ("image_rotary_emb", -2)}
+#: Processors and models whose attention stays whole: the first reads its width from the image's channels, the other
+#: makes a mask for every head of its configuration.
+_WHOLE_PROCESSORS = ("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0")
+_WHOLE_MODELS = ("PriorTransformer",)
+#: Processors that return what a text's queries found as it is where there is no layer for it.
+_BARE_TEXT = ("EasyAnimateAttnProcessor2_0",)
+
+#: Feed-forward layers by the names of their children: the first ones, and the last one. The name of the class is told
+#: because other modules have children of such names.
+_FEED_FORWARD = (
+    ("FeedForward", ("net.0.proj",), "net.2"),
+    ("FeedForward", ("w1", "w3"), "w2"),
+    ("LuminaFeedForward", ("linear_1", "linear_3"), "linear_2"),
+    ("AuraFlowFeedForward", ("linear_1", "linear_2"), "out_projection"),
+    ("AceStepMLP", ("gate_proj", "up_proj"), "down_proj"),
+    ("Cosmos3VLTextMLP", ("gate_proj", "up_proj"), "down_proj"),
+    ("ErnieImageFeedForward", ("gate_proj", "up_proj"), "linear_fc2"),
+    ("Flux2FeedForward", ("linear_in",), "linear_out"),
+    ("Flux3FeedForward", ("linear_in",), "linear_out"),
+    ("HiDreamImageFeedForwardSwiGLU", ("w1", "w3"), "w2"),
+    ("Ideogram4MLP", ("w1", "w3"), "w2"),
+    ("Kandinsky5FeedForward", ("in_layer",), "out_layer"),
+    ("Krea2SwiGLU", ("gate", "up"), "down"),
+    ("OmniGenFeedForward", ("gate_up_proj",), "down_proj"),
+    ("SanaWMMlp", ("fc1",), "fc2"),
+)
+
+
+def find_parts(model: nn.Module) -> Iterator[Part]:
+    """Yields the parts of a model. What it does not know stays whole on every rank, which is as right."""
+    has_heads = type(model).__name__ not in _WHOLE_MODELS
+    for name, module in model.named_modules():
+        part = (_attention(name, module) if has_heads else None) or _single_block(name, module) or _fused_block(name, module)
+        part = part or _feed_forward(name, module)
+        if part is not None:
+            yield part
+
+
+def _attention(name: str, module: nn.Module) -> Part | None:
+    """Returns the heads of an attention that has an output layer of its own."""
+    outputs = [_single(child) for key in _OUTPUTS if (child := _child(module, key)) is not None]
+    heads = _heads(module)
+    if heads is None or not outputs or not all(type(layer) is nn.Linear for layer in outputs):
+        return None
+    last = tuple(
+        Columns(_single(child), ((heads.keys, heads.query_width),), key == "to_add_out")
+        for key in _OUTPUTS
+        if (child := _child(module, key)) is not None
+    )
+    if any(columns.width != columns.layer.in_features for columns in last):
+        return None
+    if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(last) == 1:
+        return None
+    return Part(name, heads.first, last, heads.norms, heads.scales, heads.counts, heads.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Holds the heads of an attention: groups of them that read the same keys, and the width of a group's queries."""
+
+    keys: int
+    query_width: int
+    first: tuple[Columns, ...]
+    norms: tuple[Columns, ...]
+    scales: tuple[Columns, ...]
+    counts: tuple[WidthCount, ...]
+    arguments: tuple[tuple[Columns, str, int], ...]
+
+
+def _heads(module: nn.Module) -> _Heads | None:
+    """Returns the heads of an attention module of diffusers; None where it is none, or holds more than is known."""
+    counted = next((name for name in _HEADS if type(getattr(module, name, None)) is int), None)
+    heads, query = getattr(module, counted or "", 0), _child(module, "to_q")
+    if counted is None or not isinstance(query, nn.Linear) or query.out_features % heads:
+        return None
+    processor = getattr(module, "processor", None)
+    if isinstance(processor, nn.Module) or type(processor).__name__ in _WHOLE_PROCESSORS:
+        return None  # one that is a module may have projections of its own, as an image prompt's has
+    width = query.out_features // heads
+    key = _child(module, "to_k")
+    keys = key.out_features // width if isinstance(key, nn.Linear) else heads
+    sizes = {"q": (keys, heads // keys * width), "k": (keys, width), "v": (keys, width)}
+    first, norms, scales = [], [], []
+    for parameter in module.parameters(recurse=False):
+        if parameter.shape == (heads,):
+            scales.append(Columns(module, ((keys, heads // keys),)))
+        elif parameter.numel() > 1:
+            return None
+    for child_name, child in module.named_children():
+        if not any(True for _ in child.parameters()) or child_name in (*_OUTPUTS, *_BEFORE):
+            continue
+        if child_name in _PROJECTIONS:
+            pieces = tuple(sizes[letter] for letter in _PROJECTIONS[child_name])
+            columns = Columns(child, pieces, child_name.startswith("add") or "added" in child_name)
+            if type(child) is not nn.Linear or columns.width != child.out_features:
+                return None
+            first.append(columns)
+        elif child_name in _NORMS:
+            span = _span(child)
+            if span == width and heads > 1:
+                continue
+            piece = sizes["q" if child_name.endswith("q") else "k"]
+            if span != math.prod(piece):
+                return None
+            norms.append(Columns(child, (piece,), "added" in child_name))
+        else:
+            return None
+    counts = [WidthCount(module, counted, keys, heads // keys)]
+    counts += [WidthCount(module, each, keys, 1) for each in _KEY_COUNTS if getattr(module, each, None) == keys]
+    for each, whole in _WIDTHS.items():
+        size = sizes[whole][1]
+        counts += [WidthCount(module, each, keys, size)] * (getattr(module, each, None) == keys * size)
+    arguments = []
+    if (turned := _TURNS.get(type(module).__name__)) is not None:
+        name, dim = turned
+        arguments.append((Columns(module, (sizes["q"] if dim == -1 else (keys, heads // keys),)), name, dim))
+    return _Heads(
+        keys, heads // keys * width, tuple(first), tuple(norms), tuple(scales), tuple(counts), tuple(arguments)
+    )
+
+
+def _single_block(name: str, module: nn.Module) -> Part | None:
+    """Returns the attention and the feed-forward columns of a block that computes both at once, as Flux' single ones.
+
+    Its last layer reads the outputs of the heads and then the columns.
+    """
+    attention, up, down = (_child(module, key) for key in ("attn", "proj_mlp", "proj_out"))
+    if attention is None or type(up) is not nn.Linear or type(down) is not nn.Linear:
+        return None
+    heads = _heads(attention)
+    if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
+        return None
+    reads = down.in_features - heads.keys * heads.query_width
+    if reads <= 0 or up.out_features % reads or up.out_features // reads > 2:
+        return None
+    last = Columns(down, ((heads.keys, heads.query_width), (reads, 1)))
+    more = Columns(up, ((reads, 1),) * (up.out_features // reads))
+    counts = (*heads.counts, *(WidthCount(module, "mlp_hidden_dim", reads, 1),) * hasattr(module, "mlp_hidden_dim"))
+    return Part(name, (*heads.first, more), (last,), heads.norms, heads.scales, counts, heads.arguments)
+
+
+def _fused_block(name: str, module: nn.Module) -> Part | None:
+    """Returns the heads and the columns of an attention whose first layer computes both, as those of Flux 2."""
+    heads, up, down = getattr(module, "heads", None), _child(module, "to_qkv_mlp_proj"), _child(module, "to_out")
+    if type(heads) is not int or type(up) is not nn.Linear or type(down) is not nn.Linear:
+        return None
+    inner, reads = getattr(module, "inner_dim", 0), getattr(module, "mlp_hidden_dim", 0)
+    if down.in_features != inner + reads or not reads or (up.out_features - 3 * inner) % reads:
+        return None
+    head, pieces = (heads, inner // heads), (up.out_features - 3 * inner) // reads
+    first = Columns(up, (head,) * 3 + ((reads, 1),) * pieces)
+    counts = (
+        WidthCount(module, "heads", heads, 1),
+        WidthCount(module, "inner_dim", heads, inner // heads),
+        WidthCount(module, "mlp_hidden_dim", reads, 1),
+    )
+    return Part(name, (first,), (Columns(down, (head, (reads, 1))),), counts=counts)
+
+
+def _feed_forward(name: str, module: nn.Module) -> Part | None:
+    """Returns the columns of a feed-forward layer, of which gates may be a second half."""
+    for kind, ups, down_name in _FEED_FORWARD:
+        down = _child(module, down_name)
+        first = [_child(module, up) for up in ups]
+        if type(module).__name__ != kind or down is None or None in first:
+            continue
+        if not all(type(layer) is nn.Linear for layer in (*first, down)):
+            return None
+        width: Any = down.in_features
+        if any(layer.out_features not in (width, 2 * width) for layer in first):
+            return None
+        columns = tuple(Columns(layer, ((width, 1),) * (layer.out_features // width)) for layer in first)
+        return Part(name, columns, (Columns(down, ((width, 1),), _is_text(name)),))
+    return None
+
+
+def _is_text(name: str) -> bool:
+    """Says whether a feed-forward layer is that of the text's tokens, by the names diffusers gives those."""
+    return any(word in name.rsplit(".", 1)[-1] for word in ("context", "txt", "text", "added"))
+
+
+def _child(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        children: dict[str, Any] = dict(module.named_children())
+        if name not in children:
+            return None
+        module = children[name]
+    return module
+
+
+def _single(layer: Any) -> Any:
+    """Returns the linear layer of an output, which may be a list of it and of a dropout."""
+    return layer[0] if isinstance(layer, (nn.ModuleList, nn.Sequential)) else layer
+
+
+def _span(norm: nn.Module) -> int:
+    """Returns over how many numbers a norm goes: as many as it has weights for."""
+    return next(norm.parameters()).numel()

@@ -1,0 +1,222 @@
+"""Holds one rank's columns of every part that is shared out, and sums what the ranks' columns add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
+from partsong.parallel.protocols import Cut
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.sums import sum_over, sum_sends
+from partsong.parallel.tensor_parallel.parts import Columns, Part
+
+__all__ = ["WeightColumns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Describes sums over ranks of one size.
+
+    Attributes:
+        tokens: tokens of every rank that holds a share of them; empty where all tokens are here.
+        per_sample: numbers in a sample, or, where tokens are shared out, in a token of it.
+        itemsize: bytes of a number.
+    """
+
+    tokens: tuple[int, ...]
+    per_sample: Fraction
+    itemsize: int
+
+
+class WeightColumns:
+    """Cuts the weights of a model's parts into columns for each rank of an axis.
+
+    Args:
+        adapter: the model's row.
+        parts: what is shared out.
+        axis: the ranks.
+        has_tokens: whether the tokens are cut over other ranks.
+
+    Raises:
+        UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks.
+    """
+
+    def __init__(self, adapter: Adapter, parts: tuple[Part, ...], axis: Axis, has_tokens: bool) -> None:
+        self.adapter, self.axis = adapter, axis
+        if not parts:
+            raise UnsupportedError(
+                f"TensorParallel on {adapter.model}: found no attention or feed-forward layer whose columns it "
+                "knows how to cut; use ShardedWeights"
+            )
+        # A part of the model with fewer heads, such as one that prepares the text, stays whole.
+        widest = max(parts, key=lambda part: (bool(part.counts), part.most))
+        if widest.most < axis.size:
+            raise UnsupportedError(
+                f"TensorParallel on {adapter.model}: {widest.name} has {widest.most} heads (or groups of heads that "
+                f"read the same keys) for {axis.size} ranks; choose a degree of at most {widest.most}"
+            )
+        self.parts = tuple(part for part in parts if part.most >= axis.size)
+        uneven = [part for part in self.parts if part.counts and part.last[0].pieces[0][0] % axis.size]
+        if has_tokens and uneven:
+            raise UnsupportedError(
+                f"TensorParallel on {adapter.model}: the {uneven[0].most} heads of {uneven[0].name} do not divide by "
+                f"{axis.size} ranks, which they must where tokens are split too; choose another degree"
+            )
+        if has_tokens and adapter.rows:
+            raise UnsupportedError(
+                f"TensorParallel on {adapter.model} does not run beside a cut of the image's rows yet; use CfgParallel"
+            )
+        self._batch, self._place = 1, 0
+        self._sizes: Mapping[str, tuple[int, ...]] = {}
+        self._sums: Counter[Sum] = Counter()
+
+    def attach(self, hooks: HookSet) -> None:
+        """Puts this rank's columns into the layers, and the sums behind them."""
+        for part in self.parts:
+            for columns in part.first:
+                self._cut_outputs(columns, hooks)
+            for columns in part.norms:
+                self._cut_outputs(columns, hooks)
+                hooks.add(columns.layer, AroundHook(self._norm_of(columns), signature_of(columns.layer)), "norm")
+            for columns in part.scales:
+                self._cut_outputs(columns, hooks)
+            for columns, argument, dim in part.arguments:
+                change = partial(self._cut_argument, columns=columns, argument=argument, dim=dim)
+                hooks.add(columns.layer, InputHook(change, signature_of(columns.layer)), "columns")
+            for columns in part.last:
+                self._cut_inputs(columns, hooks)
+            for count in part.counts:
+                local = split_sizes(count.units, self.axis.size)[self.axis.index] * count.each
+                hooks.put(count.module, count.name, local)
+
+    def _runs(self, columns: Columns) -> list[tuple[int, int]]:
+        """Lists where this rank's columns begin and how many there are, for every piece."""
+        runs, start = [], 0
+        for units, size in columns.pieces:
+            shares = split_sizes(units, self.axis.size)
+            first = offsets(shares)[self.axis.index]
+            runs.append((start + first * size, shares[self.axis.index] * size))
+            start += units * size
+        return runs
+
+    def _cut(self, tensor: Tensor, columns: Columns, dim: int) -> nn.Parameter:
+        """Returns this rank's part of a weight: a view where it is one run."""
+        pieces = [tensor.detach().narrow(dim, *run) for run in self._runs(columns)]
+        return nn.Parameter(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), requires_grad=False)
+
+    def _cut_argument(self, named: dict[str, Any], columns: Columns, argument: str, dim: int) -> None:
+        """Keeps this rank's columns of an argument, which is a tensor or several."""
+        (run,) = self._runs(columns)
+        if named.get(argument) is not None:
+            named[argument] = tree_map(lambda tensor: tensor.narrow(dim, *run), named[argument])
+
+    def _cut_outputs(self, columns: Columns, hooks: HookSet) -> None:
+        layer: Any = columns.layer
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if len(weight) != columns.width:  # one number for all
+                continue
+            hooks.put(layer, name, self._cut(weight, columns, 0))
+        if isinstance(layer, nn.Linear):
+            hooks.put(layer, "out_features", len(layer.weight))
+
+    def _cut_inputs(self, columns: Columns, hooks: HookSet) -> None:
+        layer: Any = columns.layer
+        hooks.put(layer, "weight", self._cut(layer.weight, columns, 1))
+        hooks.put(layer, "in_features", layer.weight.shape[1])
+        if layer.bias is not None and self.axis.index > 0:  # the first rank adds it, once
+            hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False))
+        hooks.add(layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
+
+    def _norm_of(self, columns: Columns) -> Callable[[Callable[..., Any], dict[str, Any]], Tensor]:
+        """Returns what runs in the place of a norm over the whole width."""
+        norm: Any = columns.layer
+        width, centres = columns.width, isinstance(norm, nn.LayerNorm)
+        keeps_type = type(norm) in (nn.LayerNorm, nn.RMSNorm)
+
+        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
+            (given,) = named.values()
+            # diffusers' own norms compute in single precision whatever they are given; torch's do not go below it.
+            working = given if keeps_type and given.dtype == torch.float64 else given.float()
+            if centres:
+                working = working - self._sum(working.sum(-1, keepdim=True), columns.is_text) / width
+            power = self._sum(working.square().sum(-1, keepdim=True), columns.is_text) / width
+            eps = torch.finfo(given.dtype).eps if norm.eps is None else norm.eps
+            scaled = (working if centres else given) * torch.rsqrt(power + eps)
+            if keeps_type or norm.weight is None:
+                scaled = scaled.to(given.dtype)
+            elif norm.weight.dtype in (torch.float16, torch.bfloat16):
+                scaled = scaled.to(norm.weight.dtype)
+            scaled = scaled if norm.weight is None else scaled * norm.weight
+            bias = getattr(norm, "bias", None)
+            return scaled if bias is None else scaled + bias
+
+        return run
+
+    def _sum(self, part: Tensor, is_text: bool) -> Tensor:
+        """Adds what the ranks have computed of every token."""
+        shape = part.shape
+        tokens = self._tokens(shape[1], is_text) if part.ndim == 3 else ()
+        here = tokens[self._place] if tokens else 1
+        self._sums[Sum(tokens, Fraction(part.numel(), self._batch * here), part.element_size())] += 1
+        return sum_over(self.axis, part, name="sum of columns")
+
+    def _tokens(self, length: int, is_text: bool) -> tuple[int, ...]:
+        """Returns the tokens of every rank, of which this one has so many; nothing where they are not shared out."""
+        streams = ((TEXT,),) if is_text else ((IMAGE,), (JOINT,), (IMAGE, TEXT), (TEXT,))
+        for names in streams:
+            if all(name in self._sizes for name in names):
+                sizes = tuple(map(sum, zip(*(self._sizes[name] for name in names), strict=True)))
+                if sizes[self._place] == length:
+                    return sizes
+        return ()
+
+    def begin_forward(self, batch: int, cut: Cut | None) -> None:
+        """Forgets the sums of the last call.
+
+        Args:
+            batch: samples in this call.
+            cut: how its tokens are cut.
+        """
+        self._batch = batch
+        self._sizes = {} if cut is None else cut.sizes
+        self._place = 0 if cut is None else cut.axis.index
+        self._sums.clear()
+
+    def call_notes(self) -> tuple[tuple[Sum, int], ...]:
+        """Returns the sums of the call at work, and how often each was made."""
+        return tuple(self._sums.items())
+
+    def predict(self, notes: tuple[tuple[Sum, int], ...], batch: int, place: int, index: int) -> int:
+        """Returns the bytes a rank sends in a call with such sums.
+
+        Args:
+            notes: what `call_notes` returned after a call.
+            batch: samples in it.
+            place: the rank's place among those that share out the tokens.
+            index: its place on this axis.
+        """
+        total = 0
+        for each, times in notes:
+            numel = each.per_sample * batch * (each.tokens[place] if each.tokens else 1)
+            total += times * sum_sends(int(numel), self.axis.size, index) * each.itemsize
+        return total
+
+    def describe(self) -> str:
+        """Says in words what is shared out."""
+        kinds = ("attention", "feed-forward")
+        heads = sum(bool(part.counts) for part in self.parts)
+        counts = dict(zip(kinds, (heads, len(self.parts) - heads), strict=True))
+        return " and ".join(f"the columns of {count} {kind} layers" for kind, count in counts.items() if count)
