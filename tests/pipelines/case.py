@@ -15,6 +15,10 @@ from torch import Tensor, nn
 DENOISERS = ("transformer", "transformer_2", "unet", "decoder", "dit")
 
 
+#: Of pipelines whose UNet has attention of another form than that of Stable Diffusion.
+NO_COLUMNS = {"TensorParallel": "found no attention or feed-forward layer"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A pipeline and one call of it.

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Columns", "Part", "WidthCount", "find_parts"]
+__all__ = ["UNKNOWN", "Columns", "Part", "Turns", "WidthCount", "find_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,23 @@ class WidthCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Names the arguments of an attention by which its queries and keys turn, where heads turn differently.
+
+    Attributes:
+        attention: the attention.
+        names: the arguments: tensors or tuples of them, with a dim for the heads or for all columns.
+        heads: groups of heads that read the same keys, and heads in a group.
+        width: columns of a head.
+    """
+
+    attention: nn.Module
+    names: tuple[str, ...]
+    heads: tuple[int, int]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Describes one part of a model that is shared out.
 
@@ -56,7 +73,7 @@ class Part:
         last: layers whose input columns are cut.
         norms: norms over the whole width between them.
         scales: modules with weights of their own that hold a number for every head.
-        arguments: arguments with a number for every column or head: the module with its columns, the name and the dim.
+        turns: positions with numbers for every column or head; None where it is given none.
         counts: attributes that tell how wide it is.
     """
 
@@ -66,7 +83,7 @@ class Part:
     norms: tuple[Columns, ...] = ()
     scales: tuple[Columns, ...] = ()
     counts: tuple[WidthCount, ...] = ()
-    arguments: tuple[tuple[Columns, str, int], ...] = ()
+    turns: Turns | None = None
 
     @property
     def most(self) -> int:
@@ -75,7 +92,7 @@ class Part:
 
 
 # What the layers of diffusers' attention modules are called: each is followed by what it computes, queries, keys or
-# values. Fused layers compute several.
+# values, or one number for a head of queries. Fused layers compute several.
 _PROJECTIONS = {
     "to_q": "q",
     "to_k": "k",
@@ -83,6 +100,7 @@ _PROJECTIONS = {
     "to_kv": "kv",
     "to_qkv": "qkv",
     "to_gate": "q",
+    "to_gate_logits": "h",
     "add_q_proj": "q",
     "add_k_proj": "k",
     "add_v_proj": "v",
@@ -98,12 +116,18 @@ _HEADS = ("heads", "num_heads")
 #: Attributes that count the heads of keys, and those that hold the width of all queries or keys.
 _KEY_COUNTS = ("kv_heads", "num_kv_heads")
 _WIDTHS = {"inner_dim": "q", "out_dim": "q", "inner_kv_dim": "k"}
-#: Positions that hold a number for every column, or every head: class of the attention -> the argument, and its dim.
-_TURNS = {"LTXAttention": ("image_rotary_emb", -1), "MochiAttention": ("image_rotary_emb", -2)}
-#: Processors and models whose attention stays whole: the first reads its width from the image's channels, the other
-#: makes a mask for every head of its configuration.
+#: Classes of attention whose positions hold numbers for every head or column -> the arguments with them.
+_TURNS = {
+    "LTXAttention": ("image_rotary_emb",),
+    "LTX2Attention": ("query_rotary_emb", "key_rotary_emb"),
+    "MochiAttention": ("image_rotary_emb",),
+}
+#: Processors and models whose attention stays whole: the first reads its width from the image's channels. A prior makes
+#: a mask for every head of its configuration, and Lumina puts two attentions through one output layer.
 _WHOLE_PROCESSORS = ("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0")
-_WHOLE_MODELS = ("PriorTransformer",)
+_WHOLE_MODELS = ("LuminaNextDiT2DModel", "PriorTransformer")
+#: Models none of whose layers are known.
+UNKNOWN = ("LongCatAudioDiTTransformer", "PRXTransformer2DModel", "RFD4ProteinaTransformer", "StableAudio3DiTModel")
 #: Processors that return what a text's queries found as it is where there is no layer for it.
 _BARE_TEXT = ("EasyAnimateAttnProcessor2_0",)
 
@@ -132,7 +156,11 @@ def find_parts(model: nn.Module) -> Iterator[Part]:
     """Yields the parts of a model. What it does not know stays whole on every rank, which is as right."""
     has_heads = type(model).__name__ not in _WHOLE_MODELS
     for name, module in model.named_modules():
-        part = (_attention(name, module) if has_heads else None) or _single_block(name, module) or _fused_block(name, module)
+        part = (
+            (_attention(name, module) if has_heads else None)
+            or _single_block(name, module)
+            or _fused_block(name, module)
+        )
         part = part or _feed_forward(name, module)
         if part is not None:
             yield part
@@ -153,7 +181,7 @@ def _attention(name: str, module: nn.Module) -> Part | None:
         return None
     if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(last) == 1:
         return None
-    return Part(name, heads.first, last, heads.norms, heads.scales, heads.counts, heads.arguments)
+    return Part(name, heads.first, last, heads.norms, heads.scales, heads.counts, heads.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +194,7 @@ class _Heads:
     norms: tuple[Columns, ...]
     scales: tuple[Columns, ...]
     counts: tuple[WidthCount, ...]
-    arguments: tuple[tuple[Columns, str, int], ...]
+    turns: Turns | None
 
 
 def _heads(module: nn.Module) -> _Heads | None:
@@ -181,11 +209,11 @@ def _heads(module: nn.Module) -> _Heads | None:
     width = query.out_features // heads
     key = _child(module, "to_k")
     keys = key.out_features // width if isinstance(key, nn.Linear) else heads
-    sizes = {"q": (keys, heads // keys * width), "k": (keys, width), "v": (keys, width)}
+    sizes = {"q": (keys, heads // keys * width), "k": (keys, width), "v": (keys, width), "h": (keys, heads // keys)}
     first, norms, scales = [], [], []
     for parameter in module.parameters(recurse=False):
         if parameter.shape == (heads,):
-            scales.append(Columns(module, ((keys, heads // keys),)))
+            scales.append(Columns(module, (sizes["h"],)))
         elif parameter.numel() > 1:
             return None
     for child_name, child in module.named_children():
@@ -212,13 +240,9 @@ def _heads(module: nn.Module) -> _Heads | None:
     for each, whole in _WIDTHS.items():
         size = sizes[whole][1]
         counts += [WidthCount(module, each, keys, size)] * (getattr(module, each, None) == keys * size)
-    arguments = []
-    if (turned := _TURNS.get(type(module).__name__)) is not None:
-        name, dim = turned
-        arguments.append((Columns(module, (sizes["q"] if dim == -1 else (keys, heads // keys),)), name, dim))
-    return _Heads(
-        keys, heads // keys * width, tuple(first), tuple(norms), tuple(scales), tuple(counts), tuple(arguments)
-    )
+    names = _TURNS.get(type(module).__name__)
+    turns = None if names is None else Turns(module, names, sizes["h"], width)
+    return _Heads(keys, heads // keys * width, tuple(first), tuple(norms), tuple(scales), tuple(counts), turns)
 
 
 def _single_block(name: str, module: nn.Module) -> Part | None:
@@ -238,7 +262,7 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     last = Columns(down, ((heads.keys, heads.query_width), (reads, 1)))
     more = Columns(up, ((reads, 1),) * (up.out_features // reads))
     counts = (*heads.counts, *(WidthCount(module, "mlp_hidden_dim", reads, 1),) * hasattr(module, "mlp_hidden_dim"))
-    return Part(name, (*heads.first, more), (last,), heads.norms, heads.scales, counts, heads.arguments)
+    return Part(name, (*heads.first, more), (last,), heads.norms, heads.scales, counts, heads.turns)
 
 
 def _fused_block(name: str, module: nn.Module) -> Part | None:

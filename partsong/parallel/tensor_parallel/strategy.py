@@ -13,7 +13,7 @@ from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.protocols import Shards
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Strategy
-from partsong.parallel.tensor_parallel.parts import find_parts
+from partsong.parallel.tensor_parallel.parts import UNKNOWN, find_parts
 from partsong.parallel.tensor_parallel.weight_columns import WeightColumns
 
 __all__ = ["TensorParallel"]
@@ -46,7 +46,9 @@ class TensorParallel(Strategy):
         return not other.has_loop and set(other.axes) <= {"cfg", "data", *TOKEN_AXES} and bool(other.axes)
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses nothing by the row: what can be split shows in the layers."""
+        """Refuses models whose layers have other names than those it knows."""
+        if adapter.model in UNKNOWN:
+            return "the columns of its layers are not known; use Ulysses or CfgParallel"
         return None
 
     def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from partsong.parallel.protocols import Cut
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
-from partsong.parallel.tensor_parallel.parts import Columns, Part
+from partsong.parallel.tensor_parallel.parts import Columns, Part, Turns
 
 __all__ = ["WeightColumns"]
 
@@ -59,7 +60,7 @@ class WeightColumns:
         if not parts:
             raise UnsupportedError(
                 f"TensorParallel on {adapter.model}: found no attention or feed-forward layer whose columns it "
-                "knows how to cut; use ShardedWeights"
+                "knows how to cut; use Ulysses or CfgParallel"
             )
         # A part of the model with fewer heads, such as one that prepares the text, stays whole.
         widest = max(parts, key=lambda part: (bool(part.counts), part.most))
@@ -93,9 +94,9 @@ class WeightColumns:
                 hooks.add(columns.layer, AroundHook(self._norm_of(columns), signature_of(columns.layer)), "norm")
             for columns in part.scales:
                 self._cut_outputs(columns, hooks)
-            for columns, argument, dim in part.arguments:
-                change = partial(self._cut_argument, columns=columns, argument=argument, dim=dim)
-                hooks.add(columns.layer, InputHook(change, signature_of(columns.layer)), "columns")
+            if part.turns is not None:
+                change = partial(self._cut_turns, turns=part.turns)
+                hooks.add(part.turns.attention, InputHook(change, signature_of(part.turns.attention)), "columns")
             for columns in part.last:
                 self._cut_inputs(columns, hooks)
             for count in part.counts:
@@ -117,11 +118,22 @@ class WeightColumns:
         pieces = [tensor.detach().narrow(dim, *run) for run in self._runs(columns)]
         return nn.Parameter(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), requires_grad=False)
 
-    def _cut_argument(self, named: dict[str, Any], columns: Columns, argument: str, dim: int) -> None:
-        """Keeps this rank's columns of an argument, which is a tensor or several."""
-        (run,) = self._runs(columns)
-        if named.get(argument) is not None:
-            named[argument] = tree_map(lambda tensor: tensor.narrow(dim, *run), named[argument])
+    def _cut_turns(self, named: dict[str, Any], turns: Turns) -> None:
+        """Keeps the positions of this rank's heads."""
+        groups, each = turns.heads
+        shares = split_sizes(groups, self.axis.size)
+        first, count = (each * number for number in (offsets(shares)[self.axis.index], shares[self.axis.index]))
+
+        def narrowed(tensor: Tensor) -> Tensor:
+            if tensor.shape[-1] == groups * each * turns.width:
+                return tensor.narrow(-1, first * turns.width, count * turns.width)
+            # Heads stand before the tokens, or after them.
+            return tensor.narrow(1 if tensor.ndim == 4 else -2, first, count)
+
+        holders = [named, named.get("kwargs", {})]
+        for holder, name in itertools.product(holders, turns.names):
+            if holder.get(name) is not None:
+                holder[name] = tree_map(narrowed, holder[name])
 
     def _cut_outputs(self, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
@@ -216,7 +228,6 @@ class WeightColumns:
 
     def describe(self) -> str:
         """Says in words what is shared out."""
-        kinds = ("attention", "feed-forward")
         heads = sum(bool(part.counts) for part in self.parts)
-        counts = dict(zip(kinds, (heads, len(self.parts) - heads), strict=True))
-        return " and ".join(f"the columns of {count} {kind} layers" for kind, count in counts.items() if count)
+        counts = {"attention": heads, "feed-forward": len(self.parts) - heads}
+        return f"the columns of {' and '.join(f'{count} {kind}' for kind, count in counts.items() if count)} layers"

@@ -31,7 +31,7 @@ from diffusers import (
 from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, MultilingualCLIP
 from transformers import CLIPTextModelWithProjection
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import NO_COLUMNS, Case, noise, randomized
 from tests.pipelines.cases.stable_diffusion import unet
 from tests.pipelines.unet_parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo, prior
 
@@ -193,7 +193,7 @@ _PRIORS: dict[Any, Any] = {
 
 def _decoder(kind: Any, build: Any, call: Any) -> Case:
     samples = 1 if "InpaintCombined" in kind.__name__ else 2
-    return Case(name=kind.__name__, build=build, call=call, samples=samples)
+    return Case(name=kind.__name__, build=build, call=call, samples=samples, refused=NO_COLUMNS)
 
 
 HERE = (
