@@ -48,7 +48,7 @@ class TensorParallel(Strategy):
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose layers have other names than those it knows."""
         if adapter.model in UNKNOWN:
-            return "the columns of its layers are not known; use Ulysses or CfgParallel"
+            return "the columns of its layers are not known; use CfgParallel"
         return None
 
     def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:

@@ -60,7 +60,7 @@ class WeightColumns:
         if not parts:
             raise UnsupportedError(
                 f"TensorParallel on {adapter.model}: found no attention or feed-forward layer whose columns it "
-                "knows how to cut; use Ulysses or CfgParallel"
+                "knows how to cut; use CfgParallel"
             )
         # A part of the model with fewer heads, such as one that prepares the text, stays whole.
         widest = max(parts, key=lambda part: (bool(part.counts), part.most))
