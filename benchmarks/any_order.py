@@ -39,6 +39,8 @@ class Config:
     """How many fresh captions."""
     compared: int = 40
     """Pictures whose tokens and forwards are compared for the exact rules."""
+    timed: int = 15
+    """Pictures that are timed one by one for each row."""
     guidance: float | None = None
     """How far to go beyond the captions' own logits; the model's own number if not given."""
     seed: int = 0
@@ -82,21 +84,25 @@ def main(config: Config) -> None:
 def _read(config: Config, model: TilesModel, name: str, rule: PictureRule) -> dict[str, Any]:
     result = score_tiles(model, rule, config.captions, seed=config.seed, batch=BATCH, guidance=config.guidance)
     shares = [statistics.fmean(row.values()) for row in result.facts]
-    texts = captions(BATCH, config.seed)
-    busy, spent = [], time.process_time()
-    for turn in range(3):
-        decoded = rule.decode(model.captioned(texts, config.guidance), seed=turn)
-        busy.append(time.process_time() - spent)
-        spent = time.process_time()
+    alone = [_spent(model, rule, [text], config) for text in captions(config.timed, config.seed)]
+    together = [_spent(model, rule, captions(BATCH, config.seed), config) / BATCH for _ in range(3)]
     return {
         "case": name,
         "facts_read": result.facts_read,
         "standard_error": statistics.stdev(shares) / len(shares) ** 0.5,
         "all_right": result.all_right,
         "by_kind": {kind: round(share, 4) for kind, (share, _) in result.by_kind().items()},
-        "forwards": int(decoded.forwards.max()),
-        "processor_seconds": statistics.median(busy) / BATCH,
+        "forwards": rule.steps if isinstance(rule, LPD) else None,
+        "processor_seconds": statistics.median(alone),
+        "processor_seconds_together": statistics.median(together),
     }
+
+
+def _spent(model: TilesModel, rule: PictureRule, texts: list[str], config: Config) -> float:
+    """Returns the processor's seconds for the tokens of some pictures."""
+    start = time.process_time()
+    rule.decode(model.captioned(texts, config.guidance), seed=config.seed)
+    return time.process_time() - start
 
 
 def _compare(config: Config, model: TilesModel, name: str, rule: PictureRule) -> dict[str, Any]:
@@ -129,9 +135,10 @@ def _file(config: Config, model: TilesModel, rows: list[dict[str, Any]]) -> None
     guidance = model.captioned(["a red circle"], config.guidance).guidance
     note = (
         f"`tiles`, 64 tokens a picture, guidance rising to {guidance:g}, float32, one thread, {config.captions} fresh "
-        f"captions, the same in every row. The error is that of the mean over captions. Seconds are those of the "
-        f"processor: for groups per picture of a batch of {BATCH}, without drawing pixels; in the second table for one "
-        f"picture at a time, {config.compared} of them, whose tokens are compared with one token a forward."
+        "captions, the same in every row. The error is that of the mean over captions. Seconds are those of the "
+        f"processor, without drawing pixels: for one picture at a time, and per picture of a batch of {BATCH}, where "
+        "all rules compute the same rows and differ in overhead alone. The second table is for one picture at a time, "
+        f"{config.compared} of them, whose tokens are compared with one token a forward."
     )
     tables = _groups_table(rows) + "\n\n" + _exact_table(rows)
     file_result(config.out, "benchmarks/any_order.py", rows, "Pictures in any order", note, tables)
@@ -140,7 +147,7 @@ def _file(config: Config, model: TilesModel, rows: list[dict[str, Any]]) -> None
 def _groups_table(rows: list[dict[str, Any]]) -> str:
     whole = rows[0]
     kinds = list(whole["by_kind"])
-    columns = ("case", "forwards", "facts read", "error", "all right", *kinds, "ms a picture", "ratio")
+    columns = ("case", "forwards", "facts read", "error", "all right", *kinds, "ms alone", "ratio", "ms in a batch")
     lines = [
         (
             row["case"],
@@ -151,6 +158,7 @@ def _groups_table(rows: list[dict[str, Any]]) -> str:
             *(f"{100 * row['by_kind'][kind]:.1f}" for kind in kinds),
             f"{1000 * row['processor_seconds']:.1f}",
             f"{whole['processor_seconds'] / row['processor_seconds']:.2f}",
+            f"{1000 * row['processor_seconds_together']:.1f}",
         )
         for row in rows
         if "facts_read" in row

@@ -5,7 +5,7 @@ Importing this module loads torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,25 +18,57 @@ from partsong.zoo.tiles.model import HIDDEN, PAD, code_logits, embed
 __all__ = ["CaptionedTiles"]
 
 
+class KeptKeys:
+    """Keeps the keys of the captions and of the tokens that were last known, for as long as they stay."""
+
+    def __init__(self) -> None:
+        self.cache, self.known, self.codes = DynamicCache(), torch.empty(0), torch.empty(0)
+
+    def begin(self, model: Any, words: Tensor, known: Tensor, codes: Tensor, limit: int) -> int:
+        """Drops the keys of what has changed, and returns for how many tokens keys are left.
+
+        Args:
+            model: of `build_model`.
+            words: ids of captions, int64 `[rows, P]`; they are read at the first call.
+            known: int64 `[rows, K]`, the places of the tokens to be known now, in their order.
+            codes: int64 `[rows, K]`, what stands there.
+            limit: of how many tokens keys may be used: all that are asked see as many.
+        """
+        num = 0
+        if self.known.dim() < 2:
+            read_captions(model, words, self.cache)
+        else:
+            num = min(limit, known.shape[1], self.known.shape[1])
+            same = (self.known[:, :num] == known[:, :num]) & (self.codes[:, :num] == codes[:, :num])
+            num = int(same.long().cumprod(1).sum(1).min())
+            if num < self.known.shape[1]:
+                self.cache.crop(num - self.known.shape[1])
+        self.known, self.codes = known, codes
+        return num
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CaptionedTiles:
     """Holds captions for a `tiles` transformer, and answers what samplers ask (a `PictureModel`).
 
     With guidance every picture has a second row without its caption, and its logits go beyond those of the caption.
     How far rises with the number of known tokens, from not at all to `guidance`, because the first tokens decide the
-    most and would all turn out alike.
+    most and would all turn out alike. Called, it keeps the keys of what it has read, as far as the next call knows the
+    same tokens.
 
     Attributes:
         model: of `build_model`.
         words: ids of captions, int64 `[B, P]`, padded with 0.
         guidance: how much of the caption's logits stands against those without, at the last token; 1 is no guidance.
-        silent: ids of the empty caption, int64.
+        silent: ids of the empty caption.
+        kept: keys of the last call.
     """
 
     model: Any
     words: Tensor
     guidance: float = 1.0
     silent: tuple[int, ...] = (1, 3)
+    kept: KeptKeys = field(default_factory=KeptKeys, repr=False)
 
     @property
     def grid(self) -> int:
@@ -84,17 +116,17 @@ class CaptionedTiles:
         known = rank.argsort(1)[:, :num]
         words, places = self.prefix(), self.rows(places)
         known, codes = self.rows(known), self.rows(tokens.gather(1, known))
-        limit = torch.cat([torch.arange(1, num + 1, device=seen.device).expand(len(words), -1), self.rows(seen)], 1)
-        sees = torch.zeros(len(words), num + places.shape[1], num + places.shape[1], dtype=torch.bool)
-        sees = sees.to(words.device)
-        sees[:, :, :num] = torch.arange(num, device=seen.device) < limit[:, :, None]
-        sees[:, num:, num:] = torch.eye(places.shape[1], dtype=torch.bool, device=words.device)
-        inputs = torch.cat([embed(self.model, codes, known), embed(self.model, torch.full_like(places, -1), places)], 1)
-        cache = DynamicCache()
-        read_captions(self.model, words, cache)
-        at = TEXT_LENGTH + torch.cat([known, places], 1)
-        hidden = forward(self.model, inputs, at, visible(words, 0, sees), cache)
-        return self.guided(code_logits(self.model, hidden[:, num:]), seen)
+        old = self.kept.begin(self.model, words, known, codes, int(seen.min()))
+        steps = torch.arange(old, num, device=seen.device)
+        limit = torch.cat([(steps + 1).expand(len(words), -1), self.rows(seen)], 1)
+        sees = torch.zeros(*limit.shape, limit.shape[1], dtype=torch.bool, device=words.device)
+        sees[:, :, : num - old] = steps < limit[:, :, None]
+        sees[:, num - old :, num - old :] = torch.eye(places.shape[1], dtype=torch.bool, device=words.device)
+        codes, at = torch.cat([codes, torch.full_like(places, -1)], 1), torch.cat([known, places], 1)
+        inputs, at = embed(self.model, codes[:, old:], at[:, old:]), TEXT_LENGTH + at[:, old:]
+        hidden = forward(self.model, inputs, at, visible(words, old, sees), self.kept.cache)
+        self.kept.cache.crop(-places.shape[1])
+        return self.guided(code_logits(self.model, hidden[:, num - old :]), seen)
 
 
 class TileReader:

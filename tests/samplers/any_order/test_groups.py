@@ -131,6 +131,23 @@ def test_guesses_and_windows_change_nothing(model: Any, guidance: float, tempera
         assert ((settled.rejected >= 0) & (settled.rejected <= settled.drafted)).all()
 
 
+def test_kept_keys_are_those_of_a_fresh_start(model: Any) -> None:
+    """Calls with tokens that stay, change and come to more give what a model without a memory gives."""
+    order, draw = orders(2, 16), torch.Generator().manual_seed(2)
+    rank, tokens = order.argsort(1), torch.randint(11, (2, 16), generator=draw)
+    remembering = CaptionedTiles(model=model, words=words(CAPTIONS), guidance=2.0)
+    for first, changed in ((0, None), (3, None), (5, 4), (5, 1), (2, None), (12, 9)):
+        if changed is not None:
+            place = order[:, changed : changed + 1]
+            tokens = tokens.scatter(1, place, (tokens.gather(1, place) + 1) % 11)
+        ranks = first + torch.arange(4).expand(2, -1)
+        places, seen = order.gather(1, ranks), ranks.clone()
+        fresh = CaptionedTiles(model=model, words=words(CAPTIONS), guidance=2.0)
+        with torch.no_grad():
+            logits, again = (asking(tokens, rank, places, seen) for asking in (fresh, remembering))
+        assert (again - logits).abs().max() <= 1e-5 * logits.std()
+
+
 @pytest.mark.parametrize("rule", [LPD(steps=5), ASSD(drafts=3), KeyedJacobi(window=5), LPD(steps=4, order="random")])
 def test_a_rule_comes_to_its_serial_twin(model: Any, rule: PictureRule) -> None:
     asking = CaptionedTiles(model=model, words=words(CAPTIONS))
