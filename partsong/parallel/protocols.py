@@ -162,6 +162,10 @@ class Borders(Protocol):
         """Says whether statistics are sent in a step."""
         ...
 
+    def row_bytes(self, numbers: int, itemsize: int, step: int) -> int:
+        """Returns the bytes that border rows of so many numbers, each of `itemsize` bytes, take in a step's message."""
+        return numbers * itemsize
+
     def abandon(self) -> None:
         """Forgets messages under way without waiting, after an error."""
         ...

@@ -13,7 +13,7 @@ from torch import Tensor
 from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses, Usp, parse_strategy
 from partsong.errors import ArgumentError
 from partsong.parallel import Strategy, mesh_for
-from partsong.parallel.exchange.wires import RANK, WIRES, FewBits, WireName, bytes_sent, wire_of
+from partsong.parallel.exchange.wires import RANK, WIRES, FewBits, FourBits, WireName, bytes_sent, wire_of
 
 SHAPES = ((5, 2, 2, 3, 7), (16, 1, 2, 4, 16), (3, 1, 2, 1, 5), (1, 2, 3))
 
@@ -110,6 +110,18 @@ def test_low_rank_goes_on_from_the_last_message() -> None:
         last = wire.encode(values, last)
         left.append(((wire.decode(last, tuple(values.shape)) - values).norm() / values.norm()).item())
     assert left[-1] <= left[0] and left[-1] == pytest.approx(best.item(), rel=0.01)
+
+
+@pytest.mark.parametrize("channels", [1, 7, 64])
+def test_four_bits_of_border_rows(channels: int) -> None:
+    """The largest of a row is 7 steps; all else is rounded to whole steps."""
+    values = draw((9, 2, channels))
+    wire = FourBits()
+    message = wire.encode(values)
+    assert len(message) == wire.size((9, 2, channels)) == 18 * (2 + (channels + 1) // 2)
+    step = values.abs().amax(-1, keepdim=True) / 7
+    assert ((wire.decode(message, (9, 2, channels)) - values).abs() <= step * (0.5 + 7 * 2**-8)).all()
+    assert wire.decode(wire.encode(values * 0), (9, 2, channels)).eq(0).all()
 
 
 @pytest.mark.parametrize(("name", "most"), [("int8", 1.016), ("4bit", 0.52), ("2bit", 0.27), ("1bit", 0.142)])

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from partsong import TokenRing, Ulysses, Usp
+from partsong.parallel.exchange.wires import WIRES, FourBits
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import wires_worker
 from tests.parallel.displaced_worker import TIMES
-from tests.parallel.wires_worker import cases
+from tests.parallel.wires_worker import HEIGHT, ROWS, cases, images
 
 RANKS = (2, 3, 4)
 #: By default more ranks than cores do what is not done on fewer, and three the wires with least and most to say.
@@ -54,6 +56,44 @@ def test_bytes_are_those_predicted(nproc: int, name: str) -> None:
     ranks = results(nproc)[name]
     counted = [rank["counted"] for rank in ranks]
     assert all(rank["predicted"] == counted for rank in ranks)
+
+
+def arrived(values: Tensor, base: Tensor, name: str) -> Tensor:
+    """What arrives of a border row, in chunks of 64 numbers with a scale each: its values, or residuals of 4 bits."""
+    if name == "none":
+        return values
+    off = values if name == "int8" else values - base
+    flat = torch.nn.functional.pad(off.flatten(), (0, -off.numel() % 64)).view(-1, 1, 64)
+    wire = WIRES["int8"] if name == "int8" else FourBits()
+    got = wire.decode(wire.encode(flat), tuple(flat.shape)).flatten()[: off.numel()].view_as(off).double()
+    return got if name == "int8" else base + got
+
+
+@pytest.mark.parametrize("nproc", RANKS)
+@pytest.mark.parametrize(("name", "order"), ROWS)
+def test_border_rows_are_those_of_the_step_before_by_the_wire(nproc: int, name: str, order: int) -> None:
+    starts = [0, *torch.tensor([len(part) for part in torch.arange(HEIGHT).tensor_split(nproc)]).cumsum(0).tolist()]
+    for rank, steps in enumerate(results(nproc)["rows"][name, order]):
+        for side, row in ((0, starts[rank] - 1), (1, starts[rank + 1])):
+            if not 0 <= row < HEIGHT:
+                assert all(step[side] is None for step in steps)
+                continue
+            fresh = [image[:, :, row : row + 1] for image in images()]
+            known = fresh[:2]
+            for step in range(2, len(TIMES)):
+                last, older = known[-1], known[-2]
+                times = TIMES[step - 2 : step + 1]
+                ratio = min((times[2] - times[1]) / (times[1] - times[0]), 2.0) * order
+                torch.testing.assert_close(steps[step][side], last + ratio * (last - older), rtol=0.0, atol=1e-12)
+                known.append(arrived(fresh[step], last, name))
+
+
+@pytest.mark.parametrize("nproc", RANKS)
+def test_unets_send_borders_by_wires_too(nproc: int) -> None:
+    for ranks in results(nproc)["unets"].values():
+        assert all(rank["counted"] == rank["predicted"] for rank in ranks)
+        assert all(rank["bases"] == ranks[0]["bases"] for rank in ranks)
+        assert ranks[0]["bases"]
 
 
 KEPT = [(nproc, name) for nproc, name in CASES if name.split()[0] in ("displaced", "partial", "ring")]

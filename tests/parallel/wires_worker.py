@@ -13,14 +13,18 @@ from torch import Tensor
 from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses, Usp
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.parallel.cuts.rows import RowLevels, RowSplit
+from partsong.parallel.exchange.borders import DisplacedBorders
 from partsong.parallel.exchange.displaced_patch import DisplacedStage
 from partsong.parallel.exchange.known_rows import KnownRows
 from partsong.parallel.exchange.ring import WiredRingStage
-from partsong.parallel.exchange.wires import EIGHT_BIT, WIRES
+from partsong.parallel.exchange.wires import EIGHT_BIT, WIRES, border_wire_of
+from partsong.parallel.hooks.clock import StepClock
 from tests.parallel.displaced_worker import STREAMS, TIMES, calls_of, simulate
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered
 from tests.parallel.rotating_twin import Passing, Rotating
+from tests.parallel.unets import UNETS
 
 SIDE = 6
 
@@ -135,8 +139,60 @@ def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
         )
 
 
-def run(nproc: int, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """These cases, of this number of ranks."""
+#: Border rows alone: the wire, and the order of the forecast.
+ROWS = [(name, order) for name in ("none", "int8", "1bit") for order in (0, 1)]
+HEIGHT, LENGTH = 11, 37
+
+
+def images() -> list[Tensor]:
+    """An image for every step, of more than one chunk a row and not of a whole number."""
+    draw = torch.Generator().manual_seed(4)
+    first, change = (torch.randn(2, 3, HEIGHT, LENGTH, dtype=torch.float64, generator=draw) for _ in range(2))
+    return [first + step * step * 0.1 * change for step in range(len(TIMES))]
+
+
+def rows(nproc: int) -> dict[tuple[str, int], list[list[Tensor]]]:
+    """What every rank convolves in every step: its rows and those around them, under displaced borders."""
+    results = {}
+    with Mesh(patch=nproc) as mesh:
+        axis = mesh.axis("patch")
+        for name, order in ROWS:
+            clock = StepClock()
+            clock.driven = True
+            clock.begin(TIMES)
+            borders = DisplacedBorders(axis, clock, 2, order, wire=border_wire_of(name))  # type: ignore[arg-type]
+            split = RowSplit(torch.nn.Conv2d(3, 4, 3, padding=1), axis, borders, (), lambda _: False)
+            split.begin(RowLevels((HEIGHT,), nproc), 0, 2)
+            mine = []
+            for image in images():
+                own = image[:, :, split.own]
+                above, below = borders.ghosts(0, own[:, :, :1], own[:, :, -1:])
+                mine.append([None if part is None else part.clone() for part in (above, below)])
+                clock.advance()
+            borders.reset()
+            results[name, order] = gathered(mine)
+    return results
+
+
+def unets(nproc: int) -> dict[str, list[dict[str, Any]]]:
+    """UNets under strategies with wires: bytes, and what both ends know of border rows at the end."""
+    results = {}
+    model = UNETS["SD"].model(torch.float64)
+    calls = UNETS["SD"].calls((16, 16), torch.float64, tuple(map(float, TIMES)))
+    for strategy in (DisplacedPatch(wire="1bit"), DisplacedPatch(wire="fp8", order=0), PartialPatch(wire="lowrank")):
+        with parallelize(model, strategy) as plan, Ledger(flops=False) as ledger:
+            for call in calls:
+                model(**call)
+            predicted, bases = plan.explain().bytes_total()[plan.mesh.rank], _bases(plan)
+            results[repr(strategy)] = gathered(
+                {"counted": int(ledger.summary()["bytes_sent"]), "predicted": predicted, "bases": bases}
+            )
+    return results
+
+
+def run(nproc: int, names: list[str]) -> dict[str, Any]:
+    """These cases, of this number of ranks, and what is not a case."""
     logging.set_verbosity_error()
     with torch.no_grad():
-        return {name: _case(cases(nproc)[name], nproc) for name in names}
+        found: dict[str, Any] = {name: _case(cases(nproc)[name], nproc) for name in names}
+        return found | {"rows": rows(nproc), "unets": unets(nproc)}

@@ -90,11 +90,16 @@ def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Counts what one layer sends: bytes per sample to the rank before, to the rank after, and to all others."""
+    """Counts what one layer sends: bytes per sample to the rank before, to the rank after, and to all others.
+
+    Attributes:
+        itemsize: bytes of a number of the rows.
+    """
 
     before: int = 0
     after: int = 0
     everyone: int = 0
+    itemsize: int = 1
 
 
 class RowSplit:
@@ -268,10 +273,11 @@ class RowSplit:
 
     def _ghosts(self, layer: int, first: Tensor | None, last: Tensor | None, every: int) -> list[Tensor | None]:
         """Returns the rows around this rank's; where all columns stand `every` times, one copy is sent."""
-        width = next(rows for rows in (first, last) if rows is not None).shape[-1]
+        some = next(rows for rows in (first, last) if rows is not None)
+        width, itemsize = some.shape[-1], some.element_size()
         thin = [None if rows is None else rows[..., ::every] for rows in (first, last)]
         before, after = (0 if rows is None else self._per_sample(rows) for rows in thin)
-        self.moves.append(_Move(before, after))
+        self.moves.append(_Move(before, after, itemsize=itemsize))
         ghosts = self.borders.ghosts(layer, *thin)
         return [None if rows is None else _repeated(rows, every, width) for rows in ghosts]
 
@@ -345,15 +351,17 @@ class RowSplit:
         """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
         size, moved = self.axis.size, 0
         if self.borders.sends(*step):
-            moved += sum(move.before for move in self.moves) * (index > 0)
-            moved += sum(move.after for move in self.moves) * (index < size - 1)
+            for move in self.moves:
+                rows = move.before * (index > 0), move.after * (index < size - 1)
+                numbers = (batch * each // move.itemsize for each in rows)
+                moved += sum(self.borders.row_bytes(each, move.itemsize, step[0]) for each in numbers)
         if self.borders.sends_statistics(*step):
-            moved += sum(move.everyone for move in self.moves) * (size - 1)
+            moved += sum(move.everyone for move in self.moves) * (size - 1) * batch
         shapes = (
             replace(shape, batch=batch * shape.batch // self.batch, index=index, step=step[0], is_last=step[1])
             for shape in self.shapes
         )
-        return batch * moved + sum(predict_through(self.stages, shape) for shape in shapes)
+        return moved + sum(predict_through(self.stages, shape) for shape in shapes)
 
 
 def _is_cut(skip: Sequence[str], *names: str) -> bool:

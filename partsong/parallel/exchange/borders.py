@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from partsong.kernels import corrected_group_norm_stats, merge_group_norm_stats
+from partsong.parallel.exchange.mailbox import CHUNK, Letter, Mailbox
+from partsong.parallel.exchange.wires import Wire, bytes_sent
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import all_gather, exchange
-from partsong.parallel.ranks.mailbox import Letter, Mailbox
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Borders, Ghosts, Statistics
 
@@ -113,12 +115,14 @@ class _Branch:
     Attributes:
         letters: what each layer sends and receives, in order of execution, for rows and for statistics.
         history: what each layer of the last synchronous steps received, newest last.
+        sent: what each layer of the last synchronous step sent, where a wire needs it.
         boxes: the mailbox of each layer, once the first displaced step has begun.
         own: this rank's statistics of the last step.
     """
 
     letters: dict[str, dict[int, Letter]] = field(default_factory=dict)
     history: dict[int, list[dict[int, Tensor]]] = field(default_factory=dict)
+    sent: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     boxes: dict[int, Mailbox] = field(default_factory=dict)
     own: dict[int, Tensor] = field(default_factory=dict)
 
@@ -136,13 +140,21 @@ class DisplacedBorders(Borders):
         warmup_steps: first steps that wait for fresh values.
         order: 0 or 1, as in `DisplacedPatch`.
         fresh_norms: whether every step waits for fresh statistics.
+        wire: how displaced rows are written into messages; None sends them as they are, as statistics always are.
     """
 
     def __init__(
-        self, axis: Axis, clock: StepClock, warmup_steps: int, order: int, *, fresh_norms: bool = False
+        self,
+        axis: Axis,
+        clock: StepClock,
+        warmup_steps: int,
+        order: int,
+        *,
+        fresh_norms: bool = False,
+        wire: Wire | None = None,
     ) -> None:
         self.axis, self.clock, self.warmup_steps, self.order = axis, clock, warmup_steps, order
-        self.fresh_norms = fresh_norms
+        self.fresh_norms, self.wire = fresh_norms, wire
         self._sync = SyncBorders(axis)
         self._branches: dict[int, _Branch] = {}
         clock.on_begin(self.reset)
@@ -170,6 +182,12 @@ class DisplacedBorders(Borders):
         """Says the same of statistics, of which the last step too sends fresh ones."""
         return self.fresh_norms or self.sends(step, is_last)
 
+    def row_bytes(self, numbers: int, itemsize: int, step: int) -> int:
+        """Returns the bytes that the rows of one layer take in a message of a step, in chunks where there is a wire."""
+        if self.wire is None or step < self.warmup_steps:
+            return numbers * itemsize
+        return bytes_sent(self.wire, (-(-numbers // CHUNK), 1, CHUNK), itemsize)
+
     def ghosts(self, layer: int, first: Tensor | None, last: Tensor | None) -> Ghosts:
         """Returns the rows right above and below this rank's, as far as they are known."""
         branch = self._branch()
@@ -179,6 +197,8 @@ class DisplacedBorders(Borders):
             above, below = self._sync.ghosts(layer, first, last)
             known = {peer: rows for peer, rows in ((before, above), (after, below)) if rows is not None}
             self._remember(branch, "rows", layer, _letter(sends, recvs), known)
+            if self.wire is not None:
+                branch.sent[layer] = {peer: rows.clone() for peer, rows in sends.items()}
             return above, below
         like = next(iter((*sends.values(), *recvs.values())))
         box = self._box(branch, layer, like)
@@ -229,7 +249,10 @@ class DisplacedBorders(Borders):
             for start in range(0, len(layers), LAYERS_PER_MESSAGE):
                 run = {index: letters[index] for index in layers[start : start + LAYERS_PER_MESSAGE]}
                 past = {index: branch.history.pop(index) for index in run}
-                box = Mailbox(self.axis, run, past, like=like, name=f"displaced {kind}", keep=self.order + 1)
+                named: dict[str, Any] = {"like": like, "name": f"displaced {kind}", "keep": self.order + 1}
+                if kind == "rows" and self.wire is not None:
+                    named |= {"wire": self.wire, "sent": {index: branch.sent.pop(index) for index in run}}
+                box = Mailbox(self.axis, run, past, **named)
                 branch.boxes |= dict.fromkeys(run, box)
         box = branch.boxes[layer]
         box.open(self.clock.step_ratio if self.order else None, self.clock.step)

@@ -17,7 +17,7 @@ from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_value
 from partsong.parallel.exchange.rotating_slots import RotatingSlots
 from partsong.parallel.exchange.rotation import Rotation, View, rotation_of, visible
 from partsong.parallel.exchange.slots import Slots
-from partsong.parallel.exchange.wires import WireName, bytes_sent, rounding, wire_of
+from partsong.parallel.exchange.wires import WireName, border_wire_of, bytes_sent, rounding, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Kind, Strategy
@@ -79,7 +79,8 @@ class DisplacedPatch(Strategy):
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
         """Returns border rows as old as the keys and values; norms are as old where they are forecast."""
-        return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=self.norms == "fresh")
+        is_fresh, wire = self.norms == "fresh", border_wire_of(self.wire)
+        return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=is_fresh, wire=wire)
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """Returns the attention stages this strategy adds to a plan."""

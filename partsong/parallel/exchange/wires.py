@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["EIGHT_BIT", "WIRES", "Wire", "WireName", "as_bytes", "bytes_sent", "rounding", "wire_of"]
+__all__ = ["EIGHT_BIT", "WIRES", "Wire", "WireName", "as_bytes", "border_wire_of", "bytes_sent", "rounding", "wire_of"]
 
 WireName = Literal["none", "fp8", "int8", "4bit", "2bit", "1bit", "lowrank"]
 
@@ -207,18 +207,40 @@ class LowRank:
         return (left @ right.mT).transpose(0, 1).reshape(shape)
 
 
+@dataclass(frozen=True, slots=True)
+class FourBits:
+    """Rounds residuals to 15 levels, with a scale for each token and head: the largest becomes 7, and 0 stays 0."""
+
+    is_residual: bool = True
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Returns half a byte for each number, and two for each token and head."""
+        return math.prod(shape[:-1]) * (-(-shape[-1] // 2) + _SCALE.itemsize)
+
+    def encode(self, values: Tensor, last: Tensor | None = None) -> Tensor:
+        """Writes the scales, then the rounded residuals."""
+        values = values.float()
+        scale = (values.abs().amax(-1) / 7).to(_SCALE)
+        codes = values.div(scale.float().clamp_min_(_TINY)[..., None]).round_().add_(8).clamp_(1, 15)
+        return torch.cat([as_bytes(scale), _pack(codes.to(torch.uint8), 4).view(-1)])
+
+    def decode(self, message: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Reads the residuals."""
+        count = math.prod(shape[:-1])
+        scale, packed = message.split([count * _SCALE.itemsize, len(message) - count * _SCALE.itemsize])
+        levels = _unpack(packed.view(*shape[:-1], -1), 4)[..., : shape[-1]].sub_(0.5)  # whole, where FewBits has halves
+        return levels.mul_(scale.view(_SCALE).view(*shape[:-1], 1).float())
+
+
 #: Wires that carry the values themselves, in 8 bits.
 EIGHT_BIT: Mapping[str, Wire] = MappingProxyType({"fp8": EightBits(torch.float8_e4m3fn), "int8": EightBits(torch.int8)})
 # The distances have the least mean square error on normal numbers, in units of their mean size, 0.798 deviations.
-WIRES: Mapping[str, Wire] = MappingProxyType(
-    {
-        **EIGHT_BIT,
-        "4bit": FewBits(4, 0.42),
-        "2bit": FewBits(2, 1.248),
-        "1bit": FewBits(1, 2.0),
-        "lowrank": LowRank(),
-    }
+RESIDUAL: Mapping[str, Wire] = MappingProxyType(
+    {"4bit": FewBits(4, 0.42), "2bit": FewBits(2, 1.248), "1bit": FewBits(1, 2.0), "lowrank": LowRank()}
 )
+WIRES: Mapping[str, Wire] = MappingProxyType({**EIGHT_BIT, **RESIDUAL})
+#: Border rows by residual wires: few numbers, which spread through convolutions.
+FOUR_BIT = FourBits()
 
 
 def wire_of(name: WireName) -> Wire | None:
@@ -231,6 +253,11 @@ def rounding(name: WireName, what: str, after: int = 0) -> str | None:
     if name == "none":
         return None
     return f"{f'after {after} steps, ' if after else ''}{what} travel by the wire {name}"
+
+
+def border_wire_of(name: WireName) -> Wire | None:
+    """Returns the wire for border rows, which no residual wire rounds to fewer than 4 bits; None for ``"none"``."""
+    return FOUR_BIT if name in RESIDUAL else wire_of(name)
 
 
 def bytes_sent(wire: Wire | None, shape: tuple[int, ...], itemsize: int) -> int:

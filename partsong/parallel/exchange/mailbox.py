@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partsong.parallel.exchange.wires import Wire
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["Letter", "Mailbox"]
+__all__ = ["CHUNK", "Letter", "Mailbox"]
+
+#: Numbers that share a scale where there is a wire. Every layer begins a chunk, so its bytes do not depend on others.
+CHUNK = 64
 
 #: Shapes by peer.
 Shapes = Mapping[int, torch.Size]
@@ -26,9 +30,9 @@ class Letter:
 
 
 class _Flat:
-    """Holds one flat buffer per peer, and a view of every layer's tensor in it."""
+    """Holds one flat buffer per peer, and a view of every layer's tensor in it, which begins a chunk."""
 
-    def __init__(self, shapes: Mapping[int, Shapes], like: Tensor) -> None:
+    def __init__(self, shapes: Mapping[int, Shapes], like: Tensor, chunk: int = 1) -> None:
         self.buffers: dict[int, Tensor] = {}
         self._views: dict[int, dict[int, Tensor]] = {}
         by_peer: dict[int, dict[int, torch.Size]] = {}
@@ -36,11 +40,11 @@ class _Flat:
             for peer, shape in layer_shapes.items():
                 by_peer.setdefault(peer, {})[layer] = shape
         for peer, layers in by_peer.items():
-            sizes = [shape.numel() for shape in layers.values()]
-            self.buffers[peer] = like.new_empty(sum(sizes))
+            sizes = [-(-shape.numel() // chunk) * chunk for shape in layers.values()]
+            self.buffers[peer] = like.new_zeros(sum(sizes))
             parts = self.buffers[peer].split(sizes)
             for (layer, shape), part in zip(layers.items(), parts, strict=True):
-                self._views.setdefault(layer, {})[peer] = part.view(shape)
+                self._views.setdefault(layer, {})[peer] = part[: shape.numel()].view(shape)
 
     def write(self, layer: int, tensors: Mapping[int, Tensor]) -> None:
         for peer, view in self._views.get(layer, {}).items():
@@ -64,6 +68,8 @@ class Mailbox:
         like: a tensor of the letters' type and device.
         name: what errors call the messages.
         keep: steps to look back on, 1 or 2.
+        wire: how letters are written into messages; None sends them as they are. Residuals are to what was sent last.
+        sent: what each layer sent in the last step; wanted where there is a wire.
     """
 
     def __init__(
@@ -75,15 +81,24 @@ class Mailbox:
         like: Tensor,
         name: str,
         keep: int,
+        wire: Wire | None = None,
+        sent: Mapping[int, Mapping[int, Tensor]] | None = None,
     ) -> None:
         self.axis, self.name, self.layers = axis, name, tuple(letters)
-        self._outgoing = _Flat({layer: letter.sends for layer, letter in letters.items()}, like)
+        self.wire, chunk = wire, 1 if wire is None else CHUNK
+        outgoing = {layer: letter.sends for layer, letter in letters.items()}
+        self._outgoing = _Flat(outgoing, like, chunk)
+        # What the peers know of this rank's, where there is a wire.
+        self._sent = _Flat(outgoing, like, chunk) if sent is not None else self._outgoing
+        for layer, tensors in (sent or {}).items():
+            self._sent.write(layer, tensors)
+        self._messages: dict[int, Tensor] = {}
         shapes = {layer: letter.recvs for layer, letter in letters.items()}
         known = min([keep, *map(len, past.values())])
         self._keep = keep
-        self._held = [_Flat(shapes, like) for _ in range(known)]  # newest last
+        self._held = [_Flat(shapes, like, chunk) for _ in range(known)]  # newest last
         # What is being read may not be overwritten by what arrives, so there is one buffer more than is read.
-        self._free = [_Flat(shapes, like) for _ in range(keep + 1 - known)]
+        self._free = [_Flat(shapes, like, chunk) for _ in range(keep + 1 - known)]
         for layer, steps in past.items():
             for flat, tensors in zip(reversed(self._held), reversed(steps), strict=False):
                 flat.write(layer, tensors)
@@ -122,14 +137,43 @@ class Mailbox:
         if post and layer == self.layers[-1]:
             self._incoming = next(flat for flat in self._free if flat is not self._now)
             self._free.remove(self._incoming)
-            self._pending = exchange(self.axis, self._outgoing.buffers, self._incoming.buffers, name=self.name)
+            if self.wire is None:
+                sends, recvs = self._outgoing.buffers, self._incoming.buffers
+            else:
+                sends, recvs = self._encoded(self.wire), self._rooms(self.wire, self._incoming)
+                self._messages = recvs
+            self._pending = exchange(self.axis, sends, recvs, name=self.name)
+
+    def _encoded(self, wire: Wire) -> dict[int, Tensor]:
+        """Writes what goes to each peer into a message, and takes it as the peer does."""
+        messages = {}
+        for peer, values in self._outgoing.buffers.items():
+            base = self._sent.buffers[peer]
+            messages[peer] = wire.encode((values - base if wire.is_residual else values).view(-1, 1, CHUNK))
+            base.copy_(_decoded(wire, messages[peer], base))
+        return messages
+
+    def _rooms(self, wire: Wire, incoming: _Flat) -> dict[int, Tensor]:
+        return {
+            peer: rows.new_empty(wire.size((len(rows) // CHUNK, 1, CHUNK)), dtype=torch.uint8)
+            for peer, rows in incoming.buffers.items()
+        }
 
     def settle(self) -> None:
         """Waits for the letters under way."""
         if self._pending is None or self._incoming is None:
             return
         self._pending.wait()
+        if self.wire is not None:
+            for peer, message in self._messages.items():
+                self._incoming.buffers[peer].copy_(_decoded(self.wire, message, self._held[-1].buffers[peer]))
         self._held.append(self._incoming)
         if len(self._held) > self._keep:
             self._free.append(self._held.pop(0))
         self._pending = self._incoming = None
+
+
+def _decoded(wire: Wire, message: Tensor, base: Tensor) -> Tensor:
+    """Returns the values that a message says, of which both ends know `base`."""
+    values = wire.decode(message, (len(base) // CHUNK, 1, CHUNK)).view(-1).to(base.dtype)
+    return base + values if wire.is_residual else values
