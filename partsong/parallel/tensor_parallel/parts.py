@@ -7,13 +7,13 @@ and whose outputs are added up over ranks. In between, every head and every colu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-__all__ = ["UNKNOWN", "Columns", "Part", "Turns", "WidthCount", "find_parts"]
+__all__ = ["UNKNOWN", "Columns", "Part", "HeadTurns", "WidthCount", "find_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class WidthCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class HeadTurns:
     """Names the arguments of an attention by which its queries and keys turn, where heads turn differently.
 
     Attributes:
@@ -83,7 +83,7 @@ class Part:
     norms: tuple[Columns, ...] = ()
     scales: tuple[Columns, ...] = ()
     counts: tuple[WidthCount, ...] = ()
-    turns: Turns | None = None
+    turns: HeadTurns | None = None
 
     @property
     def most(self) -> int:
@@ -131,7 +131,7 @@ UNKNOWN = ("LongCatAudioDiTTransformer", "PRXTransformer2DModel", "RFD4ProteinaT
 #: Processors that return what a text's queries found as it is where there is no layer for it.
 _BARE_TEXT = ("EasyAnimateAttnProcessor2_0",)
 
-#: Feed-forward layers by the names of their children: the first ones, and the last one. The name of the class is told
+#: Feed-forward layers by the names of their children: the first ones, and the last one. The name of the class is stated
 #: because other modules have children of such names.
 _FEED_FORWARD = (
     ("FeedForward", ("net.0.proj",), "net.2"),
@@ -168,37 +168,24 @@ def find_parts(model: nn.Module) -> Iterator[Part]:
 
 def _attention(name: str, module: nn.Module) -> Part | None:
     """Returns the heads of an attention that has an output layer of its own."""
-    outputs = [_single(child) for key in _OUTPUTS if (child := _child(module, key)) is not None]
-    heads = _heads(module)
-    if heads is None or not outputs or not all(type(layer) is nn.Linear for layer in outputs):
+    found = _heads(name, module)
+    outputs = {key: _single(child) for key in _OUTPUTS if (child := _child(module, key)) is not None}
+    if found is None or not outputs:
         return None
-    last = tuple(
-        Columns(_single(child), ((heads.keys, heads.query_width),), key == "to_add_out")
-        for key in _OUTPUTS
-        if (child := _child(module, key)) is not None
-    )
-    if any(columns.width != columns.layer.in_features for columns in last):
+    part, head = found
+    if not all(type(layer) is nn.Linear and layer.in_features == math.prod(head) for layer in outputs.values()):
         return None
-    if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(last) == 1:
+    if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(outputs) == 1:
         return None
-    return Part(name, heads.first, last, heads.norms, heads.scales, heads.counts, heads.turns)
+    return replace(part, last=tuple(Columns(layer, (head,), key == "to_add_out") for key, layer in outputs.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Holds the heads of an attention: groups of them that read the same keys, and the width of a group's queries."""
+def _heads(name: str, module: nn.Module) -> tuple[Part, tuple[int, int]] | None:
+    """Returns the heads of an attention module of diffusers, without its last layers, and a piece of its queries.
 
-    keys: int
-    query_width: int
-    first: tuple[Columns, ...]
-    norms: tuple[Columns, ...]
-    scales: tuple[Columns, ...]
-    counts: tuple[WidthCount, ...]
-    turns: Turns | None
-
-
-def _heads(module: nn.Module) -> _Heads | None:
-    """Returns the heads of an attention module of diffusers; None where it is none, or holds more than is known."""
+    Returns:
+        None where it is none, or holds more than is known.
+    """
     counted = next((name for name in _HEADS if type(getattr(module, name, None)) is int), None)
     heads, query = getattr(module, counted or "", 0), _child(module, "to_q")
     if counted is None or not isinstance(query, nn.Linear) or query.out_features % heads:
@@ -210,39 +197,50 @@ def _heads(module: nn.Module) -> _Heads | None:
     key = _child(module, "to_k")
     keys = key.out_features // width if isinstance(key, nn.Linear) else heads
     sizes = {"q": (keys, heads // keys * width), "k": (keys, width), "v": (keys, width), "h": (keys, heads // keys)}
-    first, norms, scales = [], [], []
-    for parameter in module.parameters(recurse=False):
-        if parameter.shape == (heads,):
-            scales.append(Columns(module, (sizes["h"],)))
-        elif parameter.numel() > 1:
-            return None
-    for child_name, child in module.named_children():
-        if not any(True for _ in child.parameters()) or child_name in (*_OUTPUTS, *_BEFORE):
+    own = list(module.parameters(recurse=False))
+    scales = tuple(Columns(module, (sizes["h"],)) for each in own if each.shape == (heads,))
+    layers = _layers(module, sizes, heads)
+    if layers is None or any(each.numel() > 1 and each.shape != (heads,) for each in own):
+        return None
+    names = _TURNS.get(type(module).__name__)
+    turns = None if names is None else HeadTurns(module, names, sizes["h"], width)
+    return Part(name, layers[0], (), layers[1], scales, _counts(module, counted, sizes), turns), sizes["q"]
+
+
+def _layers(
+    module: nn.Module, sizes: Mapping[str, tuple[int, int]], heads: int
+) -> tuple[tuple[Columns, ...], tuple[Columns, ...]] | None:
+    """Returns the projections of an attention and its norms over the whole width; None where it has other layers."""
+    first, norms = [], []
+    for name, child in module.named_children():
+        if not any(True for _ in child.parameters()) or name in (*_OUTPUTS, *_BEFORE):
             continue
-        if child_name in _PROJECTIONS:
-            pieces = tuple(sizes[letter] for letter in _PROJECTIONS[child_name])
-            columns = Columns(child, pieces, child_name.startswith("add") or "added" in child_name)
-            if type(child) is not nn.Linear or columns.width != child.out_features:
+        if name in _PROJECTIONS and type(child) is nn.Linear:
+            pieces = tuple(sizes[letter] for letter in _PROJECTIONS[name])
+            first.append(Columns(child, pieces, name.startswith("add") or "added" in name))
+            if first[-1].width != child.out_features:
                 return None
-            first.append(columns)
-        elif child_name in _NORMS:
-            span = _span(child)
-            if span == width and heads > 1:
-                continue
-            piece = sizes["q" if child_name.endswith("q") else "k"]
-            if span != math.prod(piece):
+        elif name in _NORMS:
+            piece = sizes["q" if name.endswith("q") else "k"]
+            span = next(child.parameters()).numel()
+            if span == math.prod(piece) and not (span == sizes["k"][1] and heads > 1):
+                norms.append(Columns(child, (piece,), "added" in name))
+            elif span != sizes["k"][1]:
                 return None
-            norms.append(Columns(child, (piece,), "added" in child_name))
         else:
             return None
-    counts = [WidthCount(module, counted, keys, heads // keys)]
-    counts += [WidthCount(module, each, keys, 1) for each in _KEY_COUNTS if getattr(module, each, None) == keys]
-    for each, whole in _WIDTHS.items():
-        size = sizes[whole][1]
-        counts += [WidthCount(module, each, keys, size)] * (getattr(module, each, None) == keys * size)
-    names = _TURNS.get(type(module).__name__)
-    turns = None if names is None else Turns(module, names, sizes["h"], width)
-    return _Heads(keys, heads // keys * width, tuple(first), tuple(norms), tuple(scales), tuple(counts), turns)
+    return tuple(first), tuple(norms)
+
+
+def _counts(module: nn.Module, counted: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[WidthCount, ...]:
+    """Lists the attributes of an attention that count heads or tell a width."""
+    counts = [WidthCount(module, counted, *sizes["h"])]
+    keys = sizes["k"][0]
+    counts += [WidthCount(module, name, keys, 1) for name in _KEY_COUNTS if getattr(module, name, None) == keys]
+    for name, whose in _WIDTHS.items():
+        if getattr(module, name, None) == math.prod(sizes[whose]):
+            counts.append(WidthCount(module, name, *sizes[whose]))
+    return tuple(counts)
 
 
 def _single_block(name: str, module: nn.Module) -> Part | None:
@@ -253,16 +251,17 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     attention, up, down = (_child(module, key) for key in ("attn", "proj_mlp", "proj_out"))
     if attention is None or type(up) is not nn.Linear or type(down) is not nn.Linear:
         return None
-    heads = _heads(attention)
-    if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
+    found = _heads(name, attention)
+    if found is None or any(_child(attention, key) is not None for key in _OUTPUTS):
         return None
-    reads = down.in_features - heads.keys * heads.query_width
+    part, head = found
+    reads = down.in_features - math.prod(head)
     if reads <= 0 or up.out_features % reads or up.out_features // reads > 2:
         return None
-    last = Columns(down, ((heads.keys, heads.query_width), (reads, 1)))
     more = Columns(up, ((reads, 1),) * (up.out_features // reads))
-    counts = (*heads.counts, *(WidthCount(module, "mlp_hidden_dim", reads, 1),) * hasattr(module, "mlp_hidden_dim"))
-    return Part(name, (*heads.first, more), (last,), heads.norms, heads.scales, counts, heads.turns)
+    counts = (*part.counts, *(WidthCount(module, "mlp_hidden_dim", reads, 1),) * hasattr(module, "mlp_hidden_dim"))
+    last = Columns(down, (head, (reads, 1)))
+    return replace(part, first=(*part.first, more), last=(last,), counts=counts)
 
 
 def _fused_block(name: str, module: nn.Module) -> Part | None:
@@ -317,8 +316,3 @@ def _child(module: nn.Module, path: str) -> Any:
 def _single(layer: Any) -> Any:
     """Returns the linear layer of an output, which may be a list of it and of a dropout."""
     return layer[0] if isinstance(layer, (nn.ModuleList, nn.Sequential)) else layer
-
-
-def _span(norm: nn.Module) -> int:
-    """Returns over how many numbers a norm goes: as many as it has weights for."""
-    return next(norm.parameters()).numel()

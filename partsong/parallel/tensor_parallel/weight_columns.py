@@ -22,7 +22,7 @@ from partsong.parallel.protocols import Cut
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
-from partsong.parallel.tensor_parallel.parts import Columns, Part, Turns
+from partsong.parallel.tensor_parallel.parts import Columns, HeadTurns, Part
 
 __all__ = ["WeightColumns"]
 
@@ -118,7 +118,7 @@ class WeightColumns:
         pieces = [tensor.detach().narrow(dim, *run) for run in self._runs(columns)]
         return nn.Parameter(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), requires_grad=False)
 
-    def _cut_turns(self, named: dict[str, Any], turns: Turns) -> None:
+    def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
         """Keeps the positions of this rank's heads."""
         groups, each = turns.heads
         shares = split_sizes(groups, self.axis.size)
