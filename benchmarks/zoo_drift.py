@@ -13,10 +13,9 @@ from typing import Any
 import tyro
 from filing import file_result, markdown_table
 
-from partsong import DisplacedPatch, PartialPatch, PatchPipeline, Ring, StepCache, SyncPatch, TokenRing, Ulysses
+from partsong import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, SyncPatch, Ulysses
 from partsong.evals.zoo.drift import study
 from partsong.parallel import Strategy
-from partsong.parallel.exchange.wires import WireName
 
 Cases = list[tuple[Strategy, ...]]
 DISPLACED: Cases = [
@@ -32,18 +31,6 @@ PORTIONS: Cases = [
     (PartialPatch(portion=0.3, order=0),),
     (PartialPatch(portion="auto"),),
 ]
-EIGHT_BIT: list[WireName] = ["int8", "fp8"]
-RESIDUAL: list[WireName] = ["4bit", "2bit", "1bit", "lowrank"]
-WIRES: Cases = [
-    *((DisplacedPatch(wire=wire),) for wire in ("none", *EIGHT_BIT, *RESIDUAL)),
-    (DisplacedPatch(wire="1bit", warmup_steps=4),),
-    *((PartialPatch(wire=wire),) for wire in ("none", "1bit")),
-]
-EXACT_BY_WIRES: Cases = [
-    *((Ulysses(wire=wire),) for wire in EIGHT_BIT),
-    *((Ring(wire=wire),) for wire in (*EIGHT_BIT, "2bit", "1bit")),
-    (TokenRing(wire="int8"),),
-]
 #: The compositions of strategies to sample each zoo model with, after its serial twin.
 METHODS: dict[str, Cases] = {
     "shapes": [
@@ -57,7 +44,6 @@ METHODS: dict[str, Cases] = {
 SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
-    "wires": {"shapes": [*WIRES, *EXACT_BY_WIRES], "shapes-unet": WIRES},
 }
 
 
@@ -68,7 +54,7 @@ class Config:
     out: Path
     """Result files without suffix."""
     suite: str = "methods"
-    """What to sample with: ``methods``, ``partial-patch`` or ``wires``."""
+    """What to sample with: ``methods`` or ``partial-patch``."""
     model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])

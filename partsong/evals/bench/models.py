@@ -187,6 +187,7 @@ BENCH_MODELS = {
                 Ring(),
                 DisplacedPatch(warmup_steps=1),
                 DisplacedPatch(warmup_steps=1, norms="forecast"),
+                DisplacedPatch(warmup_steps=1, wire="1bit"),
                 PartialPatch(warmup_steps=1),
                 PartialPatch(warmup_steps=1, norms="forecast"),
             ),

@@ -29,6 +29,8 @@ WireName = Literal["none", "fp8", "int8", "4bit", "2bit", "1bit", "lowrank"]
 
 #: Columns of the two factors of a residual of low rank.
 RANK = 8
+#: Numbers that are rounded at a time. Of a megabyte, what is in between stays in the cache.
+PART = 1 << 18
 #: Scales have eight bits of mantissa, and the exponents of single precision.
 _SCALE = torch.bfloat16
 _TINY = torch.finfo(torch.float32).tiny
@@ -92,7 +94,8 @@ class EightBits:
         """Reads the values."""
         count = math.prod(shape[:-1])
         scale, whole = message.split([count * _SCALE.itemsize, count * shape[-1]])
-        return whole.view(self.dtype).view(shape).float() * scale.view(_SCALE).view(*shape[:-1], 1).float()
+        values = whole.view(self.dtype).view(shape).float()
+        return values.mul_(scale.view(_SCALE).view(*shape[:-1], 1).float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +130,30 @@ class FewBits:
         if not values.numel():
             return _nothing(values.device)
         tokens, rest, channels = _matrix(tuple(values.shape))
-        values = values.float().reshape(tokens, rest, channels)
-        size = values.abs()
-        by_token = size.mean(2)
-        by_channel = size.mean(0) / by_token.mean(0)[:, None].clamp_min(_TINY)
-        by_token, by_channel = by_token.to(_SCALE), by_channel.to(_SCALE)
-        step = self._scale(by_token, by_channel)
-        if self.bits == 1:
-            codes = (values >= 0).view(torch.uint8)
-        else:
-            most = 1 << self.bits
-            codes = values.div(step.clamp_min_(_TINY)).add_(most / 2).clamp_(0, most - 1).to(torch.uint8)
-        return torch.cat([as_bytes(by_channel), as_bytes(by_token), _pack(codes, self.bits).view(-1)])
+        parts = values.reshape(tokens, rest, channels).split(_part(rest * channels))
+        means, total = [], torch.zeros(rest, channels, device=values.device)
+        for part in parts:
+            size = part.float().abs()
+            means.append(size.mean(2))
+            total += size.sum(0)
+        by_token = torch.cat(means)
+        by_channel = (total / (tokens * by_token.mean(0)[:, None].clamp_min(_TINY))).to(_SCALE)
+        by_token = by_token.to(_SCALE)
+        scales = by_token.split(_part(rest * channels))
+        packed = [self._codes(part, scale, by_channel) for part, scale in zip(parts, scales, strict=True)]
+        return torch.cat([as_bytes(by_channel), as_bytes(by_token), *packed])
 
-    def _scale(self, by_token: Tensor, by_channel: Tensor) -> Tensor:
-        return by_token.float()[:, :, None] * (by_channel.float() * self.distance)
+    def _codes(self, values: Tensor, by_token: Tensor, by_channel: Tensor) -> Tensor:
+        """Returns the packed numbers of the nearest levels."""
+        if self.bits == 1:
+            return _pack((values >= 0).view(torch.uint8), 1).view(-1)
+        most, step = 1 << self.bits, self._step(by_channel).clamp_min(_TINY)
+        codes = values.float() / by_token.float()[:, :, None].clamp_min(_TINY)
+        codes = codes.div_(step).add_(most / 2).clamp_(0, most - 1).to(torch.uint8)
+        return _pack(codes, self.bits).view(-1)
+
+    def _step(self, by_channel: Tensor) -> Tensor:
+        return by_channel.float() * self.distance
 
     def decode(self, message: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Reads the residuals."""
@@ -150,9 +162,13 @@ class FewBits:
         tokens, rest, channels = _matrix(shape)
         sizes = (rest * channels * _SCALE.itemsize, rest * tokens * _SCALE.itemsize)
         by_channel, by_token, packed = message.split([*sizes, len(message) - sum(sizes)])
-        step = self._scale(by_token.view(_SCALE).view(tokens, rest), by_channel.view(_SCALE).view(rest, channels))
-        levels = _unpack(packed.view(tokens, rest, -1), self.bits)[:, :, :channels]
-        return step.mul_(levels).view(shape)
+        step = self._step(by_channel.view(_SCALE).view(rest, channels))
+        out = torch.empty(tokens, rest, channels, device=message.device)
+        blocks = (packed.view(tokens, rest, -1), by_token.view(_SCALE).view(tokens, rest, 1), out)
+        for codes, scale, part in zip(*(block.split(_part(rest * channels)) for block in blocks), strict=True):
+            levels = _unpack(codes, self.bits)[:, :, :channels]
+            torch.mul(levels.mul_(scale.float()), step, out=part)
+        return out.view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +284,11 @@ def bytes_sent(wire: Wire | None, shape: tuple[int, ...], itemsize: int) -> int:
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Returns a block's tokens, its matrices (of samples, keys and values) and their channels, all heads together."""
     return shape[0], math.prod(shape[1:-2]), shape[-2] * shape[-1]
+
+
+def _part(width: int) -> int:
+    """Returns how many tokens, of so many numbers each, are rounded at a time."""
+    return max(1, PART // width)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
