@@ -15,6 +15,7 @@ from partsong.parallel.exchange.partial_patch import PartialPatch
 from partsong.parallel.exchange.ring import Ring
 from partsong.parallel.exchange.sync_patch import SyncPatch
 from partsong.parallel.exchange.ulysses import Ulysses
+from partsong.parallel.tensor_parallel.strategy import TensorParallel
 
 __all__ = ["BENCH_MODELS", "BenchModel", "bench_video_pipeline"]
 
@@ -45,6 +46,7 @@ class BenchModel:
         DisplacedPatch(warmup_steps=1),
         DisplacedPatch(warmup_steps=1, wire="int8"),
         DisplacedPatch(warmup_steps=1, wire="1bit"),
+        TensorParallel(),
     )
     peers: bool = True
 

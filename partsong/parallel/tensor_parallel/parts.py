@@ -168,11 +168,11 @@ def find_parts(model: nn.Module) -> Iterator[Part]:
 
 def _attention(name: str, module: nn.Module) -> Part | None:
     """Returns the heads of an attention that has an output layer of its own."""
-    found = _heads(name, module)
+    heads = _heads(name, module)
     outputs = {key: _single(child) for key in _OUTPUTS if (child := _child(module, key)) is not None}
-    if found is None or not outputs:
+    if heads is None or not outputs:
         return None
-    part, head = found
+    part, head = heads
     if not all(type(layer) is nn.Linear and layer.in_features == math.prod(head) for layer in outputs.values()):
         return None
     if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(outputs) == 1:
@@ -251,10 +251,10 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     attention, up, down = (_child(module, key) for key in ("attn", "proj_mlp", "proj_out"))
     if attention is None or type(up) is not nn.Linear or type(down) is not nn.Linear:
         return None
-    found = _heads(name, attention)
-    if found is None or any(_child(attention, key) is not None for key in _OUTPUTS):
+    heads = _heads(name, attention)
+    if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
         return None
-    part, head = found
+    part, head = heads
     reads = down.in_features - math.prod(head)
     if reads <= 0 or up.out_features % reads or up.out_features // reads > 2:
         return None
