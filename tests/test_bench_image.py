@@ -15,7 +15,10 @@ def rows() -> list[dict]:
 
 def test_every_case_has_a_row() -> None:
     cases = [row["case"] for row in rows()]
-    assert cases == ["serial", LIMIT, "Ulysses", "Ring", "DisplacedPatch", "diffusers Ulysses", "diffusers ring"]
+    by_wire = ["Ulysses(wire='int8')", "Ring(wire='int8')"]
+    displaced = ["DisplacedPatch", "DisplacedPatch(wire='int8')", "DisplacedPatch(wire='1bit')"]
+    ours = ["Ulysses", "Ring", *by_wire, *displaced, "TensorParallel"]
+    assert cases == ["serial", LIMIT, *ours, "diffusers Ulysses", "diffusers ring"]
     assert all(row["seconds_median"] > 0 for row in rows())
 
 
