@@ -116,7 +116,7 @@ def write(out: Path, rows: list[dict[str, Any]], bytes_of_sdxl: list[dict[str, A
         "The trained models at their default steps and guidance, float32; PSNR against the serial image, in dB; "
         "megabytes that the busiest rank sends per image, all steps together, warm-up included. Below, by `predict`, "
         "megabytes that the busiest of eight ranks sends in a step after the warm-up of SDXL, 1024x1024, half "
-        "precision, one sample; with guidance it is twice that."
+        "precision, one sample; with guidance it is twice that. Nothing here is timed, so load does not matter."
     )
     table = "\n".join(
         [
