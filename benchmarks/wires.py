@@ -6,7 +6,10 @@ two ranks, predicts the bytes of a step of SDXL at 1024x1024 on eight ranks, and
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ from filing import file_result, markdown_table
 from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses
 from partsong.evals.zoo.drift import study
 from partsong.parallel import Strategy, predict
+from partsong.parallel.exchange.wires import WIRES
 
+#: A layer of 4096 image and 128 text tokens on two ranks, a block for each: 12 heads of 64.
+BLOCK = (2112, 1, 2, 12, 64)
 #: What is sampled with, after the serial twin, a launch for each group, so that rows are filed as they come.
 GROUPS: dict[str, list[list[Strategy]]] = {
     "shapes": [
@@ -82,13 +88,13 @@ class Config:
 
 def main(config: Config) -> None:
     """Runs the study and writes the files."""
-    bytes_of_sdxl, rows = predicted(), list[dict[str, Any]]()
+    bytes_of_sdxl, spent, rows = predicted(), costs(), list[dict[str, Any]]()
     for model in config.model:
         for group in GROUPS[model]:
             cases = [(strategy,) for strategy in group]
             found = study(cases, nproc=config.nproc, model=model, num_captions=config.captions, seed=config.seed)
             rows += [{"model": model, **row} for row in found if row["case"] != "serial" or group is GROUPS[model][0]]
-            write(config.out, rows, bytes_of_sdxl)
+            write(config.out, rows, bytes_of_sdxl, spent)
 
 
 def predicted() -> list[dict[str, Any]]:
@@ -110,13 +116,39 @@ def predicted() -> list[dict[str, Any]]:
     return rows
 
 
-def write(out: Path, rows: list[dict[str, Any]], bytes_of_sdxl: list[dict[str, Any]]) -> None:
+def costs() -> list[dict[str, Any]]:
+    """Returns the processor time, in milliseconds, of writing and reading a block by each wire: the least of 20."""
+    torch.set_num_threads(1)
+    values, rows = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0)), []
+    for name, wire in WIRES.items():
+        message = wire.encode(values)
+        spent = {
+            "write": _milliseconds(partial(wire.encode, values, message)),
+            "read": _milliseconds(partial(wire.decode, message, BLOCK)),
+        }
+        rows.append({"wire": name, "bytes": len(message), **spent})
+    return rows
+
+
+def _milliseconds(work: Callable[[], Any]) -> float:
+    spent = []
+    for _ in range(20):
+        start = time.process_time()
+        work()
+        spent.append(1e3 * (time.process_time() - start))
+    return min(spent)
+
+
+def write(
+    out: Path, rows: list[dict[str, Any]], bytes_of_sdxl: list[dict[str, Any]], spent: list[dict[str, Any]]
+) -> None:
     """Writes both files."""
     note = (
         "The trained models at their default steps and guidance, float32; PSNR against the serial image, in dB; "
         "megabytes that the busiest rank sends per image, all steps together, warm-up included. Below, by `predict`, "
         "megabytes that the busiest of eight ranks sends in a step after the warm-up of SDXL, 1024x1024, half "
-        "precision, one sample; with guidance it is twice that."
+        "precision, one sample; with guidance it is twice that. Last, the processor time of one core for a block of "
+        f"keys and values `{list(BLOCK)}` (tokens, samples, 2, heads, channels). No wall time is taken."
     )
     table = "\n".join(
         [
@@ -141,10 +173,18 @@ def write(out: Path, rows: list[dict[str, Any]], bytes_of_sdxl: list[dict[str, A
                 ("SDXL on eight ranks", "MB in a step"),
                 [(row["case"], f"{row['bytes_in_a_step'] / 1e6:.1f}") for row in bytes_of_sdxl],
             ),
+            "",
+            markdown_table(
+                ("wire", "KB of a block", "ms to write", "ms to read"),
+                [
+                    (row["wire"], f"{row['bytes'] / 1e3:.0f}", f"{row['write']:.1f}", f"{row['read']:.1f}")
+                    for row in spent
+                ],
+            ),
         ]
     )
     title = "Keys and values in fewer bytes"
-    file_result(out, "benchmarks/wires.py", [*rows, *bytes_of_sdxl], title, note, table)
+    file_result(out, "benchmarks/wires.py", [*rows, *bytes_of_sdxl, *spent], title, note, table)
 
 
 if __name__ == "__main__":

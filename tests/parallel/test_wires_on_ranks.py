@@ -106,7 +106,7 @@ def test_both_ends_know_the_same_after_every_step(nproc: int, name: str) -> None
     for rank in ranks:
         peers = [ranks[peer]["bases"] for peer in rank[axis]]
         assert all(peer == rank["bases"] for peer in peers)
-        if axis == "patch" or case.strategy.warmup_steps:
+        if "cache" not in name and (axis == "patch" or case.strategy.warmup_steps):
             assert all(rank["bases"][2:-1]), "something must be known"
             digests = [tuple(step.values()) for step in rank["bases"][2:-1]]
             assert len(set(digests)) == len(digests), "and it must change"

@@ -10,7 +10,7 @@ import torch
 from diffusers.utils import logging
 from torch import Tensor
 
-from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses, Usp
+from partsong import DisplacedPatch, PartialPatch, Ring, StepCache, TokenRing, Ulysses, Usp
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.rows import RowLevels, RowSplit
@@ -62,6 +62,9 @@ def cases(nproc: int) -> dict[str, Case]:
     for name in names[: len(EIGHT_BIT)]:
         found |= {f"ulysses {name}": Case("SD3", Ulysses(wire=name)), f"usp {name}": Case("DiT", Usp(wire=name))}
         found[f"token ring {name}"] = Case("PixArt masked", TokenRing(wire=name))
+    cache = (StepCache(mask="01"),)  # leaves out the third of five steps
+    found["displaced beside a cache"] = Case("DiT", DisplacedPatch(wire="1bit"), beside=cache)
+    found["ring beside a cache"] = Case("DiT", Ring(wire="2bit"), beside=cache)
     if nproc == 4:
         found["displaced beside ulysses"] = Case("DiT", DisplacedPatch(degree=2, wire="1bit"), beside=(Ulysses(),))
         found["ring beside ulysses"] = Case("Flux", Ring(degree=2, wire="1bit"), beside=(Ulysses(wire="int8"),))
