@@ -18,7 +18,7 @@ import tyro
 from diffusers import UNet2DConditionModel
 from filing import file_result, markdown_table
 
-from partsong import DisplacedPatch, PartialPatch, Ring, TokenRing, Ulysses
+from partsong import DisplacedPatch, PartialPatch, Ring, Ulysses
 from partsong.evals.zoo.drift import study
 from partsong.parallel import Strategy, predict
 from partsong.parallel.exchange.wires import WIRES
@@ -34,14 +34,6 @@ GROUPS: dict[str, list[list[Strategy]]] = {
             DisplacedPatch(wire="int8"),
             Ring(wire="int8"),
             DisplacedPatch(wire="1bit", warmup_steps=4),
-        ],
-        [
-            DisplacedPatch(wire="4bit"),
-            DisplacedPatch(wire="fp8"),
-            DisplacedPatch(wire="lowrank"),
-            PartialPatch(wire="1bit"),
-            TokenRing(wire="int8"),
-            Ulysses(wire="fp8"),
         ],
     ],
     "shapes-unet": [[DisplacedPatch(wire="1bit"), DisplacedPatch(), PartialPatch(wire="1bit")]],
@@ -150,41 +142,38 @@ def write(
         "precision, one sample; with guidance it is twice that. Last, the processor time of one core for a block of "
         f"keys and values `{list(BLOCK)}` (tokens, samples, 2, heads, channels). No wall time is taken."
     )
-    table = "\n".join(
-        [
-            markdown_table(
-                ("model", "ranks", "case", "captions", "facts read", "PSNR median", "PSNR worst", "MB"),
-                [
-                    (
-                        row["model"],
-                        row["nproc"],
-                        row["case"],
-                        row["num_captions"],
-                        f"{100 * row['facts_read']:.2f} %",
-                        f"{row['psnr_median']:.1f}",
-                        f"{row['psnr_min']:.1f}",
-                        f"{row['bytes_sent'] / 1e6:.2f}",
-                    )
-                    for row in rows
-                ],
-            ),
-            "",
-            markdown_table(
-                ("SDXL on eight ranks", "MB in a step"),
-                [(row["case"], f"{row['bytes_in_a_step'] / 1e6:.1f}") for row in bytes_of_sdxl],
-            ),
-            "",
-            markdown_table(
-                ("wire", "KB of a block", "ms to write", "ms to read"),
-                [
-                    (row["wire"], f"{row['bytes'] / 1e3:.0f}", f"{row['write']:.1f}", f"{row['read']:.1f}")
-                    for row in spent
-                ],
-            ),
-        ]
-    )
+    table = "\n\n".join((_pictures(rows), _sdxl(bytes_of_sdxl), _costs(spent)))
     title = "Keys and values in fewer bytes"
     file_result(out, "benchmarks/wires.py", [*rows, *bytes_of_sdxl, *spent], title, note, table)
+
+
+def _pictures(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        (
+            row["model"],
+            row["nproc"],
+            row["case"],
+            row["num_captions"],
+            f"{100 * row['facts_read']:.2f} %",
+            f"{row['psnr_median']:.1f}",
+            f"{row['psnr_min']:.1f}",
+            f"{row['bytes_sent'] / 1e6:.2f}",
+        )
+        for row in rows
+    ]
+    return markdown_table(
+        ("model", "ranks", "case", "captions", "facts read", "PSNR median", "PSNR worst", "MB"), lines
+    )
+
+
+def _sdxl(rows: list[dict[str, Any]]) -> str:
+    lines = [(row["case"], f"{row['bytes_in_a_step'] / 1e6:.1f}") for row in rows]
+    return markdown_table(("SDXL on eight ranks", "MB in a step"), lines)
+
+
+def _costs(rows: list[dict[str, Any]]) -> str:
+    lines = [(row["wire"], f"{row['bytes'] / 1e3:.0f}", f"{row['write']:.1f}", f"{row['read']:.1f}") for row in rows]
+    return markdown_table(("wire", "KB of a block", "ms to write", "ms to read"), lines)
 
 
 if __name__ == "__main__":
