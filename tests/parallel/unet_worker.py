@@ -28,6 +28,8 @@ TIMES = (900.0, 100.0)
 SIZES = {"odd": (21, 13), "even": (16, 16)}
 #: UNets with blocks of their own. Displaced strategies are also tried on them with an input that stays as it is.
 MODELS = ("IF", "Kandinsky", "AnimateDiff", "Text-to-video", "Stable Video Diffusion")
+#: Those whose attention is of another form than Stable Diffusion's, so no columns of it are known.
+NO_COLUMNS = ("IF", "Kandinsky")
 #: What a case is made of: number of ranks, strategies, UNet, type and size; of pipelines: ranks, strategy, pipeline.
 Case = tuple[int, str, str, str, str]
 PipeCase = tuple[int, str, str]
@@ -54,6 +56,7 @@ def product(nproc: int) -> list[Case]:
         if not any(strategy.refuses(ADAPTERS["UNet2DConditionModel"]) for strategy in chosen)
         for name in UNETS
         if name == "SD" or label in few or (name in MODELS and " x " not in label)
+        if label != "TensorParallel" or name not in NO_COLUMNS
         for dtype in DTYPES
         for size in SIZES
     ]
