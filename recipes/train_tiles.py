@@ -76,7 +76,7 @@ class Config:
     adam_rate: float = 2e-3  # Peak learning rate of Adam.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
     captions: int = 200  # Fresh captions of stage 5.
-    guidance: float = 2.0  # How far stage 5 goes beyond the caption's own logits.
+    guidance: float = 3.0  # How far stage 5 goes beyond the caption's own logits.
 
 
 # --- stage 1 ----------------------------------------------------------------------------------------------------------

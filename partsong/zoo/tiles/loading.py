@@ -92,6 +92,8 @@ def load_tiles(folder: Path, dtype: torch.dtype | None = None) -> TilesModel:
         raise ArgumentError(f"{folder} holds no model of picture tokens: it has no {PICTURES}/config.json")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
     pictures: Any = VQModel.from_pretrained(folder / PICTURES, **options)
-    dtype = dtype or torch.float32
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return TilesModel(model.to(dtype=dtype).eval(), tokenizer, pictures.to(dtype=dtype).eval())
+    # The settings say float32, so only another type needs a conversion.
+    if dtype is not None and dtype != torch.float32:
+        model, pictures = model.to(dtype=dtype), pictures.to(dtype=dtype)
+    return TilesModel(model.eval(), tokenizer, pictures.eval())
