@@ -62,13 +62,15 @@ def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str
         want = [sample_of(model(**call)) for call in calls(name)]
         with parallelize(model, *strategies, mesh=mesh) as plan, Ledger(flops=False) as ledger:
             got = [sample_of(model(**call)) for call in calls(name)]
-            predicted, said = plan.explain().bytes_total(), str(plan.explain())
+            explained = plan.explain()
+            predicted, steps, said = explained.bytes_total(), explained.bytes_by_step, str(explained)
             held = sum(parameter.numel() for parameter in model.parameters())
         after = sample_of(model(**calls(name)[0]))
     return {
         "error": max(error(g, w) for g, w in zip(got, want, strict=True)),
         "counted": int(ledger.summary()["bytes_sent"]),
-        "predicted": predicted[mesh.rank],
+        "predicted": predicted,
+        "steps": steps,
         "held": held / sum(parameter.numel() for parameter in weights.values()),
         "same weights": all(weights[name] is now for name, now in model.named_parameters()),
         "same answer": torch.equal(after, want[0]),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partsong import ArgumentError, StepCache, TensorParallel, UnsupportedError, parse_strategy
-from partsong.parallel import mesh_for
+from partsong.parallel import mesh_for, predict
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.tensor_parallel.parts import find_parts
 from tests.parallel import tensor_worker as worker
@@ -24,9 +24,14 @@ def mixes() -> dict[tuple[str, str], list[dict[str, Any]]]:
 @pytest.mark.parametrize("mix", worker.MIXES)
 @pytest.mark.parametrize("name", worker.MODELS)
 def test_equals_one_rank(name: str, mix: str) -> None:
-    for rank in mixes()[name, mix]:
+    counted = [rank["counted"] for rank in mixes()[name, mix]]
+    assert min(counted) > 0
+    # Ranks with samples of other text lengths see other token counts: each can tell its own bytes only.
+    tells_all = not worker.FAMILIES[name.removesuffix(" fused")].ragged
+    for index, rank in enumerate(mixes()[name, mix]):
         assert rank["error"] <= 1e-10
-        assert rank["counted"] == rank["predicted"] > 0
+        assert rank["predicted"][index] == counted[index]
+        assert rank["predicted"] == counted or not tells_all
         assert rank["same weights"], "undo() must give back the very parameters"
         assert rank["same answer"]
 
@@ -42,6 +47,13 @@ def test_a_rank_holds_its_share_of_the_weights() -> None:
         assert mixes()["SD3", mix][0]["held"] == pytest.approx(want)
 
 
+@pytest.mark.parametrize("mix", ["alone", "Ulysses"])
+def test_predict_needs_no_ranks(mix: str) -> None:
+    call = worker.calls("SD3")[0]
+    dry = predict(worker.build("SD3"), *worker.MIXES[mix], ranks=4, **call)
+    assert dry.bytes_by_step[:2] == mixes()["SD3", mix][0]["steps"]
+
+
 def test_explain_says_what_is_shared_out() -> None:
     said = mixes()["Flux", "Ulysses"][0]["said"]
     assert "the columns of 3 attention and 2 feed-forward layers over 2 ranks (tensor)" in said
@@ -50,7 +62,8 @@ def test_explain_says_what_is_shared_out() -> None:
 
 def test_heads_that_do_not_divide_are_shared_unevenly() -> None:
     ranks = launch(worker.uneven, 3, 3)
-    assert all(rank["error"] <= 1e-10 and rank["counted"] == rank["predicted"] for rank in ranks)
+    counted = [rank["counted"] for rank in ranks]
+    assert all(rank["error"] <= 1e-10 and rank["predicted"] == counted for rank in ranks)
     assert ranks[0]["held"] > ranks[2]["held"]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partsong.kernels import corrected_group_norm_stats, merge_group_norm_stats
 from partsong.parallel.exchange.mailbox import CHUNK, Letter, Mailbox
-from partsong.parallel.exchange.wires import Wire, bytes_sent
+from partsong.parallel.exchange.wires import Wire, as_bytes, bytes_sent
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis
@@ -61,7 +61,7 @@ class SyncBorders(Borders):
         mine, rows = torch.stack(own), neighbours(self.axis, first, last)[0]
         peers = [peer for peer in range(self.axis.size) if peer != self.axis.index]
         outgoing = {
-            peer: torch.cat([_bytes(part) for part in (mine, rows.get(peer)) if part is not None]) for peer in peers
+            peer: torch.cat([as_bytes(part) for part in (mine, rows.get(peer)) if part is not None]) for peer in peers
         }
         incoming = {peer: torch.empty_like(packed) for peer, packed in outgoing.items()}
         exchange(self.axis, outgoing, incoming, name="border rows and norm statistics").wait()
@@ -92,10 +92,6 @@ def neighbours(axis: Axis, first: Tensor | None, last: Tensor | None) -> tuple[d
         return {peer: part for peer, part in rows.items() if part is not None and 0 <= peer < axis.size}
 
     return existing({before: first, after: last}), existing({before: last, after: first})
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _letter(sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Letter:

@@ -129,12 +129,16 @@ class DisplacedStage(Stage):
 
     def run_after_warmup(self, call: AttentionCall, key: SlotsKey, slots: Slots, inner: Inner) -> Tensor:
         """Attends in a step after the warm-up; the first one decides how keys and values are kept from there on."""
-        rotations = self.rotations(slots.runs, call.layer)
-        if self.wire is None and not any(rotation.takes_turns for rotation in rotations):
+        if self.wire is None and self.sends_everything(slots.runs, call.layer):
             return self.run_displaced(call, slots, inner)
         del self.slots[key]
+        rotations = self.rotations(slots.runs, call.layer)
         self.rotating[key] = RotatingSlots(slots, call.layer, rotations, self.wire, self.clock)
         return self.run_rotating(call, self.rotating[key], inner)
+
+    def sends_everything(self, runs: tuple[Runs, ...], layer: int) -> bool:
+        """Says whether every step after the warm-up sends all rows to all ranks."""
+        return True
 
     def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
         """Says what each rank sends in a step after the warm-up: all its rows to all others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partsong.parallel.exchange.wires import Wire
+from partsong.parallel.exchange.wires import Wire, message_room
 from partsong.parallel.hooks.clock import StepClock
 
 __all__ = ["KnownRows", "Part", "Stretch"]
@@ -81,7 +81,7 @@ class KnownRows:
         shape = (rows, *self.last.shape[1:])
         if self.wire is None:
             return self.last.new_empty(shape)
-        return torch.empty(self.wire.size(shape), dtype=torch.uint8, device=self.last.device)
+        return message_room(self.wire, shape, self.last.device)
 
     def take(self, message: Tensor, parts: Sequence[Part], step: int) -> None:
         """Puts the rows of a message, which are for some step, in the place of those known so far."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partsong.parallel.exchange.wires import Wire
+from partsong.parallel.exchange.wires import Wire, message_room
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis
 
@@ -155,7 +155,7 @@ class Mailbox:
 
     def _rooms(self, wire: Wire, incoming: _Flat) -> dict[int, Tensor]:
         return {
-            peer: rows.new_empty(wire.size((len(rows) // CHUNK, 1, CHUNK)), dtype=torch.uint8)
+            peer: message_room(wire, (len(rows) // CHUNK, 1, CHUNK), rows.device)
             for peer, rows in incoming.buffers.items()
         }
 

@@ -128,6 +128,10 @@ class PartialStage(DisplacedStage):
             self._choose()
         return super().run_after_warmup(call, key, slots, inner)
 
+    def sends_everything(self, runs: tuple[Runs, ...], layer: int) -> bool:
+        """Says whether the budget covers all rows."""
+        return not any(rotation.takes_turns for rotation in self.rotations(runs, layer))
+
     def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
         """Says what each rank sends in a step after the warm-up."""
         portion = self.portion(layer) if self.portion(layer) < len(runs) - 1 else math.inf

@@ -14,12 +14,12 @@ from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.exchange.known_rows import KnownRows, Stretch
-from partsong.parallel.exchange.wires import Wire, WireName, rounding, wire_of
+from partsong.parallel.exchange.wired import Wired
+from partsong.parallel.exchange.wires import Wire, WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets
-from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
 
@@ -32,7 +32,7 @@ WHOLE_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ring(Strategy):
+class Ring(Wired):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
     The next block is under way while the current one is computed, and each block's attention continues from the result
@@ -51,24 +51,17 @@ class Ring(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
+    travels: ClassVar[str] = "keys and values"
+    takes_residuals: ClassVar[bool] = True
 
     degree: Count | None = None
     wire: WireName = "none"
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """Says that it is exact where blocks travel as they are."""
-        return "exact" if self.wire == "none" else "approximate"
 
     @property
     def warmup_steps(self) -> int:  # type: ignore[override]
         """Returns the first steps in which blocks travel as they are, since residuals have no base yet."""
         wire = wire_of(self.wire)
         return WHOLE_STEPS if wire is not None and wire.is_residual else 0
-
-    def rounded(self) -> str | None:
-        """Says what travels by the wire."""
-        return rounding(self.wire, "keys and values", self.warmup_steps)
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """Returns the attention stages this strategy adds to a plan."""

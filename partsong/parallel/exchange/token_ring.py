@@ -12,12 +12,11 @@ from torch import Tensor
 from partsong.kernels import merge
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, masked_attention
-from partsong.parallel.exchange.wire_messages import check_eight_bits
-from partsong.parallel.exchange.wires import Wire, WireName, as_bytes, bytes_sent, rounding, wire_of
+from partsong.parallel.exchange.wired import Wired
+from partsong.parallel.exchange.wires import Wire, WireName, as_bytes, bytes_sent, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
-from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["TokenRing", "TokenRingStage"]
 
@@ -25,7 +24,7 @@ Partial = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRing(Strategy):
+class TokenRing(Wired):
     """Splits tokens over ranks; queries go around them, and partial results come straight back. Exact.
 
     Keys and values never move. While a rank computes on one block of queries, the next block is on its way in and the
@@ -42,23 +41,10 @@ class TokenRing(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
+    travels: ClassVar[str] = "queries and partial outputs"
 
     degree: Count | None = None
     wire: WireName = "none"
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """Says that it is exact where everything travels as it is."""
-        return "exact" if self.wire == "none" else "approximate"
-
-    def validate(self) -> None:
-        """Refuses wires that carry residuals."""
-        super(TokenRing, self).validate()
-        check_eight_bits("TokenRing", self.wire)
-
-    def rounded(self) -> str | None:
-        """Says what travels by the wire."""
-        return rounding(self.wire, "queries and partial outputs")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[TokenRingStage]:
         """Returns the attention stages this strategy adds to a plan."""
@@ -149,8 +135,12 @@ def _letter_bytes(shape: tuple[int, ...], itemsize: int, wire: Wire | None) -> i
 def _pack(part: Partial, wire: Wire | None) -> Tensor:
     """Packs a partial result into one message; the log-sum-exp comes first, which keeps both aligned."""
     out, lse = part
-    out = out.transpose(1, 2)
-    return torch.cat([as_bytes(lse), as_bytes(out) if wire is None else wire.encode(out)])
+    if wire is not None:
+        return torch.cat([as_bytes(lse), wire.encode(out.transpose(1, 2))])
+    letter = torch.empty(_letter_bytes(out.shape, out.element_size(), wire), dtype=torch.uint8, device=out.device)
+    for target, source in zip(_unpack(letter, out, wire), part, strict=True):
+        target.copy_(source)
+    return letter
 
 
 def _unpack(letter: Tensor, like: Tensor, wire: Wire | None) -> Partial:

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, merged_runs
-from partsong.parallel.exchange.wire_messages import check_eight_bits, exchange_by_wire
-from partsong.parallel.exchange.wires import Wire, WireName, bytes_sent, rounding, wire_of
+from partsong.parallel.exchange.wire_messages import exchange_by_wire
+from partsong.parallel.exchange.wired import Wired
+from partsong.parallel.exchange.wires import Wire, WireName, bytes_sent, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import split_sizes
-from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["Ulysses", "UlyssesStage"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ulysses(Strategy):
+class Ulysses(Wired):
     """Splits tokens over ranks and swaps tokens for heads around each self-attention. Exact.
 
     A rank's heads are exchanged in waves. While one wave is computed, the next is on its way in and the last one's
@@ -45,24 +45,11 @@ class Ulysses(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+    travels: ClassVar[str] = "queries, keys, values and outputs"
 
     degree: Count | None = None
     waves: Count = 2
     wire: WireName = "none"
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """Says that it is exact where everything travels as it is."""
-        return "exact" if self.wire == "none" else "approximate"
-
-    def validate(self) -> None:
-        """Refuses wires that carry residuals."""
-        super(Ulysses, self).validate()
-        check_eight_bits("Ulysses", self.wire)
-
-    def rounded(self) -> str | None:
-        """Says what travels by the wire."""
-        return rounding(self.wire, "queries, keys, values and outputs")
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[UlyssesStage]:
         """Returns the attention stages this strategy adds to a plan."""

@@ -9,17 +9,16 @@ from partsong.knobs import Count
 from partsong.parallel.attention_call import Stage
 from partsong.parallel.exchange.ring import ring_stage
 from partsong.parallel.exchange.ulysses import UlyssesStage
-from partsong.parallel.exchange.wire_messages import check_eight_bits
-from partsong.parallel.exchange.wires import WireName, rounding, wire_of
+from partsong.parallel.exchange.wired import Wired
+from partsong.parallel.exchange.wires import WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.strategy import Kind, Strategy
 
 __all__ = ["Usp"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Usp(Strategy):
+class Usp(Wired):
     """Runs Ulysses over neighbouring ranks and a ring over the groups they form. Exact.
 
     Args:
@@ -33,24 +32,11 @@ class Usp(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")
+    travels: ClassVar[str] = "queries, keys, values and outputs"
 
     ulysses_degree: Count | None = None
     ring_degree: Count | None = None
     wire: WireName = "none"
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """Says that it is exact where everything travels as it is."""
-        return "exact" if self.wire == "none" else "approximate"
-
-    def validate(self) -> None:
-        """Refuses wires that carry residuals."""
-        super(Usp, self).validate()
-        check_eight_bits("Usp", self.wire)
-
-    def rounded(self) -> str | None:
-        """Says what travels by the wire."""
-        return rounding(self.wire, "queries, keys, values and outputs")
 
     def wanted(self) -> dict[str, int | None]:
         """Returns the two degrees."""

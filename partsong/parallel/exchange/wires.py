@@ -23,7 +23,18 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["EIGHT_BIT", "WIRES", "Wire", "WireName", "as_bytes", "border_wire_of", "bytes_sent", "rounding", "wire_of"]
+__all__ = [
+    "EIGHT_BIT",
+    "WIRES",
+    "Wire",
+    "WireName",
+    "as_bytes",
+    "border_wire_of",
+    "bytes_sent",
+    "message_room",
+    "rounding",
+    "wire_of",
+]
 
 WireName = Literal["none", "fp8", "int8", "4bit", "2bit", "1bit", "lowrank"]
 
@@ -264,7 +275,7 @@ def wire_of(name: WireName) -> Wire | None:
     return WIRES.get(name)
 
 
-def rounding(name: WireName, what: str, after: int = 0) -> str | None:
+def rounding(name: str, what: str, after: int = 0) -> str | None:
     """Says in a line of `Plan.explain` what travels by a wire, and after how many steps; None where nothing does."""
     if name == "none":
         return None
@@ -279,6 +290,11 @@ def border_wire_of(name: WireName) -> Wire | None:
 def bytes_sent(wire: Wire | None, shape: tuple[int, ...], itemsize: int) -> int:
     """Returns the bytes of a message for a block `[L, ..., H, D]` whose numbers take `itemsize` bytes."""
     return math.prod(shape) * itemsize if wire is None else wire.size(shape)
+
+
+def message_room(wire: Wire, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Makes room for the message of a block of some shape."""
+    return torch.empty(wire.size(shape), dtype=torch.uint8, device=device)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -177,8 +177,8 @@ class Denoiser:
                 part = self._run_once(forward, self.batch.rules.cut(named, rows, len(named[self.adapter.sample])), runs)
                 output = with_samples(output, part, rows)
         if runs:
-            sizes = {} if self.cut is None else self.cut.sizes
-            tokens = {stream: sum(sizes) for stream, sizes in sizes.items()}
+            streams = {} if self.cut is None else self.cut.sizes
+            tokens = {stream: sum(sizes) for stream, sizes in streams.items()}
             self.seen.note_tokens(tokens, tuple(runs), self.plan.clock.branch)
         return output
 
