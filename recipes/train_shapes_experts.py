@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partsong import zoo
-from partsong.knobs import check_knobs, type_hints
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, draw_sigmas, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, encode, shipped_model
@@ -43,7 +42,7 @@ from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
 from partsong.zoo.shapes_experts.loading import changed_transformer, put_experts, save_changes, save_experts
 from partsong.zoo.shapes_experts.low_rank import LowRankChanges
-from partsong.zoo.stage import TrainingStage, adam, stages_of
+from partsong.zoo.stage import TrainingStage, adam, run_stages
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router", "export", "evaluate")
@@ -295,13 +294,9 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    check_knobs(type_hints(Config), vars(config))
-    stages = stages_of(config.stages, STAGES)
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     training = (encode_pool, sort_clusters, train_experts, train_monolith, train_router)
     runners = dict(zip(STAGES, (*training, export, evaluate), strict=True))
-    for stage in stages:
-        runners[stage](config, world)
+    run_stages(config, world, runners)
 
 
 def main() -> None:

@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partsong import zoo
-from partsong.knobs import check_knobs, type_hints
 from partsong.samplers.denoising.consistency import flow_sigmas, trigflow_times
 from partsong.zoo.consistency import (
     Velocity,
@@ -53,7 +52,7 @@ from partsong.zoo.shapes.model import Generator, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
 from partsong.zoo.shapes.scenes import Thing
 from partsong.zoo.shapes.scoring import score
-from partsong.zoo.stage import TrainingStage, adam, stages_of
+from partsong.zoo.stage import TrainingStage, adam, run_stages
 from partsong.zoo.training import World
 
 STAGES: tuple[str, ...] = ("pool", "discrete", "continuous", "matching", "export", "evaluate")
@@ -301,13 +300,9 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    check_knobs(type_hints(Config), vars(config))
-    stages = stages_of(config.stages, STAGES)
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     training = {name: functools.partial(train, name=name) for name in STAGES[1:4]}
     runners: dict[str, Any] = {"pool": encode_pool, **training, "export": export, "evaluate": evaluate}
-    for stage in stages:
-        runners[stage](config, world)
+    run_stages(config, world, runners)
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partsong.knobs import check_knobs, type_hints
 from partsong.samplers.any_order import LPD, group_sizes
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
@@ -38,7 +37,7 @@ from partsong.zoo.shapes.model import token_ids
 from partsong.zoo.shapes.pool import draw_scenes
 from partsong.zoo.shapes.reader import facts
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
-from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, stages_of
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, run_stages
 from partsong.zoo.tiles.loading import load_tiles, save_tiles
 from partsong.zoo.tiles.model import build_model, group_loss
 from partsong.zoo.tiles.scoring import score_tiles
@@ -245,13 +244,9 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    check_knobs(type_hints(Config), vars(config))
-    stages = stages_of(config.stages, STAGES)
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     runners: dict[str, Any] = {"tokenizer": train_tokenizer, "pool": encode_pool, "transformer": train_transformer}
     runners |= {"export": export, "evaluate": evaluate}
-    for stage in stages:
-        runners[stage](config, world)
+    run_stages(config, world, runners)
 
 
 def main() -> None:

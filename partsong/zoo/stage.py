@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from partsong.errors import ArgumentError
+from partsong.knobs import check_knobs, type_hints
 from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.training import Average, Optimizers, World, schedule
 
-__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam", "stages_of"]
+__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam", "run_stages", "stages_of"]
 
 #: Makes one step's loss, and a note for the log, from that step's own random generator.
 Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
@@ -40,6 +41,24 @@ def stages_of(asked: str, known: Sequence[str]) -> list[str]:
     if unknown := [stage for stage in stages if stage not in known]:
         raise ArgumentError(f"no stage {unknown[0]!r}; there are {', '.join(known)}")
     return stages
+
+
+def run_stages(config: Any, world: World, runners: Mapping[str, Callable[[Any, World], None]]) -> None:
+    """Runs the stages that a recipe is asked for.
+
+    Args:
+        config: the recipe's, with the folder `out` and the names `stages`.
+        world: the ranks.
+        runners: all stages it has, in order.
+
+    Raises:
+        ArgumentError: a knob is out of its bounds, or a stage is not among them.
+    """
+    check_knobs(type_hints(type(config)), vars(config))
+    stages = stages_of(config.stages, [*runners])
+    Path(config.out).mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        runners[stage](config, world)
 
 
 def adam(parameters: list[nn.Parameter], rate: float, decay: float = 0.0) -> tuple[torch.optim.Optimizer, float]:
