@@ -14,13 +14,17 @@ from tests.pipelines import worker
 from tests.pipelines.cases import CASES, FAMILY, LEFT_OUT
 from tests.pipelines.worker import Outcome
 
-PRODUCT = list(itertools.product((2, 3), CASES, worker.STRATEGIES))
+#: Heads of some tiny models are two, so they are split over two ranks only.
+PRODUCT = [
+    each for each in itertools.product((2, 3), CASES, worker.STRATEGIES) if each[2] != "TensorParallel" or each[0] == 2
+]
 
 #: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.
 ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
 
 
-#: The ways to cut that all others are made of. The others (`Usp`, `TokenRing`, `PartialPatch`) run with ``--full``.
+#: The ways to cut that all others are made of. `Usp`, `TokenRing`, `PartialPatch` and `TensorParallel` run with
+#: ``--full``.
 PLAIN = ("CfgParallel", "DataParallel", "Ulysses", "Ring", "SyncPatch", "DisplacedPatch")
 
 
@@ -63,11 +67,12 @@ def test_every_pipeline_has_a_case_or_a_reason() -> None:
 def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> None:
     case, rows = CASES[name], outcomes(nproc, name)[name, strategy]
     assert len(rows) == nproc
+    rounds = strategy == "TensorParallel" and name.startswith(worker.SINGLE)
     for row in rows:
         assert row.kind in ("ran", "refused"), row.text
         assert (row.kind == "refused") == (row.expected is not None), row.text
         assert row.expected is None or row.expected in row.text
-        assert row.error <= max(case.tolerance, worker.ROUNDED.get(strategy, 0.0))
+        assert row.error <= max(case.tolerance, worker.ROUNDED if rounds else 0.0)
         assert row.sent == row.predicted
 
 

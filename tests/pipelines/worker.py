@@ -41,9 +41,10 @@ STRATEGIES: dict[str, Strategy] = {
     "Usp": Usp(),
     "TensorParallel": TensorParallel(),
 }
-#: Sums over ranks come in another order than in one matrix product. Models that compute norms in single precision,
-#: whatever the type of their weights, round what that changes.
-ROUNDED = {"TensorParallel": 2e-7}
+#: Pipelines whose models compute norms in single precision, whatever the type of their weights, by how they begin. Sums
+#: over ranks come in another order than in one matrix product, and such a norm rounds what that changes.
+SINGLE = ("AnyFlow", "BriaFibo2", "NucleusMoE", "QwenImage", "Sana", "ZImage")
+ROUNDED = 2e-7
 #: A pipeline by name, and a strategy by name.
 Pair = tuple[str, str]
 
