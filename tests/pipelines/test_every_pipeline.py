@@ -21,6 +21,12 @@ PRODUCT = [
 
 #: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.
 ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
+#: Models whose layers are cut into columns in ways of their own, or whose attention stays whole.
+OWN_COLUMNS = (
+    *("AnyFlowFARPipeline", "IFPipeline", "KandinskyV22PriorPipeline", "Krea2Pipeline", "LTX2Pipeline + split rotary"),
+    *("LuminaPipeline", "MochiPipeline", "MotifVideoPipeline + cross-attention"),
+)
+ALWAYS += [(2, name, "TensorParallel") for name in OWN_COLUMNS]
 
 
 #: The ways to cut that all others are made of. `Usp`, `TokenRing`, `PartialPatch` and `TensorParallel` run with

@@ -123,9 +123,10 @@ _TURNS = {
     "MochiAttention": ("image_rotary_emb",),
 }
 #: Processors and models whose attention stays whole: the first reads its width from the image's channels. A prior makes
-#: a mask for every head of its configuration, and Lumina puts two attentions through one output layer.
+#: a mask for every head of its configuration, AnyFlow's causal pipeline keeps keys of all heads, and Lumina puts two
+#: attentions through one output layer.
 _WHOLE_PROCESSORS = ("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0")
-_WHOLE_MODELS = ("LuminaNextDiT2DModel", "PriorTransformer")
+_WHOLE_MODELS = ("AnyFlowFARTransformer3DModel", "LuminaNextDiT2DModel", "PriorTransformer")
 #: Models none of whose layers are known.
 UNKNOWN = ("LongCatAudioDiTTransformer", "PRXTransformer2DModel", "RFD4ProteinaTransformer", "StableAudio3DiTModel")
 #: Processors that return what a text's queries found as it is where there is no layer for it.
@@ -254,6 +255,8 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     heads = _heads(name, attention)
     if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
         return None
+    if any(_child(child, "to_q") is not None for child in module.children() if child is not attention):
+        return None  # another attention may read what this one returns, as that of Motif to the text does
     part, head = heads
     reads = down.in_features - math.prod(head)
     if reads <= 0 or up.out_features % reads or up.out_features // reads > 2:
