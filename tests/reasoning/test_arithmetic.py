@@ -103,10 +103,14 @@ def test_ways_to_write(text: str, value: Fraction) -> None:
     ],
 )
 def test_refused_at_once(text: str) -> None:
-    begin = time.process_time()
-    with pytest.raises(ExpressionError):
-        read_arithmetic(text).value()
-    assert time.process_time() - begin < 0.2
+    def seconds() -> float:
+        begin = time.thread_time()
+        with pytest.raises(ExpressionError):
+            read_arithmetic(text).value()
+        return time.thread_time() - begin
+
+    # The best of three: a garbage collection of everything that the suite holds may fall into one.
+    assert min(seconds() for _ in range(3)) < 0.2
 
 
 def test_depth_is_bounded_and_used() -> None:

@@ -17,7 +17,7 @@ from partsong.parallel.exchange.sync_patch import SyncPatch
 from partsong.parallel.exchange.ulysses import Ulysses
 from partsong.parallel.tensor_parallel.strategy import TensorParallel
 
-__all__ = ["BENCH_MODELS", "BenchModel", "bench_video_pipeline"]
+__all__ = ["BENCH_MODELS", "BenchModel", "bench_image_pipeline", "bench_video_pipeline"]
 
 WIDTH, HEADS = 768, 12
 TEXT_TOKENS = 128
@@ -106,6 +106,17 @@ def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
         "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
         "timestep": torch.tensor([time * 1000]),
     }
+
+
+def bench_image_pipeline() -> Any:
+    """Builds a Flux pipeline around `flux-like`; it starts from embedded texts and ends with latents."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    absent: Any = None
+    torch.manual_seed(0)
+    encoders = {name: absent for name in ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")}
+    transformer: Any = _flux().eval()
+    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), vae=absent, transformer=transformer, **encoders)
 
 
 def bench_video_pipeline(causal: bool, block: int) -> Any:
