@@ -1,7 +1,8 @@
 """Reads facts of experts that were trained apart: ``python benchmarks/experts.py --run RUN --out benchmarks/NAME``.
 
 RUN is the folder of recipes/train_shapes_experts.py. It compares the mixture, full and with the largest weights only,
-at several temperatures of the router, with the monolith of equal compute and with the model that all began as.
+at several temperatures of the router, with the monolith of equal compute and with the model that all began as. Without
+a run it reads the experts that ship, and no monolith.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ class Config:
 
     out: Path
     """Result files without suffix."""
-    run: Path
-    """Folder of the recipe's run, whose stages have ended."""
+    run: Path | None = None
+    """Folder of the recipe's run, whose stages have ended; if not given, the experts that ship."""
+    only: str = ""
+    """Samples only the cases of the mixture whose names begin with this."""
     captions: int = 100
     """How many fresh captions."""
     seed: int = 0
@@ -51,23 +54,21 @@ def cases() -> dict[str, ExpertParallel]:
 def main(config: Config) -> None:
     """Samples and writes the files."""
     torch.set_num_threads(1)
-    rows = [
-        _row("the shipped model", 0, _scored(config, None, None)),
-        _row("monolith of equal compute", 1, _scored(config, _monolith(config), None)),
-    ]
+    rows = [_row("the shipped model", 0, _scored(config, None, None))]
+    if config.run is not None:
+        monolith = changed_transformer(zoo.MODELS["shapes"].folder, config.run / "monolith.safetensors")
+        rows.append(_row("monolith of equal compute", 1, _scored(config, monolith, None)))
     mixture = _mixture(config)
     for name, strategy in cases().items():
+        if not name.startswith(config.only):
+            continue
         rows.append(_row(name, strategy.top_k or EXPERTS, _scored(config, mixture, strategy)))
         _file(config, rows)  # a case takes minutes
 
 
-def _monolith(config: Config) -> nn.Module:
-    return changed_transformer(zoo.MODELS["shapes"].folder, config.run / "monolith.safetensors")
-
-
 def _mixture(config: Config) -> nn.Module:
-    pipe = zoo.load("shapes")
-    put_experts(pipe, zoo.MODELS["shapes"].folder, config.run / "export")
+    pipe, shipped = zoo.load("shapes"), zoo.MODELS["shapes-experts"].folder
+    put_experts(pipe, zoo.MODELS["shapes"].folder, shipped if config.run is None else config.run / "export")
     return pipe.transformer
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RankError,
         UnsupportedError,
     )
+    from partsong.jobs.loading import load_pipeline
     from partsong.ledger import Ledger
     from partsong.parallel import (
         ExpertMixture,
@@ -57,6 +58,7 @@ _HOMES = {
         "RankError",
         "UnsupportedError",
     ),
+    "partsong.jobs.loading": ("load_pipeline",),
     "partsong.ledger": ("Ledger",),
     "partsong.parallel": (
         "ExpertMixture",

@@ -79,8 +79,8 @@ class Sampling(_Common):
     """Also sample without strategies on one rank, and report the speed-up and how far apart the results are."""
     threads: Count = None
     """Threads per rank; if not given, 1 for several ranks or a zoo model, and torch's own choice otherwise."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """Type of weights and arithmetic."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
     ledger: Path = None
     """Append one JSON line per rank and step to this file: what it computed, what it sent, how long it waited."""
 

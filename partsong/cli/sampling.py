@@ -9,13 +9,17 @@ from partsong.cli.arguments import read_arguments
 from partsong.cli.bounds import check_files
 from partsong.cli.ranks import is_main
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.jobs.pipeline_source import PipelineSource
+from partsong.jobs.pipeline_source import PipelineSource, encoder_bytes
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
 __all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place"]
+
+
+#: Bytes of text encoders beyond which only one of several ranks reads them.
+LARGE_ENCODERS = 100_000_000
 
 
 def check_sampling(options: Image | Video) -> None:
@@ -61,6 +65,8 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         UnsupportedError: as for `place`.
     """
     strategies, degrees = place(options, source, nproc)
+    if nproc > 1 and not options.compare and encoder_bytes(source) > LARGE_ENCODERS:
+        strategies = _encoding_once(strategies, source)
     return {
         "folder": source.folder,
         "pipeline": source.pipeline,
@@ -77,6 +83,16 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         "out": Path(options.out),
         "ledger": None if options.ledger is None else Path(options.ledger),
     }
+
+
+def _encoding_once(strategies: tuple[Any, ...], source: PipelineSource) -> tuple[Any, ...]:
+    """Adds `EncodeOnce` where the pipeline can be run with it."""
+    from partsong.jobs.pipelines import pipeline_class
+    from partsong.samplers.registry import parse_strategy
+
+    once = parse_strategy("encode-once")
+    is_able = hasattr(pipeline_class(source.pipeline), "encode_prompt")
+    return strategies if once in strategies or not is_able else (*strategies, once)
 
 
 def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, Any]:

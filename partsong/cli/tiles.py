@@ -56,7 +56,7 @@ def tiles_image(options: Image, nproc: int) -> dict[str, Any] | None:
         guidance=options.guidance,
         num_images=options.num_images,
         seed=options.seed,
-        dtype=options.dtype,
+        dtype=options.dtype or "float32",
         threads=options.threads or 1,
         compare=options.compare,
         out=Path(options.out),

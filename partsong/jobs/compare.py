@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
-from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel import Mesh, Plan
 from partsong.parallel.ranks.collectives import agree
 
 __all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "gather", "parallel_run", "serial_run"]
@@ -113,26 +113,17 @@ def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repea
     return run
 
 
-def parallel_run(
-    pipe: Any,
-    strategies: Sequence[Strategy],
-    mesh: Mesh,
-    draw: Draw,
-    *,
-    warm_up: bool = True,
-    ledger: Path | None = None,
-) -> ComparedRun:
-    """Times the pipeline with strategies attached, all ranks together, and detaches them again.
+def parallel_run(plan: Plan, draw: Draw, *, warm_up: bool = True, ledger: Path | None = None) -> ComparedRun:
+    """Times a pipeline under a plan, all ranks together, and undoes the plan.
 
     Args:
-        pipe: an unmodified pipeline, the same on every rank.
-        strategies: what to attach.
-        mesh: the ranks.
+        plan: strategies on a pipeline, the same on every rank.
         draw: the call.
         warm_up: make a short call first, untimed and not in the ledger.
         ledger: file for the records of the timed call, if any.
     """
-    with parallelize(pipe, *strategies, mesh=mesh) as plan:
+    mesh = plan.mesh
+    with plan:
         if warm_up:
             with Ledger():  # the first use of a ledger costs time too
                 draw(plan, WARM_UP_STEPS)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from partsong import zoo
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.pipelines import RANK_TIMEOUT, load_pipeline, quiet_libraries
+from partsong.jobs.pipelines import RANK_TIMEOUT, quiet_libraries, read_pipeline
 from partsong.model_folders import read_settings
-from partsong.parallel import Mesh, Plan, mesh_for
+from partsong.parallel import Mesh, Plan, mesh_for, parallelize
 from partsong.samplers import generate
 from partsong.samplers.registry import parse_strategy
 from partsong.seeds import generators
@@ -114,7 +114,7 @@ def run_demo(job: DemoJob) -> list[Method]:
             open_meshes.enter_context(mesh)
         first = next(iter(meshes.values()))
         folder = zoo.MODELS[job.model].folder
-        pipe = load_pipeline(folder, read_settings(folder, "model_index.json")["_class_name"]).to(first.device)
+        pipe = read_pipeline(folder, read_settings(folder, "model_index.json")["_class_name"]).to(first.device)
         pipe.set_progress_bar_config(disable=True)
         runs: dict[str, list[ComparedRun]] = {name: [] for name in ("serial", *meshes)}
 
@@ -126,7 +126,8 @@ def run_demo(job: DemoJob) -> list[Method]:
             runs["serial"] += [serial] if serial is not None else []
             for name, mesh in meshes.items():
                 strategies = [parse_strategy(part) for part in name.split("+")]
-                runs[name].append(parallel_run(pipe, strategies, mesh, draw, warm_up=repeat == 0))
+                plan = parallelize(pipe, *strategies, mesh=mesh)
+                runs[name].append(parallel_run(plan, draw, warm_up=repeat == 0))
         return [_method(job, name, each, runs["serial"]) for name, each in runs.items()] if first.is_main else []
 
 

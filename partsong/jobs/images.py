@@ -12,6 +12,7 @@ import torch
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
+from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.outputs import save_images
 from partsong.parallel import Mesh, Plan
@@ -45,13 +46,13 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = open_pipeline(job, mesh)
+        pipe = open_pipeline(job, mesh) if job.compare else None
 
         def draw(target: Any, steps: int | None) -> Images:
             return _draw(job, target, steps)
 
-        serial = serial_run(pipe, mesh, draw) if job.compare else None
-        run = parallel_run(pipe, job.strategies, mesh, draw, warm_up=job.compare, ledger=job.ledger)
+        serial = None if pipe is None else serial_run(pipe, mesh, draw)
+        run = parallel_run(open_plan(job, mesh, pipe), draw, warm_up=job.compare, ledger=job.ledger)
         return _report(job, run, serial) if mesh.is_main else {}
 
 

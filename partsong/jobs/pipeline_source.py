@@ -11,7 +11,7 @@ from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.model_folders import model_folder, read_settings
 
-__all__ = ["PipelineSource", "class_number", "find_pipeline"]
+__all__ = ["PipelineSource", "class_number", "encoder_bytes", "find_pipeline"]
 
 #: Libraries whose classes a pipeline folder may name; other classes would be code that comes with the folder.
 LIBRARIES = ("diffusers", "transformers")
@@ -53,6 +53,12 @@ def find_pipeline(name: str) -> PipelineSource:
     if name in zoo.MODELS and folder == zoo.MODELS[name].pipeline_folder:
         return _from_folder(folder, zoo_name=name, defaults=dict(zoo.MODELS[name].defaults))
     return _from_folder(folder)
+
+
+def encoder_bytes(source: PipelineSource) -> int:
+    """Returns the bytes of the weights of all text encoders."""
+    names = [name for name in source.index if name.startswith("text_encoder")]
+    return sum(file.stat().st_size for name in names for file in (source.folder / name).glob("*.safetensors"))
 
 
 def class_number(source: PipelineSource, prompt: str) -> int:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,10 +17,24 @@ from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.model_folders import read_settings
 from partsong.parallel import Mesh, Strategy
+from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.progress import progress
 
-__all__ = ["RANK_TIMEOUT", "SamplingJob", "load_pipeline", "open_pipeline", "pipeline_class", "quiet_libraries"]
+__all__ = [
+    "DENOISERS",
+    "RANK_TIMEOUT",
+    "SamplingJob",
+    "open_pipeline",
+    "pipeline_class",
+    "quiet_libraries",
+    "read_pipeline",
+    "usual_dtype",
+]
+
+#: What a pipeline folder calls its denoisers.
+DENOISERS = ("transformer", "transformer_2", "unet")
 
 #: Seconds a rank may wait for another, since the serial twin runs alone and a large model loads slowly.
 RANK_TIMEOUT = 3600.0
@@ -38,7 +53,7 @@ class SamplingJob:
         strategies: what to attach.
         degrees: size of each mesh axis.
         seed: of the noise.
-        dtype: type of weights and arithmetic.
+        dtype: type of weights and arithmetic; None takes the checkpoint's own on a GPU, float32 on a CPU.
         threads: threads per rank; None leaves the choice to torch.
         compare: whether to run the serial twin too.
         out: file or folder to write.
@@ -53,7 +68,7 @@ class SamplingJob:
     strategies: tuple[Strategy, ...] = ()
     degrees: Mapping[str, Any]
     seed: int = 0
-    dtype: str = "float32"
+    dtype: str | None = None
     threads: int | None = None
     compare: bool = False
     out: Path
@@ -67,38 +82,45 @@ class SamplingJob:
 
 
 def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:
-    """Loads the pipeline of a job on the device of this rank; see `load_pipeline`."""
-    pipe = zoo.complete(job.zoo_name, load_pipeline(job.folder, job.pipeline, job.dtype)).to(mesh.device)
+    """Loads the whole pipeline of a job on the device of this rank; see `read_pipeline`."""
+    dtype = job.dtype or usual_dtype(job.folder, mesh.device)
+    pipe = zoo.complete(job.zoo_name, read_pipeline(job.folder, job.pipeline, dtype)).to(mesh.device)
     pipe.set_progress_bar_config(disable=progress(0).disable)
     return pipe
 
 
-def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
-    """Loads a pipeline folder, from safetensors only and without code from the folder or the network.
+def read_pipeline(
+    folder: Path, pipeline: str, dtype: str = "float32", *, given: Mapping[str, nn.Module | None] = MappingProxyType({})
+) -> Any:
+    """Reads a pipeline folder, from safetensors only and without code from the folder or the network.
 
     Args:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline, one of diffusers' own.
         dtype: name of a torch floating-point type.
+        given: parts by name that are not read: modules to take in their place, or None to do without.
 
     Raises:
         ArgumentError: diffusers cannot read the folder, or weights are missing in it; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
     kind = pipeline_class(pipeline)
+    # Folders of pipelines that were saved without some of their parts say so, but diffusers wants to hear it again.
+    index = read_settings(folder, "model_index.json")
+    absent = [name for name, entry in index.items() if isinstance(entry, list) and not any(entry)]
+    parts: dict[str, Any] = {**dict.fromkeys(absent), **given}
+    options: dict[str, Any] = {"torch_dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
     try:
         with warnings.catch_warnings():
             # Newer versions of diffusers call it dtype, but the oldest supported one knows only torch_dtype.
             warnings.filterwarnings("ignore", message=".*torch_dtype", category=FutureWarning)
-            pipe = kind.from_pretrained(
-                folder, torch_dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
-            )
+            pipe = kind.from_pretrained(folder, **parts, **options)
     except PartsongError:
         raise
     except Exception as error:
         raise ArgumentError(f"the model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     for name, part in pipe.components.items():
-        tensors = part.named_parameters() if isinstance(part, nn.Module) else ()
+        tensors = part.named_parameters() if isinstance(part, nn.Module) and name not in given else ()
         missing = [key for key, value in tensors if value.is_meta]
         if missing:
             raise ArgumentError(
@@ -106,6 +128,15 @@ def load_pipeline(folder: Path, pipeline: str, dtype: str = "float32") -> Any:
                 f"tensors, among them {missing[0]}"
             )
     return pipe
+
+
+def usual_dtype(folder: Path, device: torch.device) -> str:
+    """Returns the type to compute in: on a GPU that of most weights of the denoiser, float32 on a CPU."""
+    part = next((folder / name for name in DENOISERS if (folder / name).is_dir()), None)
+    if device.type == "cpu" or part is None:
+        return "float32"
+    with WeightFiles(part) as files:
+        return str(files.most_common_dtype()).removeprefix("torch.")
 
 
 def pipeline_class(name: str) -> Any:

@@ -14,6 +14,7 @@ import torch
 from partsong import zoo
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
+from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
@@ -56,11 +57,11 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     job.prepare_process()
     _check_call(job)
     with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
-        pipe = open_pipeline(job, mesh)
-        job = _enough_frames(job, pipe)
+        pipe = open_pipeline(job, mesh) if job.compare else None
         keeps = job.compare or job.zoo_name is not None
-        serial = _serial(job, pipe, mesh) if job.compare else None
-        with parallelize(pipe, *job.strategies, mesh=mesh) as plan:
+        serial = None if pipe is None else _serial(_enough_frames(job, pipe), pipe, mesh)
+        with open_plan(job, mesh, pipe) as plan:
+            job = _enough_frames(job, plan.target)
             if job.compare:
                 _sample(replace(job, arguments=_short(job), journal=None), plan, None, keeps=False)
             gather(mesh, [0.0], "start of the timed run")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.pieces import WeightPiece
 
 __all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Shards", "Statistics"]
 
@@ -81,13 +82,15 @@ class Cut(Protocol):
 
 
 class Shards(Protocol):
-    """Describes the shares of a denoiser's weights that the ranks of one axis hold.
+    """Describes the shares of a denoiser's weights that ranks hold.
 
     Attributes:
         axis: the ranks.
+        axes: names of the mesh axes they stand on.
     """
 
     axis: Axis
+    axes: tuple[str, ...]
 
     def attach(self, hooks: HookSet) -> None:
         """Puts this rank's shares into the layers, and the hooks that make the whole of them."""
@@ -109,6 +112,18 @@ class Shards(Protocol):
             batch: samples in the call.
             place: the rank's place among those that the input is cut over.
             index: its place on the axis of the shares.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Drops messages under way without waiting, after an error; most shares keep none."""
+
+    def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
+        """Says which part of the whole weight this rank holds; None where it holds all of it.
+
+        Args:
+            part: a module of the denoiser.
+            name: its own weight.
         """
         ...
 
@@ -198,7 +213,13 @@ class Rounds(Protocol):
 
 
 class Coder(Protocol):
-    """Describes a strategy's work on the autoencoder of a pipeline."""
+    """Describes a strategy's work on parts of a pipeline beside its denoiser: its autoencoder or its text encoders.
+
+    Attributes:
+        decodes: whether it shares out the calls of the autoencoder's decoder.
+    """
+
+    decodes: bool = True
 
     @property
     def known(self) -> bool:

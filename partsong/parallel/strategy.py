@@ -75,8 +75,12 @@ class Strategy:
     has_loop: ClassVar[bool] = False
     #: Whether one rank needs that loop too: it makes another picture than the pipeline's own call.
     loops_alone: ClassVar[bool] = False
-    #: Whether it works on the denoiser. Others have no axis and use all ranks.
+    #: Whether it works on the denoiser.
     denoises: ClassVar[bool] = True
+    #: Whether it uses all ranks, whatever axes they stand on.
+    uses_all_ranks: ClassVar[bool] = False
+    #: Whether ranks hold shares of the denoiser's weights.
+    cuts_weights: ClassVar[bool] = False
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
     # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
@@ -133,7 +137,7 @@ class Strategy:
         return None
 
     def codes(self, target: Any, mesh: Mesh) -> Coder | None:
-        """Returns its work on the autoencoder of a pipeline; None where it leaves that alone."""
+        """Returns its work on a pipeline's autoencoder or text encoders; None where it leaves those alone."""
         return None
 
     def stale(self) -> str | None:
@@ -208,7 +212,7 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
         open_ones += [strategy] if None in strategy.wanted().values() else []
     _fill(degrees, open_ones, world_size)
     taken = math.prod(degrees.values())
-    if "data" not in owner and world_size % taken == 0 and not all(strategy.denoises for strategy in strategies):
+    if "data" not in owner and world_size % taken == 0 and any(strategy.uses_all_ranks for strategy in strategies):
         degrees["data"] = world_size // taken
     check_degrees(degrees, world_size)
     return degrees

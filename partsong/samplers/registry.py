@@ -11,6 +11,7 @@ from partsong.parallel.cfg_parallel import CfgParallel as CfgParallel
 from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
 from partsong.parallel.data_parallel import DataParallel as DataParallel
 from partsong.parallel.dynamic_sequence import DynamicSequence as DynamicSequence
+from partsong.parallel.encode_once import EncodeOnce as EncodeOnce
 from partsong.parallel.exchange.displaced_patch import DisplacedPatch as DisplacedPatch
 from partsong.parallel.exchange.partial_patch import PartialPatch as PartialPatch
 from partsong.parallel.exchange.ring import Ring as Ring
@@ -20,6 +21,7 @@ from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
+from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.tensor_parallel.strategy import TensorParallel as TensorParallel
@@ -70,6 +72,7 @@ BUILT_IN = (
     StrategyRow(DisplacedPatch),
     StrategyRow(PartialPatch),
     StrategyRow(TensorParallel),
+    StrategyRow(ShardedWeights),
     StrategyRow(PatchPipeline, loop=patch_pipeline),
     StrategyRow(LaggedLayers),
     StrategyRow(ClipParallel),
@@ -80,6 +83,7 @@ BUILT_IN = (
     StrategyRow(ExpertParallel),
     StrategyRow(StructureGuidance, loop=structure_guidance),
     StrategyRow(ParallelVae),
+    StrategyRow(EncodeOnce),
     StrategyRow(StepCache),
 )
 

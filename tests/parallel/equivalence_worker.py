@@ -17,6 +17,7 @@ from partsong import (
     LaggedLayers,
     PartialPatch,
     Ring,
+    ShardedWeights,
     SyncPatch,
     TensorParallel,
     TokenRing,
@@ -55,11 +56,13 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
     }
     if nproc < 3:  # the tiny models have three heads, and some two groups of them
         cases["TensorParallel"] = (TensorParallel(),)
+        cases["ShardedWeights"] = (ShardedWeights(),)
     if nproc < 3:  # the tiny models have few blocks
         cases["LaggedLayers"] = (LaggedLayers(warmup_steps=len(STEPS)),)
     if nproc == 3:
         cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)
         cases["Ulysses x 3 waves"] = (Ulysses(waves=3),)
+        cases["Ulysses x ShardedWeights"] = (Ulysses(), ShardedWeights())
     if nproc == 4:
         cases["CfgParallel x Ulysses"] = (CfgParallel(), Ulysses())
         cases["CfgParallel x DataParallel"] = (CfgParallel(degree=2), DataParallel(degree=2))
@@ -67,6 +70,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         cases["TokenRing x Ulysses"] = (TokenRing(degree=2), Ulysses(degree=2))
         cases["CfgParallel x DynamicSequence"] = (CfgParallel(), DynamicSequence())
         cases["CfgParallel x TensorParallel"] = (CfgParallel(), TensorParallel(degree=2))
+        cases["CfgParallel x ShardedWeights"] = (CfgParallel(degree=2), Ring(degree=2), ShardedWeights())
         cases["DataParallel x Ring"] = (DataParallel(degree=2), Ring(degree=2))
     return cases
 

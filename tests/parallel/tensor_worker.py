@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from partsong import CfgParallel, DisplacedPatch, Ring, TensorParallel, Ulysses
 from partsong.errors import PartsongError
@@ -54,6 +55,11 @@ def calls(name: str, batch: int = 2) -> list[dict[str, Any]]:
     return [family.at(named, time) for time in STEPS]
 
 
+def _held(weight: Any) -> Any:
+    """What of a weight is in this rank's memory."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str, Any]:
     """How far a mix is from one rank, and what it sent."""
     model = build(name)
@@ -64,7 +70,7 @@ def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str
             got = [sample_of(model(**call)) for call in calls(name)]
             explained = plan.explain()
             predicted, steps, said = explained.bytes_total(), explained.bytes_by_step, str(explained)
-            held = sum(parameter.numel() for parameter in model.parameters())
+            held = sum(_held(parameter).numel() for parameter in model.parameters())
         after = sample_of(model(**calls(name)[0]))
     return {
         "error": max(error(g, w) for g, w in zip(got, want, strict=True)),

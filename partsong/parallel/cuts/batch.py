@@ -75,14 +75,15 @@ class GuidancePair:
         axis: the ranks over the branches.
         clock: where in the generation the call stands; its `branch` is set to the branch being computed.
         sample: the argument that holds the noisy latents.
+        is_even: makes as many calls of the model on every rank; one that has fewer branches repeats its first.
 
     Attributes:
         computed: how many branches the ranks shared in the call at work; 0 where each rank made the whole call.
         was_ready: whether the answer to the call at work was there already.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock, sample: str) -> None:
-        self.axis, self.clock, self.sample = axis, clock, sample
+    def __init__(self, axis: Axis, clock: StepClock, sample: str, *, is_even: bool = False) -> None:
+        self.axis, self.clock, self.sample, self.is_even = axis, clock, sample, is_even
         self.computed, self.was_ready = 0, False
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
@@ -119,7 +120,9 @@ class GuidancePair:
 
     def of_rank(self, branches: int, index: int) -> Sequence[int]:
         """Lists the branches that the rank at `index` computes; one without a branch computes one for its shape."""
-        return range(index, branches, self.axis.size) or range(1)
+        own = range(index, branches, self.axis.size) or range(1)
+        repeated = -(-branches // self.axis.size) - len(own) if self.is_even else 0
+        return [*own, *[own[0]] * repeated]
 
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
         branches = [self._expect(last, first) for last in self._last]

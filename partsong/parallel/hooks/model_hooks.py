@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -45,6 +45,7 @@ class HookSet:
     def __init__(self) -> None:
         self._changed: list[_Attribute] = []
         self._placed: list[tuple[nn.Module, str]] = []
+        self._at_end: list[Callable[[], None]] = []
         # What each hook has put in the place of its module's forward: somebody else may wrap it later.
         self._forwards: dict[tuple[nn.Module, str], Any] = {}
 
@@ -67,6 +68,14 @@ class HookSet:
         """Changes an attribute of a module, such as a weight, until `remove`."""
         self._changed.append(_Attribute(module, name, getattr(module, name), value))
         setattr(module, name, value)
+
+    def refresh(self) -> None:
+        """Takes what stands in changed attributes now, such as weights that were read since, for their values."""
+        self._changed = [replace(each, value=getattr(each.module, each.name)) for each in self._changed]
+
+    def on_remove(self, undo: Callable[[], None]) -> None:
+        """Calls a function at the end of `remove`, for what is no hook and no attribute."""
+        self._at_end.append(undo)
 
     def keep_from(self, module: nn.Module) -> None:
         """Lets calls of another module run without these hooks, where it shares layers with a hooked one."""
@@ -98,6 +107,8 @@ class HookSet:
                 del vars(module)["_diffusers_hook"]
         self._placed.clear()
         self._forwards.clear()
+        while self._at_end:
+            self._at_end.pop()()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -129,7 +140,8 @@ class _Attribute:
 
     def restore(self) -> None:
         """Puts back what was there, on the device and in the type that the module has by now."""
-        if isinstance(self.before, Tensor) and isinstance(now := getattr(self.module, self.name), Tensor):
+        now = getattr(self.module, self.name)
+        if isinstance(self.before, Tensor) and isinstance(now, Tensor) and not self.before.is_meta:
             self.before.data = self.before.data.to(now.device, now.dtype)
         setattr(self.module, self.name, self.before)
 

@@ -70,7 +70,9 @@ class Denoiser:
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
-        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample)
+        # Ranks that share weights over this axis gather them together, so each makes as many calls as any other.
+        is_even = self.shards is not None and "cfg" in self.shards.axes
+        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample, is_even=is_even)
         self._shapes: dict[int, tuple[Any, ...]] = {}
         plan.clock.on_begin(self._begin)
         is_hooked = self.cut is not None or self.shards is not None or bool(self.attachments)
@@ -222,6 +224,8 @@ class Denoiser:
         self.comparison.abandon()
         if self.cut is not None:
             self.cut.abandon()
+        if self.shards is not None:
+            self.shards.abandon()
 
     def _begin(self) -> None:
         self.comparison.check()

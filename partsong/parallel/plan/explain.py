@@ -195,7 +195,7 @@ class _Account:
                 denoiser.cut.recall(run.notes)
                 total += self.forward_bytes(denoiser, denoiser.cut, samples, tokens, (step, begins), rank)
             if denoiser.shards is not None and run.sums is not None:
-                place, index = self.place(rank, *_CUT_AXES), self.place(rank, "tensor")
+                place, index = self.place(rank, *_CUT_AXES), self.place(rank, *denoiser.shards.axes)
                 total += denoiser.shards.predict(run.sums, samples, place, index)
         return total
 
@@ -245,11 +245,13 @@ class _Account:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
                 if cut is not None and axis in _CUT_AXES:
                     pieces = cut.describe(seen.tokens)
-                if shards is not None and axis == shards.axis.name:
+                if shards is not None and shards.axes == (axis,):
                     pieces = shards.describe()
                 if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
                     pieces = self.plan.rounds.describe()
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
+        if shards is not None and len(shards.axes) > 1 and seen.known:
+            lines.append(f"{shards.describe()} over all {shards.axis.size} ranks")
         lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]
 

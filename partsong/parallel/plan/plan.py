@@ -72,7 +72,7 @@ class Plan(PlanState):
         target: the pipeline or module.
         denoisers: its denoisers under the plan.
         controlnets: its ControlNets that are cut as the denoisers are.
-        coders: its autoencoders under the plan.
+        coders: what strategies do to its autoencoder and its text encoders.
         strategies: what was attached.
         mesh: the ranks.
         kind: ``exact``, ``bounded`` or ``approximate``.
@@ -100,7 +100,8 @@ class Plan(PlanState):
             for coder in self.coders:
                 coder.attach(self._hooks, self.clock)
             if not isinstance(target, nn.Module):
-                follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=not self.coders)
+                shares_decoder = not any(coder.decodes for coder in self.coders)
+                follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
         except BaseException:
             self.undo()
             raise
@@ -140,6 +141,10 @@ class Plan(PlanState):
             steps = self.clock.step + self.clock.is_called
             self.finished += bytes_by_step(self, self.denoisers, self.controlnets, steps)
             self.seen.check_bytes += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
+
+    def adopt_mesh(self) -> None:
+        """Lets `undo` close the mesh too."""
+        self._owns_mesh = True
 
     def undo(self) -> None:
         """Waits for what is under way and takes every hook off; may be called again."""
@@ -210,7 +215,7 @@ def _refuse_compiled(module: nn.Module) -> None:
 def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
     asked = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
     used = {axis for axis, degree in mesh.degrees.items() if degree > 1}
-    used -= set() if all(s.denoises for s in strategies) else {"data"}
+    used -= {"data"} if any(s.uses_all_ranks for s in strategies) else set()
     for axis in used - asked.keys():
         raise ArgumentError(f"the mesh has {axis}={mesh.degrees[axis]}, but no strategy uses that axis")
     for axis, degree in asked.items():

@@ -38,6 +38,7 @@ class TensorParallel(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
+    cuts_weights: ClassVar[bool] = True
 
     degree: Count | None = None
 

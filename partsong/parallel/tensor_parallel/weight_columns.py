@@ -18,8 +18,9 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
-from partsong.parallel.protocols import Cut
+from partsong.parallel.protocols import Cut, Shards
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from partsong.parallel.tensor_parallel.parts import Columns, HeadTurns, Part
@@ -42,7 +43,7 @@ class Sum:
     itemsize: int
 
 
-class WeightColumns:
+class WeightColumns(Shards):
     """Cuts the weights of a model's parts into columns for each rank of an axis.
 
     Args:
@@ -54,6 +55,8 @@ class WeightColumns:
     Raises:
         UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks.
     """
+
+    axes = ("tensor",)
 
     def __init__(self, adapter: Adapter, parts: tuple[Part, ...], axis: Axis, has_tokens: bool) -> None:
         self.adapter, self.axis = adapter, axis
@@ -80,6 +83,7 @@ class WeightColumns:
             raise UnsupportedError(
                 f"TensorParallel on {adapter.model} does not run beside a cut of the image's rows yet; use CfgParallel"
             )
+        self._pieces: dict[tuple[nn.Module, str], WeightPiece] = {}
         self._batch, self._place = 1, 0
         self._sizes: Mapping[str, tuple[int, ...]] = {}
         self._sums: Counter[Sum] = Counter()
@@ -113,10 +117,13 @@ class WeightColumns:
             start += units * size
         return runs
 
-    def _cut(self, tensor: Tensor, columns: Columns, dim: int) -> nn.Parameter:
-        """Returns this rank's part of a weight: a view where it is one run."""
-        pieces = [tensor.detach().narrow(dim, *run) for run in self._runs(columns)]
-        return nn.Parameter(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), requires_grad=False)
+    def _cut(self, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
+        """Leaves this rank's part of a weight in its layer: a view where it is one run."""
+        tensor, runs = getattr(columns.layer, name).detach(), self._runs(columns)
+        pieces = [tensor.narrow(dim, *run) for run in runs]
+        part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+        hooks.put(columns.layer, name, nn.Parameter(part, requires_grad=False))
+        self._pieces[columns.layer, name] = WeightPiece(dim, tuple(runs))
 
     def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
         """Keeps the positions of this rank's heads."""
@@ -140,16 +147,17 @@ class WeightColumns:
         for name, weight in list(layer.named_parameters(recurse=False)):
             if len(weight) != columns.width:  # one number for all
                 continue
-            hooks.put(layer, name, self._cut(weight, columns, 0))
+            self._cut(name, columns, 0, hooks)
         if isinstance(layer, nn.Linear):
             hooks.put(layer, "out_features", len(layer.weight))
 
     def _cut_inputs(self, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
-        hooks.put(layer, "weight", self._cut(layer.weight, columns, 1))
+        self._cut("weight", columns, 1, hooks)
         hooks.put(layer, "in_features", layer.weight.shape[1])
         if layer.bias is not None and self.axis.index > 0:  # the first rank adds it, once
             hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False))
+            self._pieces[layer, "bias"] = WeightPiece(0, ())
         hooks.add(layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
 
     def _norm_of(self, columns: Columns) -> Callable[[Callable[..., Any], dict[str, Any]], Tensor]:
@@ -225,6 +233,10 @@ class WeightColumns:
             numel = each.per_sample * batch * (each.tokens[place] if each.tokens else 1)
             total += times * sum_sends(int(numel), self.axis.size, index) * each.itemsize
         return total
+
+    def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
+        """Says which columns of a weight this rank holds; None where it holds all."""
+        return self._pieces.get((part, name))
 
     def describe(self) -> str:
         """Says in words what is shared out."""

@@ -21,6 +21,7 @@ from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.protocols import Coder
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE, check_alike
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
@@ -44,7 +45,7 @@ class Half(Protocol):
         ...
 
 
-class AutoencoderParallel:
+class AutoencoderParallel(Coder):
     """Shares the calls of an autoencoder's encoder and decoder out over ranks.
 
     Args:

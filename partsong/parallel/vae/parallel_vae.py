@@ -44,6 +44,7 @@ class ParallelVae(Strategy):
     """
 
     denoises: ClassVar[bool] = False
+    uses_all_ranks: ClassVar[bool] = True
 
     tile: Count | None = None
     overlap: Annotated[int, Whole(0)] | None = None

@@ -1,0 +1,1 @@
+"""Reads from a model folder the part of the weights that one rank needs."""

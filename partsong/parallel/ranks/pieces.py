@@ -1,0 +1,20 @@
+"""Names the part of a tensor that one rank holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["WeightPiece"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPiece:
+    """Describes a part of a tensor: runs along one dim, one behind the other.
+
+    Attributes:
+        dim: the dim that is cut.
+        runs: where each run begins and how long it is; without any, the part is as large as the tensor and zero.
+    """
+
+    dim: int
+    runs: tuple[tuple[int, int], ...]

@@ -1,0 +1,56 @@
+"""Shares out the weights of whole blocks over ranks (ZeRO's third stage for inference, arXiv 1910.02054)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from partsong.parallel.adapters import Adapter
+from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.protocols import Shards
+from partsong.parallel.ranks.mesh import AXES, Mesh
+from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
+from partsong.parallel.strategy import Strategy
+
+__all__ = ["ShardedWeights"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedWeights(Strategy):
+    """Keeps a share of every block's weights on each rank, and gathers a block right before it runs. Exact.
+
+    A rank holds its share of all blocks, the whole of the block at work and of the next one, which is gathered while
+    the current one computes. What stands outside the blocks, such as embeddings, stays whole. The bytes of a step are
+    those of the weights, whatever the size of the picture: it suits large pictures and models that do not fit.
+
+    It has no axis of its own and works beside strategies that split tokens, guidance or batches, over all their ranks.
+    Ranks that no other strategy takes become ``data`` ranks, which share out the samples of a batch; with one sample
+    they all compute the same.
+
+    Call `parallelize` before you move the pipeline to its device: then a block goes there alone, is cut, and only this
+    rank's share stays. `Plan.undo` gathers the whole weights again, on every rank.
+
+    Source: ZeRO, arXiv 1910.02054; the sharding is torch's ``fully_shard`` (PyTorch FSDP, arXiv 2304.11277).
+
+    Example:
+        >>> ShardedWeights().kind
+        'exact'
+    """
+
+    uses_all_ranks: ClassVar[bool] = True
+    cuts_weights: ClassVar[bool] = True
+
+    def composes(self, other: Strategy) -> bool:
+        """Says that it runs beside strategies that split guidance, batches or the tokens of whole layers."""
+        return not other.has_loop and set(other.axes) <= {"cfg", "data", *TOKEN_AXES} and bool(other.axes)
+
+    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
+        """Returns the shares of the blocks' weights.
+
+        Raises:
+            UnsupportedError: the model has no list of blocks, or weights of a kind that cannot be shared out.
+        """
+        axis = mesh.axis(*AXES)
+        return None if axis.size == 1 else WeightShares(module, find_units(module, adapter), axis, mesh.device)

@@ -1,0 +1,223 @@
+"""Puts torch's `fully_shard` on the blocks of a model, and takes it off again.
+
+torch has no way to take it off, and what `take_off` undoes for that is private to torch. All of it stands in this file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import _composable_state
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from partsong.errors import UnsupportedError
+from partsong.parallel.ranks.collectives import Pending, all_gather
+from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.pieces import WeightPiece
+
+__all__ = ["TorchShards"]
+
+logger = logging.getLogger(__name__)
+
+#: What `fully_shard` leaves on the modules in its care.
+_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+
+
+class TorchShards:
+    """Shares out the weights of blocks, each of which is gathered when it is called.
+
+    Args:
+        module: the model.
+        units: its blocks, inner ones before those that hold them.
+        axis: the ranks.
+        device: where blocks are gathered; shares move there.
+
+    Attributes:
+        sizes: bytes of a share of each block; they include what fills up shares that do not divide.
+        sent: bytes that this rank has sent so that others could gather; set it back at will.
+
+    Raises:
+        UnsupportedError: a block has weights that are no plain tensors.
+    """
+
+    def __init__(self, module: nn.Module, units: Sequence[nn.Module], axis: Axis, device: torch.device) -> None:
+        self.module, self.axis, self.device, self.sent = module, axis, device, 0
+        owned = _own_weights(units)
+        for weight in (weight for own in owned.values() for weight in own):
+            if type(weight) is not nn.Parameter or type(weight.data) is not Tensor:
+                raise UnsupportedError(
+                    f"ShardedWeights on {type(module).__name__}: weights of type {type(weight).__name__} cannot be "
+                    "shared out; load the model without quantisation, or drop ShardedWeights"
+                )
+        self.units: list[Any] = [*owned]
+        self.sizes = [sum(_share_bytes(weight, axis.size) for weight in own) for own in owned.values()]
+        shared = set().union(*owned.values())
+        named = ((part, *each) for part in module.modules() for each in part.named_parameters(recurse=False))
+        self._weights = [(part, name, weight) for part, name, weight in named if weight in shared]
+        self._order: list[FSDPModule] = []
+        self._watches: list[Any] = []
+        self._is_abandoned = False
+
+    def put_on(self) -> None:
+        """Replaces the weights of every block by this rank's share."""
+        mesh = DeviceMesh.from_group(self.axis.group, self.device.type)
+        whole = set(self.module.parameters()).difference(weight for _, _, weight in self._weights)
+        for unit in self.units:
+            _put_on(unit, mesh, whole).set_custom_all_gather(_Gather(self))
+            self._watches.append(unit.register_forward_pre_hook(self._note))
+        # It keeps its own weights, but blocks can be gathered ahead only below one root.
+        _put_on(self.module, mesh, whole)
+        self._watches.append(self.module.register_forward_hook(self._gather_ahead))
+        for _, _, weight in self._weights:
+            weight.data = weight.data.new_empty(0)  # somebody may hold it: the memory goes, the object comes back
+
+    def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
+        """Says which rows of a weight this rank holds; None where it holds all."""
+        if not isinstance(weight := getattr(part, name), DTensor):
+            return None
+        most = _share_rows(weight, self.axis.size)
+        return WeightPiece(0, ((min(self.axis.index * most, len(weight)), len(weight.to_local())),))
+
+    def begin_forward(self) -> None:
+        """Begins to gather the first block, once it is known which that is."""
+        self.sent = 0
+        if self._order:
+            self._order[0].unshard(async_op=True)
+
+    def _note(self, unit: Any, args: Any) -> None:
+        """Remembers the order in which blocks are called."""
+        self._order.append(unit)
+
+    def _gather_ahead(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Lets every block gather the one that was called after it, from the next call on."""
+        self._stop_watching()
+        for unit, after in zip(self._order, self._order[1:], strict=False):
+            unit.set_modules_to_forward_prefetch([after])
+
+    def _stop_watching(self) -> None:
+        for watch in self._watches:
+            watch.remove()
+        self._watches.clear()
+
+    def abandon(self) -> None:
+        """Drops gathers under way: ranks need not have stopped at the same block."""
+        self._is_abandoned = True
+
+    def take_off(self) -> None:
+        """Puts the whole weights back into the blocks, or, after an error, makes the model refuse further calls."""
+        self._stop_watching()
+        if not self._is_abandoned:
+            for unit in self.units:
+                unit.unshard()
+        now = [getattr(part, name) for part, name, _ in self._weights]
+        for module in (*self.units, self.module):
+            _take_off(module)
+        for (part, name, weight), held in zip(self._weights, now, strict=True):
+            if weight.is_meta:  # read in shares: there was nothing to give back
+                setattr(part, name, nn.Parameter(held.data, requires_grad=weight.requires_grad))
+            else:
+                weight.data = weight.data.to(held.dtype) if self._is_abandoned else held.data
+                setattr(part, name, weight)
+        for part in self.module.modules():
+            for mark in _MARKS:
+                vars(part).pop(mark, None)
+        if self._is_abandoned:
+            self.module.register_forward_pre_hook(_refuse)
+            logger.warning(
+                "the weights of %s were shared out when a call failed: load it again", type(self.module).__name__
+            )
+
+
+class _Gather:
+    """Gathers the weights of a block with the messages of this package, which are named and counted."""
+
+    def __init__(self, shards: TorchShards) -> None:
+        self.shards = shards
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns room for the shares of all ranks."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work:
+        """Begins a gather; this rank's share is in place."""
+        axis = self.shards.axis
+        self.shards.sent += input_tensor.nbytes * (axis.size - 1)
+        sizes = [input_tensor.numel()] * axis.size
+        return _Gathered(all_gather(axis, output_tensor, sizes, name="gather of weights"))
+
+
+class _Gathered(dist.Work):
+    """Shows messages under way as torch's own."""
+
+    def __init__(self, pending: Pending) -> None:
+        super().__init__()
+        self.pending = pending
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Waits until every share has arrived."""
+        self.pending.wait()
+        return True
+
+
+def _own_weights(units: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
+    """Lists the weights of each block that no block before it has; numbers without a dim cannot be cut."""
+    seen: set[nn.Parameter] = set()
+    owned = {}
+    for unit in units:
+        own = [weight for weight in dict.fromkeys(unit.parameters()) if weight.ndim and weight not in seen]
+        seen.update(own)
+        if own:
+            owned[unit] = own
+    return owned
+
+
+def _share_bytes(weight: Tensor, ranks: int) -> int:
+    """Returns the bytes of a rank's share of a weight, which is cut along its first dim and filled up."""
+    return _share_rows(weight, ranks) * (weight.numel() // max(1, len(weight))) * weight.element_size()
+
+
+def _share_rows(weight: Tensor, ranks: int) -> int:
+    """Returns how many rows of a weight a rank holds; the last ranks may hold fewer."""
+    return -(-len(weight) // ranks)
+
+
+def _put_on(module: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> Any:
+    """Puts `fully_shard` on one module, and leaves some weights whole."""
+    name = type(module).__name__
+    sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+    # Rows and rules know a layer by the name of its class, and torch has derived another one.
+    type(sharded).__name__ = name
+    return sharded
+
+
+def _take_off(module: nn.Module) -> None:
+    """Takes `fully_shard` off one module."""
+    state: Any = fully_shard.state(module)
+    handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+    for group in state._fsdp_param_groups:
+        handles += group._module_to_pre_save_state_dict_hook_handle.values()
+        handles += group._module_to_pre_load_state_dict_hook_handle.values()
+    for handle in handles:
+        handle.remove()
+    kind: Any = type(module)
+    module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+    for key in (STATE_KEY, REGISTRY_KEY):
+        vars(module).pop(key, None)
+    _composable_state._module_state_mapping.pop(module, None)
+
+
+def _refuse(module: nn.Module, args: Any) -> None:
+    raise UnsupportedError(
+        f"the weights of this {type(module).__name__} were shared out over ranks when a call failed, and are not whole "
+        "any more; load the model again"
+    )
