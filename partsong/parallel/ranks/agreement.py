@@ -21,6 +21,9 @@ AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
 
+#: Places after which the weights of values begin anew.
+_PERIOD = 97
+
 _ADVICE = "make the same call on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
 
 
@@ -61,7 +64,7 @@ class Comparison:
     def post(self, value: Any, step: int) -> None:
         """Sends this rank's numbers for a tensor or a container of tensors of a step."""
         numbers = _fingerprint(value)
-        if self.axis.group is None or dist.get_backend(self.axis.group) != "nccl":
+        if numbers.is_cuda and (self.axis.group is None or dist.get_backend(self.axis.group) != "nccl"):
             numbers = numbers.cpu()
         table = numbers.new_zeros(self.axis.size, NUMBERS_PER_VALUE)
         table[self.axis.index] = numbers
@@ -119,15 +122,27 @@ def _fingerprint(value: Any) -> Tensor:
         device = next((one.device for one in prints if one.device.type != "cpu"), torch.device("cpu"))
         total = torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64, device=device)
         for place, numbers in enumerate(prints):
-            # Each place has its own weight, so the same tensors in another order differ.
-            weights = torch.tensor([1, 1, 1, 1 + 1 / (2 + place)], dtype=torch.float64)
-            total += numbers.to(device) * weights.to(device)
+            total += numbers.to(device)
+            total[-1] += numbers[-1].to(device) / (2 + place)  # the same tensors in another order differ
         return total
     if not isinstance(value, Tensor):
         return torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64)
-    flat = value.detach().flatten().double()
-    ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
-    return torch.stack([flat.new_tensor(flat.numel()), flat.sum(), flat.abs().sum(), (flat * ramp).sum()])
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return _sums(value.detach().flatten())
+
+
+def _sums(flat: Tensor) -> Tensor:
+    """Returns how many values there are, their sum, that of their sizes, and one with weights by their places.
+
+    No copy of the values is made, nor is a number sent from the host: both would be made in every step.
+    """
+    whole = len(flat) // _PERIOD * _PERIOD
+    ramp = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=flat.device).remainder_(_PERIOD)
+    columns = flat[:whole].view(-1, _PERIOD).sum(dim=0, dtype=torch.float64)
+    columns[: len(flat) - whole] += flat[whole:]
+    sizes = flat if flat.is_floating_point() else flat.double()
+    total = sizes.new_full((), len(flat), dtype=torch.float64)
+    return torch.stack([total, columns.sum(), torch.linalg.vector_norm(sizes, 1, dtype=torch.float64), columns @ ramp])
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -135,5 +150,5 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
     slack = 1e-4 * (one[2] + 1e-12)
     return one[0] == other[0] and all(
         abs(a - b) <= slack * w or (math.isnan(a) and math.isnan(b))
-        for a, b, w in zip(one[1:], other[1:], (1, 1, 97), strict=True)
+        for a, b, w in zip(one[1:], other[1:], (1, 1, _PERIOD), strict=True)
     )
