@@ -1,7 +1,7 @@
 """Counts, while code runs on the CPU, what would cost time on a GPU: waits of the host, uploads and fresh memory.
 
-A GPU's host queues operators and runs ahead. It has to wait wherever Python asks for a number that an operator computes,
-for a shape that values decide, or for a copy to or from its own memory.
+A GPU's host queues operators and runs ahead. It has to wait where Python asks for a number that an operator computes,
+where values decide a shape, and for a copy to or from its own memory.
 """
 
 from __future__ import annotations

@@ -130,7 +130,11 @@ class _Attribute:
     def restore(self) -> None:
         """Puts back what was there, on the device and in the type that the module has by now."""
         if isinstance(self.before, Tensor) and isinstance(now := getattr(self.module, self.name), Tensor):
-            self.before.data = self.before.data.to(now.device, now.dtype)
+            if type(self.before.data) is Tensor:
+                self.before.data = self.before.data.to(now.device, now.dtype)
+            elif self.before.device != now.device:  # quantised: its type stays, and its numbers are no plain tensor
+                setattr(self.module, self.name, nn.Parameter(self.before.data.to(now.device), requires_grad=False))
+                return
         setattr(self.module, self.name, self.before)
 
 

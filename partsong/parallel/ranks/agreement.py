@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.ranks.collectives import Pending, agree, all_gather
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.later import Later, agree_later
 from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
@@ -46,10 +47,9 @@ def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
 
 
 class Comparison:
-    """Compares one value per step between ranks while they go on, and tells of a difference later.
+    """Compares one value per step between ranks while they go on, and tells of a difference a step later.
 
-    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one. Those on a GPU
-    are copied to the host then, and looked at in the one after.
+    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one.
 
     Args:
         axis: the ranks that compare.
@@ -58,18 +58,14 @@ class Comparison:
 
     def __init__(self, axis: Axis, name: str) -> None:
         self.axis, self.name = axis, name
-        self._posted: tuple[Pending, Tensor, int] | None = None
-        self._copied: tuple[Tensor, torch.cuda.Event, int] | None = None
+        self._posted: tuple[Later, int] | None = None
 
     def post(self, value: Any, step: int) -> None:
         """Sends this rank's numbers for a tensor or a container of tensors of a step."""
         numbers = _fingerprint(value)
         if numbers.is_cuda and (self.axis.group is None or dist.get_backend(self.axis.group) != "nccl"):
             numbers = numbers.cpu()
-        table = numbers.new_zeros(self.axis.size, NUMBERS_PER_VALUE)
-        table[self.axis.index] = numbers
-        pending = all_gather(self.axis, table, [1] * self.axis.size, name=f"comparison of the ranks' {self.name}")
-        self._posted = pending, table, step
+        self._posted = agree_later(self.axis, numbers, name=f"comparison of the ranks' {self.name}"), step
 
     def check(self) -> None:
         """Looks at what has arrived.
@@ -77,26 +73,12 @@ class Comparison:
         Raises:
             ArgumentError: a rank had another value; names the rank, the value and the step.
         """
-        if self._copied is not None:
-            table, event, step = self._copied
-            event.synchronize()
-            self._copied = None
-            self._judge(table, step)
-        if self._posted is None:
-            return
-        pending, table, step = self._posted
-        self._posted = None
-        pending.wait()
-        if table.is_cuda:
-            copy, event = torch.empty_like(table, device="cpu", pin_memory=True), torch.cuda.Event()
-            copy.copy_(table, non_blocking=True)
-            event.record()
-            self._copied = copy, event, step
-        else:
-            self._judge(table, step)
+        if self._posted is not None:
+            (later, step), self._posted = self._posted, None
+            self._judge(later.read(), step)
 
-    def _judge(self, table: Tensor, step: int) -> None:
-        rank = _odd_one(self.axis, table.tolist())
+    def _judge(self, table: Sequence[Sequence[float]], step: int) -> None:
+        rank = _odd_one(self.axis, table)
         if rank is not None:
             raise ArgumentError(
                 f"in step {step} rank {rank} had another {self.name} than rank {self.axis.ranks[0]}; a callback that "
@@ -105,7 +87,7 @@ class Comparison:
 
     def abandon(self) -> None:
         """Forgets what was sent without waiting."""
-        self._posted = self._copied = None
+        self._posted = None
 
 
 def _odd_one(axis: Axis, table: Sequence[Sequence[float]]) -> int | None:

@@ -23,6 +23,7 @@ from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from partsong.parallel.tensor_parallel.parts import Columns, HeadTurns, Part
+from partsong.parallel.tensor_parallel.quantised_weights import cut_weight
 
 __all__ = ["WeightColumns"]
 
@@ -52,7 +53,8 @@ class WeightColumns:
         has_tokens: whether the tokens are cut over other ranks.
 
     Raises:
-        UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks.
+        UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks, or quantised
+            weights that cannot be cut.
     """
 
     def __init__(self, adapter: Adapter, parts: tuple[Part, ...], axis: Axis, has_tokens: bool) -> None:
@@ -88,17 +90,17 @@ class WeightColumns:
         """Puts this rank's columns into the layers, and the sums behind them."""
         for part in self.parts:
             for columns in part.first:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
             for columns in part.norms:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
                 hooks.add(columns.layer, AroundHook(self._norm_of(columns), signature_of(columns.layer)), "norm")
             for columns in part.scales:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
             if part.turns is not None:
                 change = partial(self._cut_turns, turns=part.turns)
                 hooks.add(part.turns.attention, InputHook(change, signature_of(part.turns.attention)), "columns")
             for columns in part.last:
-                self._cut_inputs(columns, hooks)
+                self._cut_inputs(part, columns, hooks)
             for count in part.counts:
                 local = split_sizes(count.units, self.axis.size)[self.axis.index] * count.each
                 hooks.put(count.module, count.name, local)
@@ -112,11 +114,6 @@ class WeightColumns:
             runs.append((start + first * size, shares[self.axis.index] * size))
             start += units * size
         return runs
-
-    def _cut(self, tensor: Tensor, columns: Columns, dim: int) -> nn.Parameter:
-        """Returns this rank's part of a weight: a view where it is one run."""
-        pieces = [tensor.detach().narrow(dim, *run) for run in self._runs(columns)]
-        return nn.Parameter(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), requires_grad=False)
 
     def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
         """Keeps the positions of this rank's heads."""
@@ -135,19 +132,20 @@ class WeightColumns:
             if holder.get(name) is not None:
                 holder[name] = tree_map(narrowed, holder[name])
 
-    def _cut_outputs(self, columns: Columns, hooks: HookSet) -> None:
+    def _cut_outputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
         for name, weight in list(layer.named_parameters(recurse=False)):
             if len(weight) != columns.width:  # one number for all
                 continue
-            hooks.put(layer, name, self._cut(weight, columns, 0))
+            hooks.put(layer, name, cut_weight(weight, self._runs(columns), 0, part.name))
         if isinstance(layer, nn.Linear):
             hooks.put(layer, "out_features", len(layer.weight))
 
-    def _cut_inputs(self, columns: Columns, hooks: HookSet) -> None:
+    def _cut_inputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
-        hooks.put(layer, "weight", self._cut(layer.weight, columns, 1))
-        hooks.put(layer, "in_features", layer.weight.shape[1])
+        runs = self._runs(columns)
+        hooks.put(layer, "weight", cut_weight(layer.weight, runs, 1, part.name))
+        hooks.put(layer, "in_features", sum(count for _, count in runs))
         if layer.bias is not None and self.axis.index > 0:  # the first rank adds it, once
             hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False))
         hooks.add(layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
