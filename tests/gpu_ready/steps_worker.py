@@ -19,8 +19,10 @@ from partsong import (
     ExpertParallel,
     LaggedLayers,
     PartialPatch,
+    PatchPipeline,
     Ring,
     StepCache,
+    StructureGuidance,
     SyncPatch,
     TensorParallel,
     TokenRing,
@@ -52,6 +54,9 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "LaggedLayers": (LaggedLayers(),),
     "ExpertParallel": (ExpertParallel(),),
     "StepCache": (Ulysses(), StepCache(threshold=0.0)),
+    "StepCache, late": (Ulysses(), StepCache(threshold=0.0, decide="late")),
+    "PatchPipeline": (PatchPipeline(),),
+    "StructureGuidance": (StructureGuidance(),),
 }
 #: A generation of either length is past every warm-up, so what the longer one does more is of steps in the middle.
 LENGTHS = (7, 9)
