@@ -39,6 +39,15 @@ _HANDED_OVER: set[Any] = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.
 #: Functions that make a tensor of Python's numbers: with a device, they copy from the host's pageable memory.
 _MADE: set[Any] = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
 
+#: Who reads what was begun in the step before.
+_LATE = {
+    "partsong/parallel/ranks/agreement.py:Comparison.check",
+    "partsong/parallel/cuts/same_arguments.py:ExpectedArguments.check",
+    "partsong/parallel/step_cache/late_measures.py:_Late._measured",
+}
+#: Functions that read for others: who called them is told.
+_READERS = {"Later.read", "compared.<locals>.read"}
+
 _HOME = Path(partsong.__file__).parent
 #: Code that computes, in the place of operators that the model would call without it.
 _KERNELS = _HOME / "kernels"
@@ -52,6 +61,7 @@ class Operators:
 
     Attributes:
         waits: what makes the host wait.
+        late: numbers that began their way to the host a step before, where it is hardly waited for.
         uploads: tensors that are made of Python's numbers on a device that was named.
         fresh: fresh memory that partsong's own code asks for, without that of its kernels.
     """
@@ -59,6 +69,7 @@ class Operators:
     def __init__(self, tile: int) -> None:
         self.tile = tile
         self.waits: Counter[str] = Counter()
+        self.late: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()
         self.fresh: Counter[str] = Counter()
         self._modes = (_Dispatched(self._dispatched), _Called(self._called))
@@ -86,14 +97,10 @@ class Operators:
 
     def _called(self, function: Any, args: Any, kwargs: Any) -> None:
         if function in _HANDED_OVER:
-            self.waits[f"{function.__name__} {_caller()[1]}"] += 1
+            place = _caller()[1]
+            (self.late if place in _LATE else self.waits)[f"{function.__name__} {place}"] += 1
         if function in _MADE and (kwargs.get("device") is not None or function is Tensor.new_tensor):
             self.uploads[f"{function.__name__} {_caller()[1]}"] += 1
-
-
-def of_partsong(counted: Counter[str]) -> Counter[str]:
-    """What partsong's own lines asked for."""
-    return Counter({name: times for name, times in counted.items() if " partsong/" in name})
 
 
 def _is_flags(index: Any) -> bool:
@@ -104,13 +111,14 @@ def _caller() -> tuple[Path, str]:
     """The innermost line that is not torch's and not of this file."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if path != __file__ and "/torch/" not in path and frame.f_code.co_name != "__torch_function__":
+        path, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        passes_on = path == __file__ or "/torch/" in path or name.endswith("__torch_function__") or name in _READERS
+        if not passes_on:
             break
         frame = frame.f_back
     parts = Path(path).parts
     start = next((n for n in reversed(range(len(parts))) if parts[n] in ("partsong", "diffusers", "tests")), -1)
-    return Path(path), f"{'/'.join(parts[start:])}:{frame.f_code.co_name}"
+    return Path(path), f"{'/'.join(parts[start:])}:{frame.f_code.co_qualname}"
 
 
 class _Dispatched(TorchDispatchMode):

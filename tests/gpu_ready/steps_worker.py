@@ -58,8 +58,10 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "PatchPipeline": (PatchPipeline(),),
     "StructureGuidance": (StructureGuidance(),),
 }
+#: Strategies that a pipeline's call refuses although its model does not, by pipeline.
+LEFT_OUT: dict[str, tuple[str, ...]] = {}
 #: A generation of either length is past every warm-up, so what the longer one does more is of steps in the middle.
-LENGTHS = (7, 9)
+LENGTHS = (6, 8)
 #: The tiny models' hidden states are larger than this, and what is made for each sample or head is not.
 TILE = 256
 #: A pipeline and a strategy by name.
@@ -72,12 +74,14 @@ class Step:
 
     Attributes:
         waits: of the host, by what waits and where.
+        late: numbers that were on their way to the host since the step before.
         uploads: of Python's numbers to the device.
         fresh: memory larger than a tile, asked for by partsong's own code.
         messages: that are sent.
     """
 
     waits: dict[str, float]
+    late: dict[str, float]
     uploads: dict[str, float]
     fresh: dict[str, float]
     messages: float
@@ -99,6 +103,7 @@ def _counted(generation: Callable[[int], Any]) -> Step:
 
     return Step(
         slope(short.waits, long.waits),
+        slope(short.late, long.late),
         slope(short.uploads, long.uploads),
         slope(short.fresh, long.fresh),
         (sent_more - sent) / more,

@@ -12,8 +12,8 @@ __all__ = ["KnownValues", "same_values"]
 
 Fact = TypeVar("Fact")
 
-#: Facts that are remembered at once: those of the arguments of a few guidance branches.
-_MOST = 64
+#: Facts that are remembered at once: those of the steps of a long schedule.
+_MOST = 2048
 
 
 class KnownValues:

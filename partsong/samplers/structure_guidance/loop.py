@@ -209,6 +209,8 @@ class _Small:
         replace_method(call.pipe.scheduler, "set_timesteps", lambda method: lambda *_, **__: method(*args, **kwargs))
         _before_step(call.pipe.scheduler, self._noted)
         call.send()
+        for time in call.pipe.scheduler.timesteps:  # looked at here, once: every look makes a GPU's host wait
+            loop.prediction.noise(time)
 
     def _beginning_with(self, first: Tensor) -> Callable[[Method], Method]:
         """Lets the pipeline begin with some latents; where positions come with them, they are its own."""
