@@ -58,6 +58,8 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "PatchPipeline": (PatchPipeline(),),
     "StructureGuidance": (StructureGuidance(),),
 }
+#: Samples of a call, where these are shared out.
+SAMPLES = {"DataParallel": 2}
 #: Strategies that a pipeline's call refuses although its model does not, by pipeline.
 LEFT_OUT: dict[str, tuple[str, ...]] = {}
 #: A generation of either length is past every warm-up, so what the longer one does more is of steps in the middle.
@@ -111,7 +113,7 @@ def _counted(generation: Callable[[int], Any]) -> Step:
 
 
 def steps(nproc: int, pairs: list[Pair]) -> dict[tuple[str, str], list[Step]]:
-    """A step of every pair on each rank; under the name ``alone``, that of the pipeline without a plan."""
+    """A step of every pair on each rank; under the name ``alone``, that of so many samples without a plan."""
     logging.set_verbosity_error()
     results: dict[tuple[str, str], list[Step]] = {}
     # The kernel of the CPU looks for empty rows; those of GPUs write what they need themselves.
@@ -119,11 +121,12 @@ def steps(nproc: int, pairs: list[Pair]) -> dict[tuple[str, str], list[Step]]:
         for name in dict.fromkeys(name for name, _ in pairs):
             case = CASES[name]
             pipe = case.make()
-            results[name, "alone"] = gathered(_counted(partial(_generation, pipe, case, 1)))
+            for samples in {SAMPLES.get(chosen, 1) for other, chosen in pairs if other == name}:
+                results[name, f"alone, {samples}"] = gathered(_counted(partial(_generation, pipe, case, samples)))
             for chosen in (chosen for other, chosen in pairs if other == name):
                 strategies = STRATEGIES[chosen]
                 with Mesh(**mesh_for(strategies, nproc)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
-                    samples = nproc if chosen == "DataParallel" else 1
+                    samples = SAMPLES.get(chosen, 1)
                     results[name, chosen] = gathered(_counted(partial(_generation, plan, case, samples)))
     return results
 

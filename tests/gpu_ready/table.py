@@ -56,7 +56,8 @@ def measured(wanted: list[Pair]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     found = launch(steps_worker.steps, 2, 2, wanted)
     table: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, label in wanted:
-        both = zip(found[name, label], found[name, "alone"], strict=True)
+        alone = found[name, f"alone, {steps_worker.SAMPLES.get(label, 1)}"]
+        both = zip(found[name, label], alone, strict=True)
         table.setdefault(name, {})[label] = [row(step, alone) for step, alone in both]
     return table
 

@@ -32,12 +32,18 @@ class KnownValues:
         places = tuple(map(_place, tensors))
         if None in places:
             return look(*tensors)
-        full = (places, key)
-        if full not in self._facts:
-            self._facts[full] = tensors, look(*tensors)
-            if len(self._facts) > _MOST:
-                self._facts.popitem(last=False)
-        return self._facts[full][1]  # type: ignore[return-value]
+        if (places, key) not in self._facts:
+            self.put(look(*tensors), *tensors, key=key)
+        return self._facts[places, key][1]  # type: ignore[return-value]
+
+    def put(self, fact: object, *tensors: Tensor, key: Hashable = None) -> None:
+        """Remembers a fact that was found otherwise, such as those of many tensors by one look at all."""
+        places = tuple(map(_place, tensors))
+        if None in places:
+            return
+        self._facts[places, key] = tensors, fact
+        if len(self._facts) > _MOST:
+            self._facts.popitem(last=False)
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -50,6 +50,11 @@ class Prediction:
                 "so two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
             )
 
+    def learn(self, timesteps: Tensor) -> None:
+        """Looks at all timesteps of a schedule at once, since every look makes a GPU's host wait."""
+        for timestep, number in zip(timesteps, timesteps.tolist(), strict=True):
+            self._times.put(float(number), timestep)
+
     def clean(self, inputs: Tensor, output: Tensor, timestep: Any) -> Tensor:
         """Estimates the clean sample.
 
@@ -79,7 +84,6 @@ class Prediction:
 
     def _levels(self, timestep: Any) -> tuple[float, float]:
         """Says how much of the clean sample and of the noise is in the model's input."""
-        # Every step has its place in the schedule, which was looked at before the first one.
         time = self._times.of(_number, timestep) if isinstance(timestep, Tensor) else float(timestep)
         if self.kind == "flow":
             level = time / self._num_times
