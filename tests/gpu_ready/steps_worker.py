@@ -60,8 +60,6 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
 }
 #: Samples of a call, where these are shared out.
 SAMPLES = {"DataParallel": 2}
-#: Strategies that a pipeline's call refuses although its model does not, by pipeline.
-LEFT_OUT: dict[str, tuple[str, ...]] = {}
 #: A generation of either length is past every warm-up, so what the longer one does more is of steps in the middle.
 LENGTHS = (6, 8)
 #: The tiny models' hidden states are larger than this, and what is made for each sample or head is not.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +27,7 @@ class Later:
         self._numbers, self._pending = numbers, pending
         self._event: torch.cuda.Event | None = None
         if numbers.is_cuda:
-            stream = _side_stream(numbers.device)
+            stream = torch.cuda.Stream(numbers.device)
             stream.wait_stream(torch.cuda.current_stream(numbers.device))
             with torch.cuda.stream(stream):
                 if pending is not None:
@@ -37,8 +36,8 @@ class Later:
                 host.copy_(numbers, non_blocking=True)
                 self._event = torch.cuda.Event()
                 self._event.record()
-            # The device's numbers are kept too: their memory may not be given away while they are copied.
-            self._source, self._numbers, self._pending = numbers, host, None
+            numbers.record_stream(stream)  # their memory may not be given away while they are copied
+            self._numbers, self._pending = host, None
 
     def read(self) -> list:
         """Returns the numbers, nested as the tensor was; waits where they have not come yet."""
@@ -71,8 +70,3 @@ def on_device(values: Sequence, device: torch.device, dtype: torch.dtype | None 
         dtype: of the tensor; None takes what `torch.tensor` takes.
     """
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
