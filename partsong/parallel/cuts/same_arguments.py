@@ -28,7 +28,7 @@ class ExpectedArguments:
 
     Values are looked at in the first steps only. From then on an argument that is a new tensor in every step is taken
     for what is expected, and the comparison's result travels to the host on its own: an argument that was another one
-    after all is told of in the next step.
+    after all is an error in the next step.
     """
 
     def __init__(self) -> None:

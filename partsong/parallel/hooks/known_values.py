@@ -61,7 +61,7 @@ def same_values(one: Tensor, other: Tensor) -> bool | None:
 
 
 def _place(tensor: Tensor) -> Hashable:
-    """Returns what tells a tensor's memory and the state it is in; None where that is not told."""
+    """Returns what tells a tensor's memory and the state it is in; None where nothing tells it."""
     if tensor.is_inference() or tensor.is_meta or tensor.is_sparse:
         return None
     storage = tensor.untyped_storage()._cdata
