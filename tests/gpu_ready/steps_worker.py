@@ -90,7 +90,7 @@ class Step:
 def _counted(generation: Callable[[int], Any]) -> Step:
     """What a step does: the difference of two generations, shared out over the steps that one has more."""
     seen: list[tuple[Operators, float]] = []
-    generation(3)  # what it leaves for the next one is what every generation does
+    generation(4)  # what it leaves for the next one is what every generation does
     for steps in LENGTHS:
         with Operators(TILE) as operators, Ledger(flops=False) as ledger:
             generation(steps)
