@@ -196,3 +196,8 @@ def pipelines() -> dict[str, list[float | str]]:
         weight = pipe.transformer.transformer_blocks[0].attn.to_q.weight
         results["kind"] = gathered(type(weight).__name__)
     return results
+
+
+def everything(pairs: list[Case]) -> tuple[dict[Case, list[float | str]], dict[str, list[float | str]]]:
+    """What `cases` and `pipelines` find, on the same ranks."""
+    return cases(pairs), pipelines()
