@@ -18,7 +18,7 @@ QUICK = {
     "QwenImagePipeline": ("CfgParallel",),
     "WanPipeline": (),
     "MochiPipeline": ("SyncPatch",),
-    "StableDiffusionPipeline": ("DisplacedPatch",),
+    "StableDiffusionPipeline": (),
 }
 #: All that waits: a step that decides by what it has measured itself has to know it.
 WAITS = {"StepCache": {"tolist partsong/parallel/step_cache/measures.py:FirstBlockChange.errors": 1.0}}
