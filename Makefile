@@ -59,8 +59,13 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 test: $(VENV)/test.stamp
 	$(PYTEST) $(TESTS)
 
+# torchao is not part of the usual environment: with it every import of diffusers takes longer and writes warnings.
+$(VENV)/quant.stamp: $(VENV)/test.stamp
+	$(PIP) --editable '.[quant]'
+	@touch $@
+
 # One launch serves many cases, and those of a whole product take it minutes.
-test-full: $(VENV)/test.stamp
+test-full: $(VENV)/quant.stamp
 	$(PYTEST) --full --timeout 1800 -o faulthandler_timeout=2000 $(TESTS)
 
 lint: $(VENV)/lint.stamp

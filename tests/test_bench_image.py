@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
+import tempfile
+from pathlib import Path
 
 from partsong.evals.bench.image import LIMIT, run
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
 
 
 @functools.cache
+def measured() -> tuple[list[dict], set[str]]:
+    """The rows, and the names of the ranges in the trace of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(nproc=2, repeats=1, models=("wan-like",), tokens=(64,), profile=Path(folder) / "traces")
+        trace = json.loads((Path(folder) / "traces" / "wan-like-64.json").read_text(encoding="utf-8"))
+    names = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+    return found, {name.removeprefix("partsong: ") for name in names if name.startswith("partsong: ")}
+
+
 def rows() -> list[dict]:
-    return run(nproc=2, repeats=1, models=("wan-like",), tokens=(64,))
+    return measured()[0]
+
+
+def test_traces_name_cases_calls_attentions_and_messages() -> None:
+    ranges = measured()[1]
+    assert {"serial", "Ulysses", "DisplacedPatch", "diffusers ring"} <= ranges
+    assert "UlyssesStage of layer 0" in ranges
+    assert any(re.fullmatch(r"WanTransformer3DModel, step \d, branch 0", name) for name in ranges)
+    assert any(name.startswith("Ulysses: tokens to heads on axis ulysses") for name in ranges)
+    assert any(name.startswith("wait for Ulysses: tokens to heads") for name in ranges)
 
 
 def test_every_case_has_a_row() -> None:

@@ -43,7 +43,10 @@ def _image(options: Bench) -> list[dict[str, Any]]:
         if model not in BENCH_MODELS:
             raise ArgumentError(f"no benchmark model {model!r}; there are {', '.join(BENCH_MODELS)}")
     models, tokens = options.models or tuple(BENCH_MODELS), options.tokens or (1024, 4096)
-    return bench_image.run(nproc=options.nproc or 2, repeats=options.repeats, models=models, tokens=tokens)
+    profile = None if options.profile is None else Path(options.profile)
+    return bench_image.run(
+        nproc=options.nproc or 2, repeats=options.repeats, models=models, tokens=tokens, profile=profile
+    )
 
 
 def _kernels(options: Bench) -> list[dict[str, Any]]:
@@ -73,8 +76,8 @@ def _refuse_tune(options: Bench) -> None:
 
 
 def _refuse_image_options(options: Bench) -> None:
-    if options.nproc is not None or options.models:
-        raise ArgumentError("--nproc and --models belong to partsong bench image")
+    if options.nproc is not None or options.models or options.profile is not None:
+        raise ArgumentError("--nproc, --models and --profile belong to partsong bench image")
 
 
 def summary(result: dict[str, Any]) -> str:

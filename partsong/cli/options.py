@@ -342,6 +342,8 @@ class Bench(_Common):
     """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """image: which models to measure; all of them if not given."""
+    profile: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """image: also write Chrome traces of one step of every case into FOLDER."""
     tune: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """kernels: also find the best tile sizes and backends for this GPU, and merge them into FILE."""
 

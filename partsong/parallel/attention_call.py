@@ -17,6 +17,7 @@ from torch import Tensor
 from partsong.kernels import attention
 from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.ranges import named_range
 
 __all__ = [
     "TOKEN_AXES",
@@ -146,7 +147,8 @@ def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
     """Computes attention through a chain of stages, outermost first, which ends at the keys at hand."""
     if not stages:
         return attend_locally(call)
-    return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
+    with named_range(f"{type(stages[0]).__name__} of layer {call.layer}"):
+        return stages[0].run(call, lambda inner: attend_through(stages[1:], inner))
 
 
 def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:

@@ -28,6 +28,9 @@ with a certificate. With a [wire](wires.md) Ulysses, Ring, Usp and TokenRing are
 refused is in the tests, against the serial model: those of older families on 1 to 4 ranks, those of newer ones on 2
 ranks and, with their pipelines, on 2 and 3.
 
+More ranks than there are rows, heads, blocks or tokens to share out are refused for their number, with the largest that
+fits: that depends on the size of a picture, and is in no table.
+
 Numbers in brackets are reasons, below. Behind the families is the same as one [matrix](#matrix).
 
 ## Families

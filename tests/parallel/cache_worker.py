@@ -22,6 +22,9 @@ CACHES = {
 }
 #: The same for the sum of the changes of their modulated inputs.
 SUMMED = replace(CACHES["SD3"], measure="input", calibration=CacheCalibration(polynomial=(1.0, 0.0)), threshold=1.5)
+#: The same two, decided by what the step before has measured.
+LATE = replace(CACHES["SD3"], decide="late", threshold=1.6)
+LATE_SUMMED = replace(SUMMED, decide="late", threshold=1.2)
 MASKED = StepCache(warmup_steps=1, mask="0011", forecast="linear")
 
 
@@ -83,7 +86,9 @@ def ranks(nproc: int) -> dict[str, Any]:
     with Mesh(ulysses=nproc) as mesh:
         found["Wan", 1] = made("Wan", (Ulysses(),), mesh)
         found["SD3", 2, "summed"] = made("SD3", (Ulysses(),), mesh, 2, SUMMED)
-        caches = (StepCache(threshold=1e-12, warmup_steps=2), CACHES["SD3"], SUMMED, MASKED)
+        found["SD3", 2, "late"] = made("SD3", (Ulysses(),), mesh, 2, LATE)
+        found["SD3", 2, "late summed"] = made("SD3", (Ulysses(),), mesh, 2, LATE_SUMMED)
+        caches = (StepCache(threshold=1e-12, warmup_steps=2), CACHES["SD3"], SUMMED, MASKED, LATE, LATE_SUMMED)
         found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches]
     with Mesh(ring=nproc) as mesh:
         found["Flux", 1] = made("Flux", (Ring(),), mesh)

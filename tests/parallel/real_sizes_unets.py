@@ -173,3 +173,37 @@ ROWS = (
         step=4,
     ),
 )
+
+#: 1024 x 1024 pixels: another checkpoint of a class that is in the table already.
+SDXL = RealSize(
+    model="UNet2DConditionModel",
+    checkpoint="stabilityai/stable-diffusion-xl-base-1.0",
+    config={
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+    inputs=lambda batch: {
+        "sample": real(batch, 4, 128, 128),
+        "timestep": full(),
+        "encoder_hidden_states": real(batch, 77, 2048),
+        "added_cond_kwargs": {"text_embeds": real(batch, 1280), "time_ids": real(batch, 6)},
+    },
+    attends=(
+        Attends(layers=10, tokens=(64 * 64,), heads=10, dim=64),
+        Attends(layers=60, tokens=(32 * 32,), heads=20, dim=64),
+    ),
+    rows=rows_of((320, 640, 1280), 128, (1, 2)),
+    gathers=(Gathers(tokens=128, numbers=4 * 128),),
+    output=((4, 128, 128),),
+    grid=128,
+    step=4,
+)

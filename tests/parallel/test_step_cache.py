@@ -134,13 +134,17 @@ def test_other_pipelines_are_themselves_at_threshold_zero_and_leave_blocks_out_a
     assert distance(case.run(pipe), wanted) == 0
 
 
+#: Caches that are not the usual one of a pipeline.
+MORE = {"summed": cache_worker.SUMMED, "late": cache_worker.LATE, "late summed": cache_worker.LATE_SUMMED}
+
+
 @pytest.mark.parametrize("nproc", [2, 4])
 def test_ranks_decide_as_one_does_and_send_what_they_predict(nproc: int) -> None:
     found = launch(cache_worker.ranks, nproc, nproc)
     for sent, predicted in found.pop("counted"):
         assert sent == predicted
     for (name, batch, *more), made in found.items():
-        alone = cache_worker.alone(name, batch, cache_worker.SUMMED if "summed" in more else None)
+        alone = cache_worker.alone(name, batch, next((MORE[each] for each in more if each in MORE), None))
         assert min(made.skipped, alone.skipped, alone.computed) > 0, name
         assert made.decisions == alone.decisions, name
         assert error(made.output, alone.output) <= 1e-10, (name, made.computed, alone.computed)

@@ -12,11 +12,13 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, profiler
 
 from partsong.evals.bench.models import BENCH_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
@@ -25,6 +27,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
+from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["run"]
@@ -35,6 +38,8 @@ PEERS: dict[str, Callable[[nn.Module, int], None]] = {
 }
 #: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and by their wire.
 STEPS_BEFORE = 2
+#: The time of the step that is traced, after all that are timed.
+LAST = 0.01
 #: The case in which every process computes the whole serial step at the same time and nothing is exchanged.
 LIMIT = "serial on every process"
 
@@ -46,6 +51,7 @@ def run(
     models: Sequence[str] = tuple(BENCH_MODELS),
     tokens: Sequence[int] = (1024, 4096),
     peers: bool = True,
+    profile: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Times all cases and returns a row per model, size and case.
 
@@ -55,8 +61,10 @@ def run(
         models: names of `BENCH_MODELS`.
         tokens: numbers of image tokens, to which 128 text tokens are added.
         peers: whether to time diffusers' own context parallelism too.
+        profile: a folder for Chrome traces of one more step of every case on the first rank, a file for each model and
+            size; None writes none.
     """
-    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers)
+    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers, profile)
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ class _Case:
 
 
 def _on_rank(
-    nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool
+    nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool, profile: Path | None
 ) -> list[dict[str, Any]]:
     quiet_libraries()
     torch.set_num_threads(1)
@@ -90,6 +98,8 @@ def _on_rank(
             for count in tokens:
                 cases = _cases(row, module, nproc, peers and row.peers)
                 _rounds(cases, row.inputs, count, repeats, mesh)
+                if profile is not None:
+                    _trace(cases, row.inputs(count, LAST), mesh, profile / f"{model}-{count}.json")
                 rows += [_row(model, count, case, cases[0], mesh) for case in cases]
     return rows
 
@@ -132,6 +142,18 @@ def _rounds(
                 case.waiting.append(waited)
                 case.exposed.append(exposed)
                 case.cpu.append(cpu)
+
+
+def _trace(cases: list[_Case], named: dict[str, Any], mesh: Mesh, path: Path) -> None:
+    """Writes what the first rank does in one more step of every case, each a range of its name."""
+    kinds = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profiler.profile(activities=kinds) if mesh.is_main else nullcontext() as trace:
+        for case in cases:
+            with named_range(case.name):
+                _step(case, named, mesh)
+    if trace is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.export_chrome_trace(str(path))
 
 
 def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float, float]:

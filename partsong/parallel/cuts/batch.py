@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from partsong.parallel.cuts.batch_rules import BatchRules
+from partsong.parallel.cuts.same_arguments import ExpectedArguments
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import map_samples, samples_of
 from partsong.parallel.ranks.collectives import exchange, gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["BatchSplit", "GuidancePair", "equal_arguments"]
+__all__ = ["BatchSplit", "GuidancePair"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +80,13 @@ class GuidancePair:
     Attributes:
         computed: how many branches the ranks shared in the call at work; 0 where each rank made the whole call.
         was_ready: whether the answer to the call at work was there already.
+        expected: tells which arguments the later calls of a step should have.
     """
 
     def __init__(self, axis: Axis, clock: StepClock, sample: str, *, is_even: bool = False) -> None:
         self.axis, self.clock, self.sample, self.is_even = axis, clock, sample, is_even
         self.computed, self.was_ready = 0, False
+        self.expected = ExpectedArguments()
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
         self._ready: dict[int, tuple[dict[str, Any], Any]] = {}
@@ -94,12 +96,14 @@ class GuidancePair:
     def reset(self) -> None:
         """Forgets the calls of the last generation."""
         self._last, self._now, self._ready = [], [], {}
+        self.expected.reset()
 
     def run(self, forward: Forward, named: Mapping[str, Any]) -> Any:
         """Makes one call of the denoiser."""
         branch, current = self.clock.branch, dict(named)
         self.computed, self.was_ready = 0, False
         if branch == 0:
+            self.expected.check()
             self._last, self._now, self._ready = self._now, [], {}
             if len(self._last) > 1:
                 self._compute_all(forward, current)
@@ -113,7 +117,7 @@ class GuidancePair:
                 )
         self._now.append(current)
         expected = self._ready.pop(branch, None)
-        if expected is not None and _same(expected[0], current):
+        if expected is not None and self.expected.have_come(branch, expected[0], current):
             self.was_ready = True
             return expected[1]
         return forward(**current)
@@ -125,7 +129,8 @@ class GuidancePair:
         return [*own, *[own[0]] * repeated]
 
     def _compute_all(self, forward: Forward, first: dict[str, Any]) -> None:
-        branches = [self._expect(last, first) for last in self._last]
+        before = self._last[0]
+        branches = [self.expected.of(b, last, before, first) for b, last in enumerate(self._last)]
         if self.is_shared(branches):
             self.computed = len(branches)
             self._ready = dict(enumerate(zip(branches, self.share(forward, branches), strict=True)))
@@ -163,13 +168,6 @@ class GuidancePair:
         remaining = iter(parts)
         return map_samples(template, lambda _: next(remaining))
 
-    def _expect(self, last: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-        """Guesses a branch's arguments: those it shared with the first branch last time move on, the others stay."""
-        before = self._last[0]
-        return {
-            name: first.get(name) if equal_arguments(value, before.get(name)) else value for name, value in last.items()
-        }
-
     def predict(self, sample_bytes: int, branches: int, index: int) -> int:
         """Returns the bytes the rank at `index` sends in a step after the first."""
         return len(range(index, branches, self.axis.size)) * sample_bytes * (self.axis.size - 1)
@@ -183,22 +181,3 @@ def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -
     if isinstance(output, Mapping):
         return type(output)(**{name: whole.get(id(part), part) for name, part in output.items()})
     return output
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(equal_arguments(value, other[name]) for name, value in one.items())
-
-
-def equal_arguments(one: Any, other: Any) -> bool:
-    """Says whether two arguments of a model are the same, to the last bit of every tensor in them."""
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return _same(one, other)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(equal_arguments, one, other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))
-    return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.known_values import KnownValues
 from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["UnpaddedTokens"]
@@ -26,6 +28,7 @@ class UnpaddedTokens:
     def __init__(self) -> None:
         self.counts: tuple[tuple[int, ...], ...] = ()
         self._stream = ""
+        self._known = KnownValues()  # a generation has the same mask in every step
         self._served: Counter[int] = Counter()
 
     def clear(self) -> None:
@@ -47,15 +50,10 @@ class UnpaddedTokens:
         if mask.is_meta:  # a prediction from shapes alone: as many as there can be
             self.counts = (sizes,) * len(mask)
         else:
-            kept = (mask != 0).long()
-            if not bool((kept.cumprod(dim=1) == kept).all()):
-                raise UnsupportedError(
-                    f"a mask leaves out {stream} tokens in front of others; only padding at the end can be cut: move "
-                    "it there, or use CfgParallel or DataParallel"
-                )
+            totals = self._known.of(partial(_tokens_kept, stream=stream), mask, key=stream)
             self.counts = tuple(
                 tuple(min(max(total - start, 0), size) for start, size in zip(offsets(sizes), sizes, strict=True))
-                for total in kept.sum(dim=1).tolist()
+                for total in totals
             )
         self._stream = stream
 
@@ -77,3 +75,14 @@ class UnpaddedTokens:
             sample: its number; the samples of other ranks are counted as if they were this rank's.
         """
         return {**sizes, self._stream: self.counts[sample % len(self.counts)]}
+
+
+def _tokens_kept(mask: Tensor, stream: str) -> list[int]:
+    """Counts the tokens that a mask keeps of each sample."""
+    kept = (mask != 0).long()
+    if not bool((kept.cumprod(dim=1) == kept).all()):
+        raise UnsupportedError(
+            f"a mask leaves out {stream} tokens in front of others; only padding at the end can be cut: move it there, "
+            "or use CfgParallel or DataParallel"
+        )
+    return kept.sum(dim=1).tolist()

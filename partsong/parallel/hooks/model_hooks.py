@@ -141,8 +141,13 @@ class _Attribute:
     def restore(self) -> None:
         """Puts back what was there, on the device and in the type that the module has by now."""
         now = getattr(self.module, self.name)
+        # Weights that were read in shares have nothing to move: whoever read them reads the rest.
         if isinstance(self.before, Tensor) and isinstance(now, Tensor) and not self.before.is_meta:
-            self.before.data = self.before.data.to(now.device, now.dtype)
+            if type(self.before.data) is Tensor:
+                self.before.data = self.before.data.to(now.device, now.dtype)
+            elif self.before.device != now.device:  # quantised: its type stays, and its numbers are no plain tensor
+                setattr(self.module, self.name, nn.Parameter(self.before.data.to(now.device), requires_grad=False))
+                return
         setattr(self.module, self.name, self.before)
 
 

@@ -25,6 +25,7 @@ from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
 from partsong.parallel.ranks.mesh import AXES
+from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.strategy import Cut, refuse
 
 __all__ = ["Denoiser"]
@@ -111,7 +112,8 @@ class Denoiser:
         if (clock.step, clock.branch) == (0, 0) and self._layers is not None:
             self._layers.check()
         self._note_step(named, clock.step)
-        output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
+        with named_range(f"{self.adapter.model}, step {clock.step}, branch {clock.branch}"):
+            output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
         self.seen.note_call(named[self.adapter.sample], output, clock.branch)
         shared = {"branches": self.guidance.computed, "was_ready": self.guidance.was_ready}
         self.seen.note_work(clock.step, clock.branch, is_split=self.splits(named), **shared)

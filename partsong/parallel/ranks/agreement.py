@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.parallel.ranks.collectives import Pending, agree, all_gather
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.later import Later, agree_later
 from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
@@ -20,6 +21,9 @@ __all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
 AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
+
+#: Places after which the weights of values begin anew.
+_PERIOD = 97
 
 _ADVICE = "make the same call on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
 
@@ -43,10 +47,9 @@ def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
 
 
 class Comparison:
-    """Compares one value per step between ranks while they go on, and tells of a difference later.
+    """Compares one value per step between ranks while they go on, and tells of a difference a step later.
 
-    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one. Those on a GPU
-    are copied to the host then, and looked at in the one after.
+    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one.
 
     Args:
         axis: the ranks that compare.
@@ -55,18 +58,14 @@ class Comparison:
 
     def __init__(self, axis: Axis, name: str) -> None:
         self.axis, self.name = axis, name
-        self._posted: tuple[Pending, Tensor, int] | None = None
-        self._copied: tuple[Tensor, torch.cuda.Event, int] | None = None
+        self._posted: tuple[Later, int] | None = None
 
     def post(self, value: Any, step: int) -> None:
         """Sends this rank's numbers for a tensor or a container of tensors of a step."""
         numbers = _fingerprint(value)
-        if self.axis.group is None or dist.get_backend(self.axis.group) != "nccl":
+        if numbers.is_cuda and (self.axis.group is None or dist.get_backend(self.axis.group) != "nccl"):
             numbers = numbers.cpu()
-        table = numbers.new_zeros(self.axis.size, NUMBERS_PER_VALUE)
-        table[self.axis.index] = numbers
-        pending = all_gather(self.axis, table, [1] * self.axis.size, name=f"comparison of the ranks' {self.name}")
-        self._posted = pending, table, step
+        self._posted = agree_later(self.axis, numbers, name=f"comparison of the ranks' {self.name}"), step
 
     def check(self) -> None:
         """Looks at what has arrived.
@@ -74,26 +73,12 @@ class Comparison:
         Raises:
             ArgumentError: a rank had another value; names the rank, the value and the step.
         """
-        if self._copied is not None:
-            table, event, step = self._copied
-            event.synchronize()
-            self._copied = None
-            self._judge(table, step)
-        if self._posted is None:
-            return
-        pending, table, step = self._posted
-        self._posted = None
-        pending.wait()
-        if table.is_cuda:
-            copy, event = torch.empty_like(table, device="cpu", pin_memory=True), torch.cuda.Event()
-            copy.copy_(table, non_blocking=True)
-            event.record()
-            self._copied = copy, event, step
-        else:
-            self._judge(table, step)
+        if self._posted is not None:
+            (later, step), self._posted = self._posted, None
+            self._judge(later.read(), step)
 
-    def _judge(self, table: Tensor, step: int) -> None:
-        rank = _odd_one(self.axis, table.tolist())
+    def _judge(self, table: Sequence[Sequence[float]], step: int) -> None:
+        rank = _odd_one(self.axis, table)
         if rank is not None:
             raise ArgumentError(
                 f"in step {step} rank {rank} had another {self.name} than rank {self.axis.ranks[0]}; a callback that "
@@ -102,7 +87,7 @@ class Comparison:
 
     def abandon(self) -> None:
         """Forgets what was sent without waiting."""
-        self._posted = self._copied = None
+        self._posted = None
 
 
 def _odd_one(axis: Axis, table: Sequence[Sequence[float]]) -> int | None:
@@ -119,15 +104,27 @@ def _fingerprint(value: Any) -> Tensor:
         device = next((one.device for one in prints if one.device.type != "cpu"), torch.device("cpu"))
         total = torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64, device=device)
         for place, numbers in enumerate(prints):
-            # Each place has its own weight, so the same tensors in another order differ.
-            weights = torch.tensor([1, 1, 1, 1 + 1 / (2 + place)], dtype=torch.float64)
-            total += numbers.to(device) * weights.to(device)
+            total += numbers.to(device)
+            total[-1] += numbers[-1].to(device) / (2 + place)  # the same tensors in another order differ
         return total
     if not isinstance(value, Tensor):
         return torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64)
-    flat = value.detach().flatten().double()
-    ramp = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).remainder(97)
-    return torch.stack([flat.new_tensor(flat.numel()), flat.sum(), flat.abs().sum(), (flat * ramp).sum()])
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return _sums(value.detach().flatten())
+
+
+def _sums(flat: Tensor) -> Tensor:
+    """Returns how many values there are, their sum, that of their sizes, and one with weights by their places.
+
+    No copy of the values is made, nor is a number sent from the host: both would be made in every step.
+    """
+    whole = len(flat) // _PERIOD * _PERIOD
+    ramp = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=flat.device).remainder_(_PERIOD)
+    columns = flat[:whole].view(-1, _PERIOD).sum(dim=0, dtype=torch.float64)
+    columns[: len(flat) - whole] += flat[whole:]
+    sizes = flat if flat.is_floating_point() else flat.double()
+    total = sizes.new_full((), len(flat), dtype=torch.float64)
+    return torch.stack([total, columns.sum(), torch.linalg.vector_norm(sizes, 1, dtype=torch.float64), columns @ ramp])
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -135,5 +132,5 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
     slack = 1e-4 * (one[2] + 1e-12)
     return one[0] == other[0] and all(
         abs(a - b) <= slack * w or (math.isnan(a) and math.isnan(b))
-        for a, b, w in zip(one[1:], other[1:], (1, 1, 97), strict=True)
+        for a, b, w in zip(one[1:], other[1:], (1, 1, _PERIOD), strict=True)
     )

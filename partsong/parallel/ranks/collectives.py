@@ -21,6 +21,7 @@ from partsong import ledger
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.health import operation
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
@@ -60,7 +61,7 @@ class Pending:
         if not self._works:
             return
         start = time.perf_counter()
-        with operation(self.name, self._peers):
+        with named_range(f"wait for {self.name}"), operation(self.name, self._peers):
             for work in self._works:
                 work.wait()
         for finish in self._finish:
@@ -102,7 +103,7 @@ def exchange(
     if not ops:
         return Pending(name)
     label = f"{name} on axis {axis.name} (exchange {count})"
-    with operation(label, peers):
+    with named_range(label), operation(label, peers):
         return Pending(label, dist.batch_isend_irecv(ops), tensors, finish, peers)
 
 

@@ -13,7 +13,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.block_lists import Block, blocks_of
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.step_cache.additions import Additions, added_to, as_returned
-from partsong.parallel.step_cache.history import Added, Forecaster
+from partsong.parallel.step_cache.history import Added, Forecaster, chosen
 from partsong.parallel.step_cache.knobs import CacheKnobs
 from partsong.parallel.step_cache.measuring import Measure, Measuring
 from partsong.parallel.strategy import Site
@@ -113,7 +113,8 @@ class CachedBlocks:
 
     def reset(self) -> None:
         """Forgets the last generation."""
-        self._memories.clear()
+        for branch in list(self._memories):
+            self._forget(branch)
         self.decisions.clear()
         self._postponed = []
         self.computed = self.skipped = self.evaluations = 0
@@ -136,8 +137,9 @@ class CachedBlocks:
 
     def predict(self, step: int, batch: int) -> int:
         """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
-        is_last = self.knobs.keep_last and self.clock.num_steps == step + 1
-        if self.measuring.place == "nowhere" or step < self.warmup_steps or is_last:
+        is_late = self.knobs.decide == "late"  # the first step has nothing before it to compare with
+        measures = step > 0 and self._may_skip_in(step + 1) if is_late else self._may_skip_in(step)
+        if self.measuring.place == "nowhere" or not measures:
             return 0
         return 16 * self.measuring.samples(batch) * (self.denoiser.shared.size - 1)
 
@@ -151,7 +153,7 @@ class CachedBlocks:
         one = _Pass(Additions(any(named.get(name) is not None for name in adapter.residuals)))
         if self._postponed:
             one.rows, one.leaves_out, self._postponed = self._postponed, False, []
-            one.first = tuple(None if value is None else value[one.rows] for value in self._pass.first)
+            one.first = chosen(self._pass.first, one.rows)
             self._pass = one
             return
         self._pass, self._named = one, named
@@ -167,9 +169,16 @@ class CachedBlocks:
             self._measure(None)
 
     def _remember(self, samples: int, shapes: tuple[Any, ...]) -> None:
+        self._forget(self.clock.branch)
         forecaster = Forecaster(self.knobs.forecast, samples, self.clock.level)
         measure = self.measuring.measure(samples)
         self._memories[self.clock.branch] = _Memory(shapes, forecaster, measure, [0] * samples)
+
+    def _forget(self, branch: int) -> None:
+        """Forgets a branch, after it has waited for what was measured and is not read any more."""
+        memory = self._memories.pop(branch, None)
+        if memory is not None and memory.measure is not None:
+            memory.measure.close()
 
     def _end(self, output: Any) -> Any:
         one, step = self._pass, self.clock.step
@@ -278,8 +287,12 @@ class CachedBlocks:
 
     @property
     def _may_skip(self) -> bool:
-        is_kept = self.knobs.keep_last and self.clock.is_last_step
-        return self._memory.forecaster.is_ready and self.clock.step >= self.warmup_steps and not is_kept
+        return self._memory.forecaster.is_ready and self._may_skip_in(self.clock.step)
+
+    def _may_skip_in(self, step: int) -> bool:
+        """Says whether blocks may be left out in a step, if others were computed before."""
+        end = self.clock.num_steps
+        return step >= self.warmup_steps and (end is None or step < end - self.knobs.keep_last)
 
     def _measure(self, seen: Tensor | None) -> None:
         """Asks the measure for which samples blocks are left out, alike on all ranks that hold parts of them."""
@@ -290,6 +303,8 @@ class CachedBlocks:
             errors = memory.measure.errors(seen, self.clock.step)
             pairs = zip(errors, memory.skips, strict=True)
             left_out = [error < knobs.threshold and skips < knobs.max_skips for error, skips in pairs]
+        if self._may_skip_in(self.clock.step + 1):
+            memory.measure.look_ahead(seen)
         memory.measure.settle(seen, [not left for left in left_out])
         self._decide(left_out, errors)
 

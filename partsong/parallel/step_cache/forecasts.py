@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from partsong.parallel.ranks.later import on_device
+
 __all__ = ["ORDERS", "ForecastName", "foca_weights", "forecast_weights", "polynomial_weights", "weighted"]
 
 ForecastName = Literal["hold", "half", "linear", "quadratic", "foca"]
@@ -96,7 +98,7 @@ def weighted(values: Sequence[Tensor], weights: Sequence[Sequence[float]]) -> Te
     if all(row[0] == 1.0 and not any(row[1:]) for row in weights):
         return first
     precision = torch.promote_types(first.dtype, torch.float32)
-    columns = torch.tensor(weights, dtype=precision, device=first.device).T
+    columns = on_device(weights, first.device, precision).T
     total = torch.zeros_like(first, dtype=precision)
     for value, column in zip(values, columns, strict=True):
         total.addcmul_(value, column.view(-1, *[1] * (first.ndim - 1)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
+from partsong.parallel.ranks.later import on_device
 from partsong.parallel.step_cache.forecasts import ORDERS, ForecastName, foca_weights, forecast_weights, weighted
 
-__all__ = ["Added", "Forecaster", "History"]
+__all__ = ["Added", "Forecaster", "History", "chosen"]
 
 #: What each list of blocks adds to each of the values that pass through it; None where a list returns no such value.
 Added = list[tuple[Tensor | None, ...]]
@@ -67,7 +67,7 @@ class History:
             self.values.append(self.values[-1])
         if new:
             pairs = zip(self.values[1:], self.values[:-1], strict=True)
-            older = [_replaced(old, _chosen(newer, new), new) for old, newer in pairs]
+            older = [_replaced(old, [chosen(each, new) for each in newer], new) for old, newer in pairs]
             self.values = [self.values[0], *older]
         self.values[0] = _replaced(self.values[0], values, rows)
 
@@ -121,8 +121,9 @@ def _padded(weights: list[float], length: int) -> list[float]:
     return weights + [0.0] * (length - len(weights))
 
 
-def _chosen(values: Added, rows: list[int]) -> Added:
-    return [tuple(None if value is None else value[rows] for value in of_list) for of_list in values]
+def chosen(values: tuple[Tensor | None, ...], rows: list[int]) -> tuple[Tensor | None, ...]:
+    """Returns some samples of what a list of blocks adds."""
+    return tuple(None if each is None else each.index_select(0, on_device(rows, each.device)) for each in values)
 
 
 def _replaced(values: Added, by: Added, rows: list[int]) -> Added:
@@ -131,7 +132,7 @@ def _replaced(values: Added, by: Added, rows: list[int]) -> Added:
     def one(value: Tensor | None, part: Tensor | None) -> Tensor | None:
         if value is None or part is None:
             return None
-        return value.index_copy(0, torch.tensor(rows, device=value.device), part)
+        return value.index_copy(0, on_device(rows, value.device), part)
 
     return [tuple(map(one, *of_list)) for of_list in zip(values, by, strict=True)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from partsong.parallel.step_cache.forecasts import ForecastName
-from partsong.parallel.step_cache.measures import MeasureName
+from partsong.parallel.step_cache.measures import DecideName, MeasureName
 from partsong.parallel.step_cache.tables import CacheCalibration
 
 __all__ = ["CacheKnobs"]
@@ -48,6 +48,11 @@ class CacheKnobs(Protocol):
     @property
     def measure(self) -> MeasureName:
         """What is estimated."""
+        ...
+
+    @property
+    def decide(self) -> DecideName:
+        """Whether a step decides by what it has measured itself, or by what the one before has."""
         ...
 
     @property

@@ -8,15 +8,26 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.later import agree_later, on_device
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["Compare", "FirstBlockChange", "InputChange", "MagnitudeDrift", "Measure", "MeasureName", "compared"]
+__all__ = [
+    "Compare",
+    "DecideName",
+    "FirstBlockChange",
+    "InputChange",
+    "MagnitudeDrift",
+    "Measure",
+    "MeasureName",
+    "compared",
+]
 
 MeasureName = Literal["first_block", "input", "magnitude"]
+DecideName = Literal["now", "late"]
 
-#: Returns the relative change of every sample between two tensors `[B, ...]`, alike on all ranks.
-Compare = Callable[[Tensor, Tensor], list[float]]
+#: Begins to measure the relative change of every sample between two tensors `[B, ...]`, and returns what tells it,
+#: alike on all ranks.
+Compare = Callable[[Tensor, Tensor], Callable[[], list[float]]]
 
 
 class Measure(Protocol):
@@ -31,12 +42,18 @@ class Measure(Protocol):
         """
         ...
 
+    def look_ahead(self, seen: Tensor | None) -> None:
+        """Begins to measure what the next step decides by, where a step does not decide by what it sees itself."""
+
     def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
         """Notes for which samples the blocks are computed in this step."""
         ...
 
+    def close(self) -> None:
+        """Waits for messages under way that nobody will read."""
 
-class FirstBlockChange:
+
+class FirstBlockChange(Measure):
     """Compares what the first block adds with what it added in the last computed step.
 
     Args:
@@ -52,7 +69,7 @@ class FirstBlockChange:
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
         """Returns the relative change of what the first block adds."""
         assert seen is not None and self._last is not None
-        return self._compare(seen, self._last)
+        return self._compare(seen, self._last)()
 
     def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
         """Remembers what the first block added where all blocks are computed."""
@@ -60,11 +77,11 @@ class FirstBlockChange:
         if self._last is None or all(computed):
             self._last = seen
         elif any(computed):
-            chosen = torch.tensor(computed, device=seen.device).view(-1, *[1] * (seen.ndim - 1))
+            chosen = on_device(computed, seen.device).view(-1, *[1] * (seen.ndim - 1))
             self._last = torch.where(chosen, seen, self._last)
 
 
-class InputChange:
+class InputChange(Measure):
     """Adds up the changes of output that the changes of the first block's modulated input stand for.
 
     Args:
@@ -82,7 +99,7 @@ class InputChange:
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
         """Returns the sum of the changes since the last computed step."""
         assert seen is not None and self._last is not None
-        changes = map(self._output_change, self._compare(seen, self._last))
+        changes = map(self._output_change, self._compare(seen, self._last)())
         self._sums = [total + change for total, change in zip(self._sums, changes, strict=True)]
         return self._sums
 
@@ -93,7 +110,7 @@ class InputChange:
         self._sums = [0.0 if done else total for total, done in zip(sums, computed, strict=True)]
 
 
-class MagnitudeDrift:
+class MagnitudeDrift(Measure):
     """Adds up how far the size of what all blocks add has drifted since the last computed step, as calibrated.
 
     Args:
@@ -119,18 +136,25 @@ class MagnitudeDrift:
         self._sums = [0.0 if done else total for total, done in zip(self._sums, computed, strict=True)]
 
 
-def compared(now: Tensor, before: Tensor, samples: int, ranks: Axis) -> list[float]:
-    """Returns the sum of absolute differences over the sum of absolute values, for every sample and over all ranks.
+def compared(now: Tensor, before: Tensor, samples: int, ranks: Axis) -> Callable[[], list[float]]:
+    """Compares the sum of absolute differences with the sum of absolute values, for every sample and over all ranks.
 
     Args:
         now: `[B, ...]`.
         before: the same in an earlier step.
         samples: B, or 1 to take the batch as one sample.
         ranks: those that hold parts of these samples; all of them call it.
+
+    Returns:
+        What returns the first sums over the second, and waits for them where they are under way.
     """
     sums = ((now - before).abs(), before.abs())
-    own = [each.reshape(samples, -1).sum(dim=1, dtype=torch.float64).tolist() for each in sums]
-    table = agree(ranks, [*own[0], *own[1]], name="whether to leave blocks out")
-    totals = [sum(column) for column in zip(*table, strict=True)]
-    pairs = zip(totals[:samples], totals[samples:], strict=True)
-    return [change / size if size else float(change > 0) for change, size in pairs]
+    own = torch.cat([each.reshape(samples, -1).sum(dim=1, dtype=torch.float64) for each in sums])
+    later = agree_later(ranks, own, name="whether to leave blocks out")
+
+    def read() -> list[float]:
+        totals = [sum(column) for column in zip(*later.read(), strict=True)]
+        pairs = zip(totals[:samples], totals[samples:], strict=True)
+        return [change / size if size else float(change > 0) for change, size in pairs]
+
+    return read

@@ -15,6 +15,7 @@ from partsong.parallel.cuts.block_lists import Block
 from partsong.parallel.cuts.stacked_branches import has_stacked_branches
 from partsong.parallel.step_cache.calibration import Calibrated
 from partsong.parallel.step_cache.knobs import CacheKnobs
+from partsong.parallel.step_cache.late_measures import LateFirstBlockChange, LateInputChange
 from partsong.parallel.step_cache.measures import FirstBlockChange, InputChange, MagnitudeDrift, Measure, compared
 from partsong.parallel.strategy import Site
 
@@ -74,10 +75,11 @@ class Measuring:
         if self.knobs.mask is not None:
             return None
         compare = partial(compared, samples=samples, ranks=self.denoiser.shared)
+        is_late = self.knobs.decide == "late"
         if self.calibrated is None:
-            return FirstBlockChange(compare)
+            return LateFirstBlockChange(compare, samples) if is_late else FirstBlockChange(compare)
         if self.place == "input":
-            return InputChange(compare, self.calibrated.output_change)
+            return (LateInputChange if is_late else InputChange)(compare, self.calibrated.output_change)
         return MagnitudeDrift(self.calibrated.ratio, samples)
 
     def attention_in(self, block: Block) -> nn.Module:

@@ -13,7 +13,7 @@ from partsong.parallel.cuts.block_lists import chain_reason
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.step_cache.blocks import CachedBlocks
 from partsong.parallel.step_cache.forecasts import ForecastName
-from partsong.parallel.step_cache.measures import MeasureName
+from partsong.parallel.step_cache.measures import DecideName, MeasureName
 from partsong.parallel.step_cache.tables import CacheCalibration
 from partsong.parallel.strategy import Kind, Site, Strategy
 
@@ -50,6 +50,8 @@ class StepCache(Strategy):
             the size of what all blocks add has drifted, as calibrated. Both leave the first block out with the others.
         calibration: what "input" and "magnitude" have to know of the model, as numbers or as a file with them. None
             takes ``step_cache.json`` from the folder of the model.
+        decide: "now" waits in each step for what that step has measured. "late" takes what the step before has
+            measured, and its change once more, so that neither the host of a GPU nor other ranks are waited for.
 
     Source: the first-block form of residual caches, ParaAttention's, and TeaCache's (arXiv 2411.19108); MagCache's
     ratios (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over
@@ -66,6 +68,7 @@ class StepCache(Strategy):
     mask: Annotated[str, Digits("01")] | None = None
     measure: MeasureName = "first_block"
     calibration: CacheCalibration | Path | None = None
+    decide: DecideName = "now"
 
     def validate(self) -> None:
         """Refuses knob values out of bounds.

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from partsong.parallel.tensor_parallel.quantised_weights import is_linear
+
 __all__ = ["UNKNOWN", "Columns", "Part", "HeadTurns", "WidthCount", "find_parts"]
 
 
@@ -174,7 +176,7 @@ def _attention(name: str, module: nn.Module) -> Part | None:
     if heads is None or not outputs:
         return None
     part, head = heads
-    if not all(type(layer) is nn.Linear and layer.in_features == math.prod(head) for layer in outputs.values()):
+    if not all(is_linear(layer) and layer.in_features == math.prod(head) for layer in outputs.values()):
         return None
     if type(getattr(module, "processor", None)).__name__ in _BARE_TEXT and len(outputs) == 1:
         return None
@@ -216,7 +218,7 @@ def _layers(
     for name, child in module.named_children():
         if not any(True for _ in child.parameters()) or name in (*_OUTPUTS, *_BEFORE):
             continue
-        if name in _PROJECTIONS and type(child) is nn.Linear:
+        if name in _PROJECTIONS and is_linear(child):
             pieces = tuple(sizes[letter] for letter in _PROJECTIONS[name])
             first.append(Columns(child, pieces, name.startswith("add") or "added" in name))
             if first[-1].width != child.out_features:
@@ -250,7 +252,7 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     Its last layer reads the outputs of the heads and then the columns.
     """
     attention, up, down = (_child(module, key) for key in ("attn", "proj_mlp", "proj_out"))
-    if attention is None or type(up) is not nn.Linear or type(down) is not nn.Linear:
+    if attention is None or not is_linear(up) or not is_linear(down):
         return None
     heads = _heads(name, attention)
     if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
@@ -270,7 +272,7 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
 def _fused_block(name: str, module: nn.Module) -> Part | None:
     """Returns the heads and the columns of an attention whose first layer computes both, as those of Flux 2."""
     heads, up, down = getattr(module, "heads", None), _child(module, "to_qkv_mlp_proj"), _child(module, "to_out")
-    if type(heads) is not int or type(up) is not nn.Linear or type(down) is not nn.Linear:
+    if type(heads) is not int or not is_linear(up) or not is_linear(down):
         return None
     inner, reads = getattr(module, "inner_dim", 0), getattr(module, "mlp_hidden_dim", 0)
     if down.in_features != inner + reads or not reads or (up.out_features - 3 * inner) % reads:
@@ -292,7 +294,7 @@ def _feed_forward(name: str, module: nn.Module) -> Part | None:
         first = [_child(module, up) for up in ups]
         if type(module).__name__ != kind or down is None or None in first:
             continue
-        if not all(type(layer) is nn.Linear for layer in (*first, down)):
+        if not all(map(is_linear, (*first, down))):
             return None
         width: Any = down.in_features
         if any(layer.out_features not in (width, 2 * width) for layer in first):

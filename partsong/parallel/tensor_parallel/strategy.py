@@ -14,6 +14,7 @@ from partsong.parallel.protocols import Shards
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.tensor_parallel.parts import UNKNOWN, find_parts
+from partsong.parallel.tensor_parallel.quantised_weights import check_layers
 from partsong.parallel.tensor_parallel.weight_columns import WeightColumns
 
 __all__ = ["TensorParallel"]
@@ -56,4 +57,7 @@ class TensorParallel(Strategy):
         """Returns the shares of the layers' weights."""
         axis = mesh.axis("tensor")
         has_tokens = mesh.axis(*TOKEN_AXES).size > 1
-        return None if axis.size == 1 else WeightColumns(adapter, tuple(find_parts(module)), axis, has_tokens)
+        if axis.size == 1:
+            return None
+        check_layers(module)
+        return WeightColumns(adapter, tuple(find_parts(module)), axis, has_tokens)

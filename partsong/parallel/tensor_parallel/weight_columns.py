@@ -24,6 +24,7 @@ from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from partsong.parallel.tensor_parallel.parts import Columns, HeadTurns, Part
+from partsong.parallel.tensor_parallel.quantised_weights import cut_weight
 
 __all__ = ["WeightColumns"]
 
@@ -53,7 +54,8 @@ class WeightColumns(Shards):
         has_tokens: whether the tokens are cut over other ranks.
 
     Raises:
-        UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks.
+        UnsupportedError: the model has no such part, or one with fewer heads or columns than ranks, or quantised
+            weights that cannot be cut.
     """
 
     axes = ("tensor",)
@@ -92,17 +94,17 @@ class WeightColumns(Shards):
         """Puts this rank's columns into the layers, and the sums behind them."""
         for part in self.parts:
             for columns in part.first:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
             for columns in part.norms:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
                 hooks.add(columns.layer, AroundHook(self._norm_of(columns), signature_of(columns.layer)), "norm")
             for columns in part.scales:
-                self._cut_outputs(columns, hooks)
+                self._cut_outputs(part, columns, hooks)
             if part.turns is not None:
                 change = partial(self._cut_turns, turns=part.turns)
                 hooks.add(part.turns.attention, InputHook(change, signature_of(part.turns.attention)), "columns")
             for columns in part.last:
-                self._cut_inputs(columns, hooks)
+                self._cut_inputs(part, columns, hooks)
             for count in part.counts:
                 local = split_sizes(count.units, self.axis.size)[self.axis.index] * count.each
                 hooks.put(count.module, count.name, local)
@@ -117,12 +119,10 @@ class WeightColumns(Shards):
             start += units * size
         return runs
 
-    def _cut(self, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
-        """Leaves this rank's part of a weight in its layer: a view where it is one run."""
-        tensor, runs = getattr(columns.layer, name).detach(), self._runs(columns)
-        pieces = [tensor.narrow(dim, *run) for run in runs]
-        part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-        hooks.put(columns.layer, name, nn.Parameter(part, requires_grad=False))
+    def _cut(self, part: Part, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
+        """Leaves this rank's part of a weight in its layer."""
+        runs = self._runs(columns)
+        hooks.put(columns.layer, name, cut_weight(getattr(columns.layer, name), runs, dim, part.name))
         self._pieces[columns.layer, name] = WeightPiece(dim, tuple(runs))
 
     def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
@@ -142,19 +142,19 @@ class WeightColumns(Shards):
             if holder.get(name) is not None:
                 holder[name] = tree_map(narrowed, holder[name])
 
-    def _cut_outputs(self, columns: Columns, hooks: HookSet) -> None:
+    def _cut_outputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
         for name, weight in list(layer.named_parameters(recurse=False)):
             if len(weight) != columns.width:  # one number for all
                 continue
-            self._cut(name, columns, 0, hooks)
+            self._cut(part, name, columns, 0, hooks)
         if isinstance(layer, nn.Linear):
             hooks.put(layer, "out_features", len(layer.weight))
 
-    def _cut_inputs(self, columns: Columns, hooks: HookSet) -> None:
+    def _cut_inputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
         layer: Any = columns.layer
-        self._cut("weight", columns, 1, hooks)
-        hooks.put(layer, "in_features", layer.weight.shape[1])
+        self._cut(part, "weight", columns, 1, hooks)
+        hooks.put(layer, "in_features", sum(count for _, count in self._runs(columns)))
         if layer.bias is not None and self.axis.index > 0:  # the first rank adds it, once
             hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False))
             self._pieces[layer, "bias"] = WeightPiece(0, ())

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.known_values import KnownValues
 
 __all__ = ["Prediction"]
 
@@ -39,13 +40,20 @@ class Prediction:
         name = type(scheduler).__name__
         predicts = scheduler.config.get("prediction_type")
         self.kind = "flow" if name.startswith("FlowMatch") else _KINDS.get(predicts)
-        self._cumulative = getattr(scheduler, "alphas_cumprod", None)
+        cumulative = getattr(scheduler, "alphas_cumprod", None)
+        self._cumulative = None if cumulative is None else cumulative.tolist()
+        self._times = KnownValues()
         self._num_times = scheduler.config.get("num_train_timesteps")
         if self.kind is None or self._num_times is None or (self.kind != "flow" and self._cumulative is None):
             raise UnsupportedError(
                 f"{name}: it does not say what the model predicts at which noise level (prediction_type={predicts!r}), "
                 "so two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
             )
+
+    def learn(self, timesteps: Tensor) -> None:
+        """Looks at all timesteps of a schedule at once, since every look makes a GPU's host wait."""
+        for timestep, number in zip(timesteps, timesteps.tolist(), strict=True):
+            self._times.put(float(number), timestep)
 
     def clean(self, inputs: Tensor, output: Tensor, timestep: Any) -> Tensor:
         """Estimates the clean sample.
@@ -76,7 +84,7 @@ class Prediction:
 
     def _levels(self, timestep: Any) -> tuple[float, float]:
         """Says how much of the clean sample and of the noise is in the model's input."""
-        time = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
+        time = self._times.of(_number, timestep) if isinstance(timestep, Tensor) else float(timestep)
         if self.kind == "flow":
             level = time / self._num_times
             return 1 - level, level
@@ -84,9 +92,13 @@ class Prediction:
         # Schedulers with noise levels of their own call the model between two of its timesteps.
         low = min(max(math.floor(time), 0), self._num_times - 1)
         high = min(low + 1, self._num_times - 1)
-        ratios = [_log_ratio(float(self._cumulative[index])) for index in (low, high)]
+        ratios = [_log_ratio(self._cumulative[index]) for index in (low, high)]
         ratio = math.exp(ratios[0] + (time - low) * (ratios[1] - ratios[0]))
         return 1 / math.hypot(1, ratio), ratio / math.hypot(1, ratio)
+
+
+def _number(timestep: Tensor) -> float:
+    return float(timestep.flatten()[0])
 
 
 def _log_ratio(cumulative: float) -> float:

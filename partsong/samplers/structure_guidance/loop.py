@@ -148,6 +148,7 @@ class _Loop:
 
     def _set_up(self, sample: Tensor) -> None:
         pipe, times = self.high.pipe, self.high.pipe.scheduler.timesteps
+        self.prediction.learn(times)
         grid = _grid(pipe, self.denoiser.module, sample, self.form, self.strategy)
         self.patches.lay_out(grid, [self.strategy.weight_at(self.prediction.noise(time)) for time in times])
         self.plan.clock.num_steps = len(times)
@@ -209,6 +210,7 @@ class _Small:
         replace_method(call.pipe.scheduler, "set_timesteps", lambda method: lambda *_, **__: method(*args, **kwargs))
         _before_step(call.pipe.scheduler, self._noted)
         call.send()
+        loop.prediction.learn(call.pipe.scheduler.timesteps)
 
     def _beginning_with(self, first: Tensor) -> Callable[[Method], Method]:
         """Lets the pipeline begin with some latents; where positions come with them, they are its own."""

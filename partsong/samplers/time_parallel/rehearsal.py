@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.cuts.batch import equal_arguments
+from partsong.parallel.cuts.same_arguments import equal_arguments
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.samplers.pipeline.paused import Finished, PausedCall
 from partsong.samplers.time_parallel.scheduled import ScheduledStep

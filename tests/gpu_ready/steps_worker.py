@@ -1,0 +1,139 @@
+"""Runs on every rank: counts what one step in the middle of a generation does, under a plan and without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers.utils import logging
+
+from partsong import (
+    CfgParallel,
+    DataParallel,
+    DisplacedPatch,
+    DynamicSequence,
+    ExpertParallel,
+    LaggedLayers,
+    PartialPatch,
+    PatchPipeline,
+    Ring,
+    StepCache,
+    StructureGuidance,
+    SyncPatch,
+    TensorParallel,
+    TokenRing,
+    Ulysses,
+    Usp,
+)
+from partsong.kernels.dispatch import force_backend
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.samplers import generate
+from tests.gpu_ready.operators import Operators
+from tests.parallel.ranks import gathered
+from tests.pipelines.case import Case
+from tests.pipelines.cases import CASES
+
+#: Strategies by what they are called in the table.
+STRATEGIES: dict[str, tuple[Strategy, ...]] = {
+    "CfgParallel": (CfgParallel(),),
+    "DataParallel": (DataParallel(),),
+    "Ulysses": (Ulysses(),),
+    "Ring": (Ring(),),
+    "Usp": (Usp(),),
+    "TokenRing": (TokenRing(),),
+    "DynamicSequence": (DynamicSequence(),),
+    "SyncPatch": (SyncPatch(),),
+    "DisplacedPatch": (DisplacedPatch(),),
+    "PartialPatch": (PartialPatch(portion=0.5),),
+    "TensorParallel": (TensorParallel(),),
+    "LaggedLayers": (LaggedLayers(),),
+    "ExpertParallel": (ExpertParallel(),),
+    "StepCache": (Ulysses(), StepCache(threshold=0.0)),
+    "StepCache, late": (Ulysses(), StepCache(threshold=0.0, decide="late")),
+    "PatchPipeline": (PatchPipeline(),),
+    "StructureGuidance": (StructureGuidance(),),
+}
+#: Samples of a call, where these are shared out.
+SAMPLES = {"DataParallel": 2}
+#: A generation of either length is past every warm-up, so what the longer one does more is of steps in the middle.
+LENGTHS = (6, 8)
+#: The tiny models' hidden states are larger than this, and what is made for each sample or head is not.
+TILE = 256
+#: A pipeline and a strategy by name.
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step does on one rank beyond what the pipeline alone does in it.
+
+    Attributes:
+        waits: of the host, by what waits and where.
+        late: numbers that were on their way to the host since the step before.
+        uploads: of Python's numbers to the device.
+        fresh: memory larger than a tile, asked for by partsong's own code.
+        messages: that are sent.
+    """
+
+    waits: dict[str, float]
+    late: dict[str, float]
+    uploads: dict[str, float]
+    fresh: dict[str, float]
+    messages: float
+
+
+def _counted(generation: Callable[[int], Any]) -> Step:
+    """What a step does: the difference of two generations, shared out over the steps that one has more."""
+    seen: list[tuple[Operators, float]] = []
+    generation(4)  # what it leaves for the next one is what every generation does
+    for steps in LENGTHS:
+        with Operators(TILE) as operators, Ledger(flops=False) as ledger:
+            generation(steps)
+        seen.append((operators, ledger.summary()["messages"]))
+    (short, sent), (long, sent_more) = seen
+    more = LENGTHS[1] - LENGTHS[0]
+
+    def slope(one: Counter[str], other: Counter[str]) -> dict[str, float]:
+        return {name: (other[name] - one[name]) / more for name in (other | one) if other[name] != one[name]}
+
+    return Step(
+        slope(short.waits, long.waits),
+        slope(short.late, long.late),
+        slope(short.uploads, long.uploads),
+        slope(short.fresh, long.fresh),
+        (sent_more - sent) / more,
+    )
+
+
+def steps(nproc: int, pairs: list[Pair]) -> dict[tuple[str, str], list[Step]]:
+    """A step of every pair on each rank; under the name ``alone``, that of so many samples without a plan."""
+    logging.set_verbosity_error()
+    results: dict[tuple[str, str], list[Step]] = {}
+    # The kernel of the CPU looks for empty rows; those of GPUs write what they need themselves.
+    with Mesh(data=nproc), force_backend("naive"):
+        for name in dict.fromkeys(name for name, _ in pairs):
+            case = CASES[name]
+            pipe = case.make()
+            for samples in {SAMPLES.get(chosen, 1) for other, chosen in pairs if other == name}:
+                results[name, f"alone, {samples}"] = gathered(_counted(partial(_generation, pipe, case, samples)))
+            for chosen in (chosen for other, chosen in pairs if other == name):
+                strategies = STRATEGIES[chosen]
+                with Mesh(**mesh_for(strategies, nproc)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
+                    samples = SAMPLES.get(chosen, 1)
+                    results[name, chosen] = gathered(_counted(partial(_generation, plan, case, samples)))
+    return results
+
+
+def _generation(source: Any, case: Case, samples: int, steps: int) -> None:
+    """One generation of a pipeline, or under a plan."""
+    torch.manual_seed(3)
+    named = {"generator": torch.Generator().manual_seed(9), **case.call(samples), "num_inference_steps": steps}
+    if isinstance(source, Plan):
+        generate(source, **named)
+    else:
+        source(**named)
