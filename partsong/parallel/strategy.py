@@ -169,7 +169,8 @@ def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> No
     """
     for strategy in strategies:
         reason = strategy.refuses(adapter)
-        if reason is not None and any(mesh.degrees[axis] > 1 for axis in strategy.axes):
+        axes = mesh.degrees if strategy.uses_all_ranks else strategy.axes
+        if reason is not None and any(mesh.degrees[axis] > 1 for axis in axes):
             raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 

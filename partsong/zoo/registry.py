@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from partsong.errors import ArgumentError
 from partsong.model_folders import ZOO
 from partsong.zoo import lists, motion, products, shapes, sums
+from partsong.zoo.tiles import PICTURES
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +107,17 @@ _ROWS = (
         base="shapes",
     ),
     ZooModel(
+        name="tiles",
+        kind="image",
+        description=(
+            "The same scenes as 8 x 8 tokens, decided in any order and in groups of any size by the rules lpd, assd "
+            "and keyed-jacobi; a Llama of 1.4 M parameters and a tokenizer of pictures."
+        ),
+        defaults=MappingProxyType({}),
+        task=shapes,
+        recipe="recipes/train_tiles.py",
+    ),
+    ZooModel(
         name="motion",
         kind="video",
         description=(
@@ -182,8 +194,9 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
         dtype: The weights' type; float32 if None.
 
     Returns:
-        What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached; for text a `TextPair`, the
-        pair of stock model and tokenizer. Where it has a base, that one's pipeline with an `ExpertMixture`.
+        What `DiffusionPipeline.from_pretrained` makes of the folder, nothing attached; for text a `TextPair`, the pair
+        of stock model and tokenizer; for pictures of tokens a `TilesModel`. Where it has a base, that one's pipeline
+        with an `ExpertMixture`.
 
     Raises:
         ArgumentError: (a ValueError) If there is no such model.
@@ -196,8 +209,7 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
     if name not in MODELS:
         raise ArgumentError(f"no zoo model {name!r}; known: {', '.join(MODELS)}")
     row = MODELS[name]
-    settings = "config.json" if row.kind == "text" else "model_index.json" if row.base is None else "experts.json"
-    if not (row.folder / settings).is_file():
+    if not any((row.folder / settings).is_file() for settings in ("config.json", "model_index.json", "experts.json")):
         raise FileNotFoundError(f"no weights in {row.folder}; make them with {row.recipe}")
     # The folder's own configuration says float32, so only another type needs a conversion.
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
@@ -207,6 +219,10 @@ def load(name: str, dtype: torch.dtype | None = None) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(row.folder, **options).eval()
         tokenizer = AutoTokenizer.from_pretrained(row.folder, local_files_only=True)
         return TextPair(model if dtype is None else model.to(dtype=dtype), tokenizer)
+    if (row.folder / PICTURES).is_dir():
+        from partsong.zoo.tiles.loading import load_tiles
+
+        return load_tiles(row.folder)
     from diffusers import DiffusionPipeline
 
     pipeline = DiffusionPipeline.from_pretrained(row.pipeline_folder, **options)

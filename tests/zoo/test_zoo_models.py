@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
 
 from partsong import ExpertMixture, zoo
 from partsong.errors import PartsongError
+from partsong.samplers.any_order import LPD
 from partsong.zoo.motion.scoring import score as motion_score
+from partsong.zoo.shapes.reader import facts
 from partsong.zoo.shapes.scoring import score
+from partsong.zoo.tiles.scoring import score_tiles
 
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {
     **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
-    "shapes-experts": 12_000_000,
+    **{"shapes-experts": 12_000_000, "tiles": 7_000_000},
     **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000, "products": 4_000_000},
 }
 
@@ -109,6 +113,18 @@ def test_the_video_models_are_stock_wan_pipelines_that_animate(name: str, num: i
     assert result.videos.shape == (num, 31, 32, 32, 3)
     assert result.facts_read >= least
     assert result.identity_kept >= least
+
+
+def test_the_tiles_model_draws_in_groups_what_captions_say() -> None:
+    loaded = zoo.load("tiles")
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+    assert type(loaded.pictures).__name__ == "VQModel"
+    result = score_tiles(loaded, LPD(steps=8), 40, seed=5)
+    assert result.images.shape == (40, 64, 64, 3)
+    assert result.facts_read >= 0.65
+    shuffled = [facts(text, image) for text, image in zip(result.captions, result.images[::-1], strict=True)]
+    chance = np.mean([held for row in shuffled for held in row.values()])
+    assert chance < result.facts_read - 0.15, "another caption's picture must not do as well"
 
 
 def test_longest_caption_fits_the_tokenizer(pipeline: StableDiffusion3Pipeline) -> None:

@@ -16,6 +16,9 @@ from partsong.parallel.strategy import Strategy
 
 __all__ = ["ShardedWeights"]
 
+#: Models that compute with a layer of a block where the block itself is not called.
+_READ_FROM_OUTSIDE = ("DiTTransformer2DModel",)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedWeights(Strategy):
@@ -45,6 +48,14 @@ class ShardedWeights(Strategy):
     def composes(self, other: Strategy) -> bool:
         """Says that it runs beside strategies that split guidance, batches or the tokens of whole layers."""
         return not other.has_loop and set(other.axes) <= {"cfg", "data", *TOKEN_AXES} and bool(other.axes)
+
+    def refuses(self, adapter: Adapter) -> str | None:
+        """Refuses models that read a block's weights outside of the block, or choose among blocks sample by sample."""
+        if adapter.model in _READ_FROM_OUTSIDE:
+            return "it reads a layer of its first block outside of that block; use TensorParallel"
+        if adapter.mixes:
+            return "each sample takes experts of its own, so ranks call other blocks; use ExpertParallel"
+        return None
 
     def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
         """Returns the shares of the blocks' weights.
