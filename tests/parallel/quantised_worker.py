@@ -187,7 +187,8 @@ def pipelines() -> dict[str, list[float | str]]:
 
                 def run(chosen: Strategy = strategy, on: Mesh = mesh) -> torch.Tensor:
                     with parallelize(pipe, chosen, mesh=on) as plan:
-                        named = PIPES["SD3"].arguments(1, torch.float32, (48, 80)) | {"num_inference_steps": STEPS}
+                        named: dict[str, Any] = PIPES["SD3"].arguments(1, torch.float32, (48, 80))
+                        named["num_inference_steps"] = STEPS
                         output = generate(plan, **named, generator=torch.Generator().manual_seed(9))
                         return torch.as_tensor(next(iter(output.values())))
 

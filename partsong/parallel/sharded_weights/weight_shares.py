@@ -45,11 +45,10 @@ def _units(module: nn.Module, *, deep: bool) -> list[nn.Module]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Says whether a module is called and has more than one layer with weights: others are lists, or parts of a layer."""
-    return (
-        not isinstance(module, (nn.ModuleList, nn.ModuleDict))
-        and sum(any(True for _ in layer.parameters(recurse=False)) for layer in module.modules()) > 1
-    )
+    """Says whether a module is called and has two layers with weights: others are lists, or parts of a layer."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    return sum(any(True for _ in layer.parameters(recurse=False)) for layer in module.modules()) > 1
 
 
 class WeightShares(Shards):
