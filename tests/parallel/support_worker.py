@@ -27,7 +27,7 @@ TESTED_ELSEWHERE = (
     | {(name, model) for name in ("cfg-parallel", "data-parallel") for model in _WHOLE}
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
     | {("clip-parallel", model) for name in test_video_clips.NAMES for model in models_of(name)}
-    | {("tensor-parallel", "PriorTransformer")}  # its pipelines are tried with it
+    | {(name, "PriorTransformer") for name in ("tensor-parallel", "sharded-weights")}  # its pipelines are tried with it
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel
     | {("step-cache", model) for model in ADAPTERS}

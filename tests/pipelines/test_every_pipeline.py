@@ -29,8 +29,8 @@ OWN_COLUMNS = (
 ALWAYS += [(2, name, "TensorParallel") for name in OWN_COLUMNS]
 
 
-#: The ways to cut that all others are made of. `Usp`, `TokenRing`, `PartialPatch` and `TensorParallel` run with
-#: ``--full``.
+#: The ways to cut that all others are made of. `Usp`, `TokenRing`, `PartialPatch`, `TensorParallel` and
+#: `ShardedWeights` run with ``--full``.
 PLAIN = ("CfgParallel", "DataParallel", "Ulysses", "Ring", "SyncPatch", "DisplacedPatch")
 
 

@@ -14,6 +14,7 @@ from partsong import (
     DisplacedPatch,
     PartialPatch,
     Ring,
+    ShardedWeights,
     SyncPatch,
     TensorParallel,
     TokenRing,
@@ -40,6 +41,7 @@ STRATEGIES: dict[str, Strategy] = {
     "TokenRing": TokenRing(),
     "Usp": Usp(),
     "TensorParallel": TensorParallel(),
+    "ShardedWeights": ShardedWeights(),
 }
 #: Pipelines whose models compute norms in single precision, whatever the type of their weights, by how they begin. Sums
 #: over ranks come in another order than in one matrix product, and such a norm rounds what that changes.
