@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from partsong.errors import ArgumentError, PartsongError
 
-__all__ = ["ZOO", "model_folder", "read_settings"]
+__all__ = ["DENOISERS", "ZOO", "model_folder", "read_settings", "text_encoders"]
+
+#: What a pipeline calls its denoisers, one or two of them.
+DENOISERS = ("transformer", "transformer_2", "unet")
 
 #: Where the zoo's models lie, each in a folder of its name.
 ZOO = Path(__file__).parent / "zoo" / "weights"
@@ -62,6 +65,15 @@ def model_folder(
         return _from_hub(name, settings, download or _download)
     known = ", ".join([*_zoo_names(settings), *others])
     raise ArgumentError(f"no model {str(name)!r}: not a folder here, not one of {known}, and not a hub id (owner/name)")
+
+
+def text_encoders(parts: Iterable[str]) -> list[str]:
+    """Lists the parts of a pipeline, by name, that are text encoders.
+
+    >>> text_encoders(["vae", "text_encoder", "text_encoder_2", "transformer"])
+    ['text_encoder', 'text_encoder_2']
+    """
+    return [name for name in parts if name.startswith("text_encoder")]
 
 
 def read_settings(folder: Path, file: SettingsFile = "config.json") -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import nn
 
 from partsong import zoo
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.jobs.pipelines import DENOISERS, SamplingJob, pipeline_class, read_pipeline, usual_dtype
-from partsong.model_folders import read_settings
+from partsong.jobs.pipelines import SamplingJob, pipeline_class, read_pipeline, usual_dtype
+from partsong.model_folders import DENOISERS, read_settings, text_encoders
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.encode_once import EncodeOnce
@@ -105,45 +104,36 @@ def load_folder(
     index = read_settings(folder, "model_index.json")
     names = [name for name in DENOISERS if (folder / name).is_dir() and (index.get(name) or [None])[0]]
     dtype = dtype or usual_dtype(folder, mesh.device)
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(WeightFiles(folder / name)) for name in names}
-        empty = _empty_denoisers(folder, index, files, strategies, mesh)
-        left_out = _left_out(index, pipeline, strategies, mesh)
-        pipe = zoo.complete(zoo_name, read_pipeline(folder, pipeline, dtype, given={**empty, **left_out}))
-        plan = parallelize(pipe, *strategies, mesh=mesh)
-        try:
-            for name, model in empty.items():
-                under = next(each for each in plan.denoisers if each.module is model)
-                _fill(under, folder / name, getattr(torch, dtype), mesh.device)
-            _move(pipe, mesh.device, strategies)
-        except BaseException:
-            plan.abandon()
-            plan.undo()
-            raise
+    encodes_once = mesh.world_size > 1 and any(isinstance(strategy, EncodeOnce) for strategy in strategies)
+    cuts = mesh.world_size > 1 and any(strategy.cuts_weights for strategy in strategies)
+    empty = _empty_denoisers(folder, {name: index[name][1] for name in names}) if cuts else {}
+    # A pipeline that cannot encode on one rank alone is refused below, with all of its parts.
+    can_do_without = encodes_once and mesh.rank > 0 and hasattr(pipeline_class(pipeline), "encode_prompt")
+    left_out = dict.fromkeys(text_encoders(index)) if can_do_without else {}
+    pipe = zoo.complete(zoo_name, read_pipeline(folder, pipeline, dtype, given={**empty, **left_out}))
+    plan = parallelize(pipe, *strategies, mesh=mesh)
+    try:
+        for name, model in empty.items():
+            under = next(each for each in plan.denoisers if each.module is model)
+            _fill(under, folder / name, getattr(torch, dtype), mesh.device)
+        _move(pipe, mesh.device, encodes_once)
+    except BaseException:
+        plan.abandon()
+        plan.undo()
+        raise
     return plan
 
 
-def _empty_denoisers(
-    folder: Path, index: dict[str, Any], files: dict[str, WeightFiles], strategies: Sequence[Strategy], mesh: Mesh
-) -> dict[str, nn.Module]:
-    """Builds the denoisers of which each rank will hold a share."""
-    if mesh.world_size == 1 or not any(strategy.cuts_weights for strategy in strategies):
-        return {}
-    models = {name: empty_model(getattr(diffusers, index[name][1]), folder / name) for name in files}
-    # The check of an inferred row compares with the whole model.
-    return {
-        name: model
-        for name, model in models.items()
-        if can_fill(model, files[name]) and not adapter_for(model).inferred
-    }
-
-
-def _left_out(index: dict[str, Any], pipeline: str, strategies: Sequence[Strategy], mesh: Mesh) -> dict[str, None]:
-    """Names the text encoders that this rank does without."""
-    encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in strategies)
-    if mesh.rank == 0 or not encodes_once or not hasattr(pipeline_class(pipeline), "encode_prompt"):
-        return {}
-    return dict.fromkeys(name for name in index if name.startswith("text_encoder"))
+def _empty_denoisers(folder: Path, kinds: Mapping[str, str]) -> dict[str, nn.Module]:
+    """Builds the denoisers of which each rank will hold a share, by the names of their classes."""
+    models = {}
+    for name, kind in kinds.items():
+        model = empty_model(getattr(diffusers, kind), folder / name)
+        # The check of an inferred row compares with the whole model.
+        if not adapter_for(model).inferred:
+            with WeightFiles(folder / name) as files:
+                models |= {name: model} if can_fill(model, files) else {}
+    return models
 
 
 def _fill(under: Denoiser, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -159,9 +149,9 @@ def _fill(under: Denoiser, folder: Path, dtype: torch.dtype, device: torch.devic
     under.hooks.on_remove(complete)
 
 
-def _move(pipe: Any, device: torch.device, strategies: Sequence[Strategy]) -> None:
+def _move(pipe: Any, device: torch.device, encodes_once: bool) -> None:
     """Moves what is not there yet; text encoders that only encode once come and go by themselves."""
-    stays = "text_encoder" if any(isinstance(strategy, EncodeOnce) for strategy in strategies) else None
+    staying = text_encoders(pipe.components) if encodes_once else []
     for name, part in pipe.components.items():
-        if isinstance(part, nn.Module) and not (stays and name.startswith(stays)):
+        if isinstance(part, nn.Module) and name not in staying:
             part.to(device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong import zoo
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.model_folders import model_folder, read_settings
+from partsong.model_folders import DENOISERS, model_folder, read_settings, text_encoders
 
 __all__ = ["PipelineSource", "class_number", "encoder_bytes", "find_pipeline"]
 
@@ -57,7 +57,7 @@ def find_pipeline(name: str) -> PipelineSource:
 
 def encoder_bytes(source: PipelineSource) -> int:
     """Returns the bytes of the weights of all text encoders."""
-    names = [name for name in source.index if name.startswith("text_encoder")]
+    names = text_encoders(source.index)
     return sum(file.stat().st_size for name in names for file in (source.folder / name).glob("*.safetensors"))
 
 
@@ -86,7 +86,7 @@ def _from_folder(folder: Path, zoo_name: str | None = None, defaults: dict[str, 
             )
         if not (folder / name).is_dir():
             raise ArgumentError(f"the model folder {folder} is not complete: its part {name} ({kind}) is missing")
-    present = [name for name in ("transformer", "transformer_2", "unet") if name in parts]
+    present = [name for name in DENOISERS if name in parts]
     for name in present:
         if not any((folder / name).glob("*.safetensors*")):
             raise ArgumentError(

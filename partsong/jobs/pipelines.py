@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
-from partsong.model_folders import read_settings
+from partsong.model_folders import DENOISERS, read_settings
 from partsong.parallel import Mesh, Strategy
 from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.progress import progress
 
 __all__ = [
-    "DENOISERS",
     "RANK_TIMEOUT",
     "SamplingJob",
     "open_pipeline",
@@ -32,9 +31,6 @@ __all__ = [
     "read_pipeline",
     "usual_dtype",
 ]
-
-#: What a pipeline folder calls its denoisers.
-DENOISERS = ("transformer", "transformer_2", "unet")
 
 #: Seconds a rank may wait for another, since the serial twin runs alone and a large model loads slowly.
 RANK_TIMEOUT = 3600.0

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from partsong.errors import UnsupportedError
+from partsong.model_folders import text_encoders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
@@ -18,15 +19,9 @@ from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
 from partsong.parallel.ranks.trees import broadcast_error, broadcast_tree
 from partsong.parallel.strategy import Strategy
 
-__all__ = ["EncodeOnce", "encoder_names"]
+__all__ = ["EncodeOnce"]
 
 _NAME = "embeddings of the prompt"
-
-
-def encoder_names(pipe: Any) -> list[str]:
-    """Lists the text encoders that a pipeline, or a class of them, holds by name."""
-    names = getattr(pipe, "components", None) or pipe._get_signature_keys(pipe)[0]
-    return sorted(name for name in names if name.startswith("text_encoder"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +91,7 @@ class SharedPrompts(Coder):
     def _offload(self) -> None:
         from accelerate import cpu_offload_with_hook
 
-        for name in encoder_names(self.pipe):
+        for name in text_encoders(self.pipe.components):
             if isinstance(encoder := getattr(self.pipe, name), nn.Module):
                 self._offloads.append(cpu_offload_with_hook(encoder, self.device)[1])
 
@@ -124,7 +119,7 @@ class SharedPrompts(Coder):
     def _encode(self, encode: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
             return encode(*args, **kwargs)
-        except BaseException as error:
+        except Exception as error:
             broadcast_error(self.axis, error, self.device, name=_NAME)
             raise
         finally:

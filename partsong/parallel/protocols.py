@@ -118,6 +118,10 @@ class Shards(Protocol):
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error; most shares keep none."""
 
+    def check_bytes(self) -> int:
+        """Returns the bytes a rank sends in a call that is made without the plan's other hooks, to check a row."""
+        return 0
+
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
         """Says which part of the whole weight this rank holds; None where it holds all of it.
 

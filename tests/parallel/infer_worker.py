@@ -11,7 +11,7 @@ from diffusers.models._modeling_parallel import ContextParallelInput, ContextPar
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor, nn
 
-from partsong import DataParallel, Ring, Ulysses
+from partsong import DataParallel, Ring, ShardedWeights, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered
@@ -153,7 +153,12 @@ def _video(seed: int) -> dict[str, Any]:
     return {name: value.double() for name, value in named.items()} | more | {"timestep": torch.full((2,), 500.0)}
 
 
-STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "Ring": Ring(), "DataParallel": DataParallel()}
+STRATEGIES: dict[str, Strategy] = {
+    "Ulysses": Ulysses(),
+    "Ring": Ring(),
+    "DataParallel": DataParallel(),
+    "ShardedWeights": ShardedWeights(),
+}
 MODELS = {
     "Plain": (Plain, _patched),
     "OtherNames": (OtherNames, _renamed),

@@ -12,6 +12,7 @@ from partsong import EncodeOnce, Mesh, generate, load_pipeline, mesh_for, zoo
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Strategy, parallelize
+from partsong.parallel.ranks.trees import broadcast_tree
 from partsong.samplers.registry import parse_strategy
 from partsong.seeds import generators
 from tests.parallel.ranks import error, gathered
@@ -82,6 +83,16 @@ def refused(nproc: int, folder: Path) -> list[str]:
         except PartsongError as problem:
             return gathered(str(problem))
     return gathered("loaded")
+
+
+def unknown_leaves(nproc: int) -> list[str]:
+    """What every rank says where the first one has something that cannot be sent."""
+    with Mesh(data=nproc) as mesh:
+        try:
+            broadcast_tree(mesh.axis("data"), [torch.ones(2), object()], mesh.device, name="parts")
+        except PartsongError as problem:
+            return gathered(str(problem))
+    return gathered("sent")
 
 
 def failing_prompts(nproc: int) -> list[tuple[str, float]]:

@@ -221,6 +221,21 @@ def changed_prompt(mesh: Mesh, name: str, strategy: Strategy) -> Any:
     return error(got, want), error(plain, want)
 
 
+def changed_in_the_last_step(mesh: Mesh) -> Any:
+    """A negative prompt that is a new tensor in every step, and another one in the last of five."""
+
+    def change(_: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        prompt = tensors["negative_prompt_embeds"]
+        return {"negative_prompt_embeds": prompt * 0.5 if step == 3 else prompt.clone()}
+
+    more = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": ["negative_prompt_embeds"]}
+    plan = parallelize(pipe := PIPES["Wan"].make(), CfgParallel(), mesh=mesh)
+    try:  # the call itself has to say it: undoing the plan would be too late
+        return PIPES["Wan"].call(pipe, num_inference_steps=5, **more)
+    finally:
+        plan.abandon()
+
+
 def diverging(mesh: Mesh) -> Any:
     """A callback that changes the latents after the third of five steps, and on one rank only."""
 
@@ -257,6 +272,7 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
     "einsum processor": lambda mesh: processor(mesh, Einsum()),
     "causal processor": lambda mesh: processor(mesh, Causal()),
     "few tokens": few_tokens,
+    "changed in the last step": changed_in_the_last_step,
     "changed prompt Flux cfg": lambda mesh: changed_prompt(mesh, "Flux", CfgParallel()),
     "changed prompt Wan cfg": lambda mesh: changed_prompt(mesh, "Wan", CfgParallel()),
     "Heun cfg": lambda mesh: second_order(mesh, "Wan", CfgParallel()),
@@ -267,6 +283,7 @@ AXIS = {
     "changed prompt Wan cfg": "cfg",
     "Heun cfg": "cfg",
     "few tokens": "ring",
+    "changed in the last step": "cfg",
     "Heun displaced": "patch",
 }
 

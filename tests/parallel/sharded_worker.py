@@ -18,7 +18,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests.parallel.ranks import error, gathered
-from tests.parallel.tensor_worker import STEPS, build, calls, outcome
+from tests.parallel.tensor_worker import STEPS, build, calls
 from tests.parallel.unets import UNETS
 
 MODELS = ("Flux", "Wan", "Lumina2")
@@ -29,17 +29,6 @@ MIXES: dict[str, tuple[Strategy, ...]] = {
     "DataParallel x Ulysses": (ShardedWeights(), DataParallel(degree=2), Ulysses(degree=2)),
     "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)), ShardedWeights()),
 }
-
-
-def mixes(nproc: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Every mix of every model, on each rank."""
-    results = {}
-    for mix, strategies in MIXES.items():
-        with Mesh(**mesh_for(strategies, nproc)) as mesh:
-            mesh.axis(*mesh.degrees)
-            for name in MODELS:
-                results[name, mix] = gathered(outcome(name, strategies, mesh))
-    return results
 
 
 def gathered_blocks(nproc: int) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,13 +85,15 @@ def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str
     }
 
 
-def mixes(nproc: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def mixes(
+    nproc: int, tried: Mapping[str, tuple[Strategy, ...]] = MIXES, models: Sequence[str] = MODELS
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Every mix of every model, on each rank."""
     results = {}
-    for mix, strategies in MIXES.items():
+    for mix, strategies in tried.items():
         with Mesh(**mesh_for(strategies, nproc)) as mesh:
             mesh.axis(*mesh.degrees)
-            for name in MODELS:
+            for name in models:
                 results[name, mix] = gathered(outcome(name, strategies, mesh))
     return results
 
@@ -146,3 +149,20 @@ def sums(nproc: int) -> list[dict[str, Any]]:
             counted = int(ledger.summary()["bytes_sent"])
             results[numel] = (total.tolist(), counted, 4 * sum_sends(numel, nproc, axis.index), parts.sum(0).tolist())
         return gathered(results)
+
+
+def check_mix(ranks: list[dict[str, Any]], *, tells_all: bool) -> None:
+    """Asserts that a mix equals one rank, that bytes are as predicted, and that undoing it gives everything back.
+
+    Args:
+        ranks: what `outcome` says on each rank.
+        tells_all: whether a rank can tell the bytes of all; with samples of other text lengths it knows its own only.
+    """
+    counted = [rank["counted"] for rank in ranks]
+    assert min(counted) > 0
+    for index, rank in enumerate(ranks):
+        assert rank["error"] <= 1e-10
+        assert rank["predicted"][index] == counted[index]
+        assert rank["predicted"] == counted or not tells_all
+        assert rank["same weights"], "undo() must give back the very parameters"
+        assert rank["same answer"]

@@ -58,6 +58,11 @@ def test_a_prompt_that_cannot_be_encoded_is_refused_on_all_ranks() -> None:
     assert max(apart) <= 1e-5
 
 
+def test_what_cannot_be_sent_is_refused_on_all_ranks() -> None:
+    said = launch(worker.unknown_leaves, 2, 2)
+    assert all("tensors, numbers and words can be sent, not a object" in each for each in said)
+
+
 def test_types_are_those_that_diffusers_chooses(tmp_path: Path) -> None:
     pipe = _wan()
     pipe.save_pretrained(tmp_path)
@@ -101,6 +106,13 @@ def test_pieces_of_files(tmp_path: Path) -> None:
         assert files.most_common_dtype() in (torch.bfloat16, torch.float32)
         files.close()
         assert torch.equal(files.read("b"), vector), "files open again by themselves"
+
+
+def test_a_folder_may_hold_other_weights_beside_the_usual_file(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "diffusion_pytorch_model.safetensors")
+    for other in ("diffusion_pytorch_model.fp16.safetensors", "original.safetensors"):
+        save_file({"b": torch.ones(1)}, tmp_path / other)
+    assert set(WeightFiles(tmp_path).names) == {"a"}
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:

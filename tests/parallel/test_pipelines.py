@@ -67,6 +67,7 @@ REFUSED = {
     "other size": ("ArgumentError", "rank 1 makes latents of shape"),
     "larger size": ("ArgumentError", "rank 1 makes latents of shape"),
     "other guidance": ("ArgumentError", "another hidden_states"),
+    "changed in the last step": ("UnsupportedError", "call 2 of the model had another encoder_hidden_states"),
     "diverging callback": ("ArgumentError", "in step 3 rank 1 had another hidden_states than rank 0"),
     "two plans": ("UnsupportedError", "is under another plan already"),
     "unknown model": ("UnsupportedError", "Linear is not a supported architecture"),

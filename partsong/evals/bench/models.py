@@ -112,7 +112,6 @@ def bench_image_pipeline() -> Any:
     """Builds a Flux pipeline around `flux-like`; it starts from embedded texts and ends with latents."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    absent: Any = None
     torch.manual_seed(0)
     absent: Any = None
     transformer: Any = _flux().eval()

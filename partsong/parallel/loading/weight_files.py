@@ -21,6 +21,10 @@ __all__ = ["WeightFiles"]
 _BYTES_UNTIL_CLOSED = 16 << 20
 
 
+#: What diffusers calls the file with a model's weights.
+_USUAL = "diffusion_pytorch_model.safetensors"
+
+
 class WeightFiles:
     """Reads from the weights in a folder; use it as a context manager.
 
@@ -90,6 +94,7 @@ def _files_of(folder: Path) -> dict[str, str]:
     # Folders may hold variants such as fp16 beside the plain files, whose names have no second dot.
     indices = [path for path in sorted(folder.glob("*.safetensors.index.json")) if path.name.count(".") == 3]
     plain = [path for path in sorted(folder.glob("*.safetensors")) if path.name.count(".") == 1]
+    plain = [path for path in plain if path.name == _USUAL] or plain
     try:
         if indices:
             return dict(json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"])

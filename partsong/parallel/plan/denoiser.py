@@ -126,7 +126,8 @@ class Denoiser:
         if self.verified:
             return shared(named)
         output = verified(self.everyone, self.module, self.hooks, named, shared)
-        self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1)
+        gathered = 0 if self.shards is None else self.shards.check_bytes()
+        self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1) + gathered
         return output
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:

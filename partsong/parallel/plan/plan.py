@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.model_folders import DENOISERS
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
@@ -134,6 +135,12 @@ class Plan(PlanState):
             )
         return explain(self, self.denoisers, self.coders, self.controlnets)
 
+    def end_call(self) -> None:
+        """Notes that the pipeline's call is over; its last step has none behind it that would see a difference."""
+        super().end_call()
+        for denoiser in self.denoisers:
+            denoiser.guidance.expected.check()
+
     def end_part(self) -> None:
         """Remembers what the steps so far have sent."""
         if any(denoiser.seen.known for denoiser in self.denoisers):
@@ -183,7 +190,7 @@ def _denoisers(target: Any) -> list[nn.Module]:
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
     # A prior is denoised too, but beside another denoiser it has a loop and a scheduler of its own.
-    for names in (("transformer", "transformer_2", "unet"), ("prior",), ("decoder",)):
+    for names in (DENOISERS, ("prior",), ("decoder",)):
         parts = [getattr(target, name, None) for name in names]
         if modules := [part for part in parts if isinstance(part, nn.Module)]:
             break

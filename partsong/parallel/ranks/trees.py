@@ -33,13 +33,17 @@ def broadcast_tree(axis: Axis, tree: Any, device: torch.device, *, name: str) ->
         The tree, and the bytes that the first rank has sent.
 
     Raises:
-        UnsupportedError: the tree holds something else.
-        ArgumentError: the first rank called `broadcast_error` in its place.
+        UnsupportedError: on the first rank, the tree holds something else.
+        ArgumentError: on the others, the same, or the first rank called `broadcast_error` in its place.
     """
     content, leaves = None, []
     if axis.index == 0:
         leaves, spec = tree_flatten(tree)
-        content = {"spec": treespec_dumps(spec), "leaves": [_description(leaf, name) for leaf in leaves]}
+        try:
+            content = {"spec": treespec_dumps(spec), "leaves": [_description(leaf, name) for leaf in leaves]}
+        except Exception as error:
+            broadcast_error(axis, error, device, name=name)
+            raise
     content, sent = _broadcast_json(axis, content, device, name)
     if "error" in content:
         raise ArgumentError(f"{name}: the first rank failed: {content['error']}")

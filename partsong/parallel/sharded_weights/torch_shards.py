@@ -93,8 +93,9 @@ class TorchShards:
             self._order[0].unshard(async_op=True)
 
     def _note(self, unit: Any, args: Any) -> None:
-        """Remembers the order in which blocks are called."""
-        self._order.append(unit)
+        """Remembers the order in which blocks are called; the check of an inferred row calls them twice."""
+        if unit not in self._order:
+            self._order.append(unit)
 
     def _gather_ahead(self, module: nn.Module, args: Any, output: Any) -> None:
         """Lets every block gather the one that was called after it, from the next call on."""

@@ -74,9 +74,11 @@ def cut_weight(weight: Tensor, runs: Runs, dim: int, name: str) -> nn.Parameter:
             f"TensorParallel: {name} quantises its inputs while it runs, with a scale over all of them, and a rank has "
             f"only some; quantise the weights only, or {_ADVICE}"
         )
-    try:
+    try:  # torchao's classes have no common way to say that they cannot be cut there
         cut = _joined(weight, [weight.narrow(dim, *run) for run in runs], dim)
         is_right = weight.is_meta or _is_worth(cut, weight, runs, dim)
+    except torch.OutOfMemoryError:
+        raise
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as problem:
         raise _group_error(weight, runs, dim, name) from problem
     if not is_right:
