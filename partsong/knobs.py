@@ -249,6 +249,12 @@ def by_name(classes: Iterable[type]) -> Mapping[str, Any]:
     return MappingProxyType({kebab(c.__name__): c for c in classes})
 
 
+def _knob_types(kind: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass' fields; what it says of the class as a whole is no knob."""
+    hints = _plain_hints(kind)
+    return {knob.name: hints[knob.name] for knob in fields(kind)}
+
+
 def parse_knobs(text: str, classes: Mapping[str, Any], noun: str, plural: str | None = None) -> Any:
     """Reads ``NAME[:key=value,...]`` into an instance, which then validates itself.
 
@@ -261,7 +267,7 @@ def parse_knobs(text: str, classes: Mapping[str, Any], noun: str, plural: str | 
     Raises:
         ArgumentError: an unknown name or key, or a value of another type; names the legal ones.
     """
-    name, values = read_knobs(text, {name: _plain_hints(kind) for name, kind in classes.items()}, noun, plural)
+    name, values = read_knobs(text, {name: _knob_types(kind) for name, kind in classes.items()}, noun, plural)
     needed = [k.name for k in fields(classes[name]) if k.default is MISSING and k.default_factory is MISSING]
     if left := [key for key in needed if key not in values]:
         raise ArgumentError(f"{noun} {name} needs {', '.join(left)}; write {name}:{left[0]}=...")

@@ -140,6 +140,8 @@ def test_a_strategy_is_read_from_text(text: str, want: Strategy) -> None:
         ("", ", ".join(strategies())),
         ("Ulysses", "no strategy 'Ulysses'"),
         ("ulysses:steps=2", "no option 'steps'.*degree"),
+        ("ulysses:kind=exact", "no option 'kind'; its options are degree, waves, wire$"),
+        ("sharded-weights:has_loop=1", "no option 'has_loop'; its options are none$"),
         ("ulysses:degree", "degree='' is not a whole number"),
         ("ulysses:degree=two", "degree='two' is not a whole number"),
         ("ulysses:degree=1.5", "'1.5'"),
