@@ -84,6 +84,17 @@ def _single(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
+def without_a_layer(nproc: int) -> list[list[float]]:
+    """Calls that leave a block out whose weights were gathered ahead, between calls that do not."""
+    with Mesh(data=nproc) as mesh, torch.no_grad():
+        model, named = build("SD3"), calls("SD3")[0]
+        skips: list[list[int] | None] = [None, [1], [0], None]
+        wanted = [sample_of(model(**named, skip_layers=skip)) for skip in skips]
+        with parallelize(model, ShardedWeights(), mesh=mesh):
+            got = [sample_of(model(**named, skip_layers=skip)) for skip in skips]
+        return gathered([error(*pair) for pair in zip(got, wanted, strict=True)])
+
+
 def after_an_error(nproc: int) -> list[dict[str, Any]]:
     """A call that fails on one rank only, and what is said of the model then."""
     with Mesh(ulysses=nproc) as mesh, torch.no_grad():

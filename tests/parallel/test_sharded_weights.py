@@ -85,6 +85,11 @@ def test_weights_may_be_cast_under_a_plan() -> None:
         assert rank["types"] == {torch.float32}
 
 
+def test_calls_may_leave_blocks_out() -> None:
+    for rank in launch(worker.without_a_layer, 2, 2):
+        assert max(rank) <= 1e-10
+
+
 def test_after_an_error_the_model_refuses_further_calls() -> None:
     for rank in launch(worker.after_an_error, 2, 2):
         assert "load the model again" in rank["said"]

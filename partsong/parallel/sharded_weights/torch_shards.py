@@ -6,6 +6,7 @@ torch has no way to take it off, and what `take_off` undoes for that is private 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,8 +71,9 @@ class TorchShards:
         """Replaces the weights of every block by this rank's share."""
         mesh = DeviceMesh.from_group(self.axis.group, self.device.type)
         whole = set(self.module.parameters()).difference(weight for _, _, weight in self._weights)
+        gather = _Gather(self)
         for unit in self.units:
-            _put_on(unit, mesh, whole).set_custom_all_gather(_Gather(self))
+            _put_on(unit, mesh, whole).set_custom_all_gather(gather)
             self._watches.append(unit.register_forward_pre_hook(self._note))
         # It keeps its own weights, but blocks can be gathered ahead only below one root.
         _put_on(self.module, mesh, whole)
@@ -138,14 +140,27 @@ class TorchShards:
 
 
 class _Gather:
-    """Gathers the weights of a block with the messages of this package, which are named and counted."""
+    """Gathers the weights of a block with the messages of this package, which are named and counted.
+
+    On a CPU all blocks are gathered into one room, one after the other: torch copies a block out of it before the next
+    one is begun. The system clears the memory that it hands out, so a room for each would cost a hundredth of a step. A
+    GPU's allocator keeps rooms by itself.
+    """
 
     def __init__(self, shards: TorchShards) -> None:
         self.shards = shards
+        self._room: Tensor | None = None
+        self._filled_by: _Gathered | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Returns room for the shares of all ranks."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        is_taken = self._filled_by is not None and self._filled_by.is_under_way  # by a block that was left out
+        if is_taken or device.type != "cpu":
+            return torch.empty(*size, dtype=dtype, device=device)
+        needed = math.prod(size) * dtype.itemsize
+        if self._room is None or self._room.nbytes < needed:
+            self._room = torch.empty(needed, dtype=torch.uint8, device=device)
+        return self._room[:needed].view(dtype).view(*size)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -154,7 +169,10 @@ class _Gather:
         axis = self.shards.axis
         self.shards.sent += input_tensor.nbytes * (axis.size - 1)
         sizes = [input_tensor.numel()] * axis.size
-        return _Gathered(all_gather(axis, output_tensor, sizes, name="gather of weights"))
+        gathered = _Gathered(all_gather(axis, output_tensor, sizes, name="gather of weights"))
+        if self._room is not None and output_tensor.data_ptr() == self._room.data_ptr():
+            self._filled_by = gathered
+        return gathered
 
 
 class _Gathered(dist.Work):
@@ -162,11 +180,12 @@ class _Gathered(dist.Work):
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
-        self.pending = pending
+        self.pending, self.is_under_way = pending, True
 
     def wait(self, timeout: Any = None) -> bool:
         """Waits until every share has arrived."""
         self.pending.wait()
+        self.is_under_way = False
         return True
 
 
