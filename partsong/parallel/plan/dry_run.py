@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.plan import Plan
+from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES, Axis, Network, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
@@ -69,10 +70,12 @@ class DryRun:
         inputs: the module's arguments for one call, full size.
         rank: whose calls are made.
         network: hears of every message; None where nobody listens.
+        shapes: what earlier runs have remembered; None begins anew.
 
     Attributes:
         plan: the plan.
         calls: how many calls it takes until one is like all that follow.
+        warmup: how many calls are unlike those after them.
         state: the weights and tables of the module on this rank, without values.
 
     Raises:
@@ -91,6 +94,7 @@ class DryRun:
         *,
         rank: int = 0,
         network: Network | None = None,
+        shapes: RememberedShapes | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
@@ -99,23 +103,25 @@ class DryRun:
                 raise UnsupportedError(f"predict(): {reason}")
         mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network)
         # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
-        steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
+        self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
+        steady = max(AGREED_STEPS, self.warmup)
         self.module, self.inputs = module, tree_map(_without_numbers, dict(inputs))
         # One call tells the shapes of all, unless those after a warm-up are others.
-        self.calls = steady + 1 if any(strategy.warmup_steps for strategy in strategies) else 1
+        self.calls = steady + 1 if self.warmup else 1
         self.plan = Plan(module, [module], tuple(strategies), mesh, owns_mesh=False)
         # Not the state dict: it leaves out tables that a model computes for itself.
         tensors = itertools.chain(module.named_parameters(), module.named_buffers())
         self.state = {name: tensor.detach().to("meta") for name, tensor in tensors}
+        self._shapes = RememberedShapes() if shapes is None else shapes
         self.plan.clock.driven = True
         self.plan.clock.begin(list(range(2 * steady + 2, 0, -1)))
 
-    def call(self) -> None:
-        """Makes the next step's call."""
+    def call(self) -> Any:
+        """Makes the next step's call, and returns what the module does, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
             with torch.no_grad(), _Values() if has_values else nullcontext(), _FusedAttention():
-                torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
+                output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):
                 raise  # not for want of values: the inputs are wrong, or the model is refused
@@ -124,6 +130,7 @@ class DryRun:
                 "under a plan and ask its explain() instead"
             ) from problem
         self.plan.clock.advance()
+        return output
 
     def weight_bytes(self) -> int:
         """Returns the bytes of the weights that stay on this rank."""
@@ -132,11 +139,13 @@ class DryRun:
         return whole if shards is None else whole - shards.spared()
 
     def __enter__(self) -> DryRun:
+        self._shapes.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._shapes.__exit__(kind, error, trace)
         self.plan.__exit__(kind, error, trace)
 
 
