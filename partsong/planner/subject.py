@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.model_folders import DENOISERS, text_encoders
+from partsong.model_folders import DENOISERS, read_settings, text_encoders
 from partsong.parallel.plan.dry_run import DryRun
 from partsong.planner.calls import Size
 from partsong.planner.decoding import DecoderCost, decoding_of
-from partsong.planner.models import Encoder, ModelRow, model_named
+from partsong.planner.models import MODELS, Encoder, ModelRow, model_named
 from partsong.samplers.pipeline.paused import Denoise, PausedCall
 
-__all__ = ["Subject", "subject_named", "subject_of"]
+__all__ = ["Subject", "subject_in", "subject_named", "subject_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,24 @@ def _empty(kind: str, config: Any) -> nn.Module:
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(torch.bfloat16)
     return model.eval()
+
+
+def subject_in(folder: Path, pipeline: str) -> Subject:
+    """Builds the model of a folder without its weights, in half precision.
+
+    Args:
+        folder: of a diffusers pipeline.
+        pipeline: its class, one of those of `partsong.planner.models`.
+    """
+    row = next(row for row in MODELS.values() if row.pipeline == pipeline)
+    part = "unet" if (folder / "unet").is_dir() else "transformer"
+    config, coder = (read_settings(folder / name) for name in (part, "vae"))
+    own = replace(row, name=folder.name, denoiser=config["_class_name"], coder=coder["_class_name"])
+    return _subject(own, _empty(own.denoiser, _plain(config)), _empty(own.coder, _plain(coder)))
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
 def subject_of(pipe: Any, **arguments: Any) -> Subject:

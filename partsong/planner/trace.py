@@ -137,8 +137,10 @@ def trace_calls(
     """
     shapes = RememberedShapes() if shapes is None else shapes
     run = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
-    with run() as whole:
-        weights = whole.weight_bytes()
+    weights = sum(weight.nbytes for weight in module.parameters())
+    if any(strategy.cuts_weights for strategy in strategies):
+        with run() as whole:
+            weights = whole.weight_bytes()
     runs = [] if any(strategy.cuts_blocks for strategy in strategies) else runs_of(module)
     try:
         return _traced(run, weights, runs)
