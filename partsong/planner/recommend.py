@@ -18,6 +18,9 @@ from partsong.planner.subject import Subject, subject_named, subject_of
 
 __all__ = ["Advice", "Refusal", "advise", "recommend"]
 
+#: How many times as fast as one device a mix has to be before it is worth its ranks.
+_CLEAR = 1.1
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -51,13 +54,19 @@ class Advice:
     fits_serial: bool
 
     @property
+    def choice(self) -> Estimate:
+        """Returns the best mix; one device where that is as fast, by what predictions can tell apart."""
+        is_close = self.fits_serial and self.rows[0].seconds > self.serial.seconds / _CLEAR
+        return self.serial if is_close else self.rows[0]
+
+    @property
     def sentence(self) -> str:
         """Says in one sentence what to use and why."""
-        best = self.rows[0]
+        best = self.choice
         against = self.serial.seconds / best.seconds
         if not best.strategies:
-            return f"One device is as fast as any mix here: {best.seconds:.3g} s ({best.reason})."
-        beside = f"{against:.2g}x as fast as one device" if self.fits_serial else "which one device cannot hold"
+            return f"One device is as fast as any mix here, or nearly: {best.seconds:.3g} s ({best.reason})."
+        beside = f"{against:.2f}x as fast as one device" if self.fits_serial else "which one device cannot hold"
         return f"{best.strategy} takes {best.seconds:.3g} s, {beside}: {best.reason}."
 
 
