@@ -156,7 +156,7 @@ class Tracer:
         return Denoising(
             seconds=time.calls(steps, trace.warmup) * calls,
             waiting=time.waiting * steps * calls,
-            bytes_sent=calls * (warm * first[0] + (steps - warm) * later[0]),
+            bytes_sent=calls * (warm * (first[0] + trace.checks[0]) + (steps - warm) * (later[0] + trace.checks[1])),
             messages=later[1] * calls,
             working=trace.working,
             weights=trace.weights,
