@@ -13,6 +13,7 @@ from partsong.planner.denoising import Tracer
 from partsong.planner.estimate import Estimate, estimate, fits, flags
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
+from partsong.planner.measured import FEWEST_STEPS
 from partsong.planner.mixes import mixes_for
 from partsong.planner.subject import Subject, subject_named, subject_of
 
@@ -140,6 +141,7 @@ def advise(
     batch: int = 1,
     max_drift: float = 0.0,
     only: Sequence[Sequence[Strategy]] | None = None,
+    tracer: Tracer | None = None,
 ) -> Advice:
     """Compares mixes for a model on a machine.
 
@@ -153,6 +155,7 @@ def advise(
         batch: pictures or videos that are made at once.
         max_drift: as for `recommend`.
         only: the mixes to compare; None takes all.
+        tracer: what was traced for another machine with this model and size; None begins anew.
 
     Raises:
         ArgumentError: a size that the model cannot make, or nothing that fits; says what would.
@@ -166,7 +169,7 @@ def advise(
     )
     subject.check(size.height, size.width, size.frames)
     steps = steps or subject.steps
-    tracer = Tracer(subject, size)
+    tracer = Tracer(subject, size) if tracer is None else tracer
     alone = Machine(device=machine.device, link=machine.link, ranks=1, per_node=1)
     serial = estimate(tracer, (), alone, steps)
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
@@ -193,7 +196,10 @@ def _compared(
         except PartsongError as reason:
             refused.append(Refusal(flags(mix), str(reason)))
             continue
-        if row.drift > max_drift:
+        if row.drift and steps < FEWEST_STEPS:
+            why = f"how far pictures stray was measured from {FEWEST_STEPS} steps on; at {steps} nothing is known"
+            refused.append(Refusal(row.strategy, why))
+        elif row.drift > max_drift:
             why = f"pictures stray by {row.drift:.2g} (root mean square); {max_drift:g} is allowed"
             refused.append(Refusal(row.strategy, why))
         elif not fits(row.memory, machine.device):

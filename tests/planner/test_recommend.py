@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -58,10 +60,9 @@ def test_mixes_name_meshes_that_multiply_to_the_ranks() -> None:
         mixes = list(mixes_for(subject_named(name), ranks, 2, exact=False))
         assert len(mixes) == len(set(mixes))
         for mix in mixes:
-            try:
+            # Some are refused for what they are, none for its degrees: that is an ArgumentError.
+            with contextlib.suppress(UnsupportedError):
                 mesh_for(mix, ranks)
-            except UnsupportedError as reason:  # refused for what it is, never for its degrees
-                assert "does not compose" in str(reason)
 
 
 @pytest.mark.parametrize(
