@@ -129,10 +129,10 @@ def test_commands_parse(page: str, args: list[str]) -> None:
     options = parse(args)
     if isinstance(options, Image | Video) and not getattr(options, "resume", None):
         strategies = [parse_strategy(text) for text in options.strategy if text != AUTO]
-        if options.nproc is not None:
+        if options.nproc is not None and AUTO not in options.strategy:
             mesh_for(strategies, options.nproc)
     elif isinstance(options, Think | Reasoning):
         for text in options.strategies if isinstance(options, Reasoning) else [options.strategy]:
             assert text == "greedy" or parse_thinking(text)
     else:
-        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env", "text", "eval")
+        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env", "text", "eval", "plan", "calibrate")

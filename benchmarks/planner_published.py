@@ -1,0 +1,60 @@
+"""Files predictions of published latencies: ``python benchmarks/planner_published.py --out benchmarks/NAME``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from filing import file_result, markdown_table
+
+from partsong.evals.planner.published import DATA, read_points, run, summarise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Says what to predict."""
+
+    out: Path
+    """Result files without suffix."""
+    data: Path = DATA
+    """Published rows, as JSON."""
+
+
+def main(config: Config) -> None:
+    """Predicts every row and writes the files."""
+    rows = run(config.data)
+    said, others = summarise(rows), read_points(config.data)[1]
+    note = (
+        f"From data sheets alone, {said['profiles_only']} rows: median error {_percent(said['profiles_only_median'])}, "
+        f"nine in ten within {_percent(said['profiles_only_p90'])}. With two constants per group from its rows of one "
+        f"and two devices, {said['held_out']} other rows: median {_percent(said['held_out_median'])}, nine in ten within "
+        f"{_percent(said['held_out_p90'])}; {_percent(said['pairs_ordered'])} of {said['pairs']} pairs of a group in "
+        f"the right order. {len(others)} rows are of models, devices or methods that the planner does not know, and "
+        f"{sum('refused' in row for row in rows)} of mixes that do not run here. Nothing was measured for this file."
+    )
+    lines = [
+        (
+            row["group"],
+            row["ranks"],
+            row["method"],
+            row["seconds"],
+            f"{row['predicted']:.4g}",
+            f"{row['error']:+.1%}",
+            "" if row["fitted"] is None else f"{row['fitted']:.4g}",
+            "" if row["fitted"] is None else f"{row['fitted_error']:+.1%}",
+        )
+        for row in rows
+        if "refused" not in row
+    ]
+    columns = ("group", "devices", "method", "published s", "data sheets", "error", "two constants", "error")
+    table = markdown_table(columns, lines)
+    file_result(config.out, "benchmarks/planner_published.py", rows, "Published latencies, predicted", note, table)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
