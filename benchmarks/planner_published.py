@@ -29,8 +29,8 @@ def main(config: Config) -> None:
         f"From data sheets alone, {said['profiles_only']} rows: median error {_percent(said['profiles_only_median'])}, "
         f"nine in ten within {_percent(said['profiles_only_p90'])}. With two constants per group from its rows of one "
         f"and two devices, {said['held_out']} other rows: median {_percent(said['held_out_median'])}, nine in ten "
-        f"within {_percent(said['held_out_p90'])}; {_percent(said['pairs_ordered'])} of {said['pairs']} pairs of a group in "
-        f"the right order. {len(others)} rows are of models, devices or methods that the planner does not know, and "
+        f"within {_percent(said['held_out_p90'])}; {_percent(said['pairs_ordered'])} of {said['pairs']} pairs of a "
+        f"group in the right order. {len(others)} rows are of models, devices or methods that the planner does not know, and "
         f"{sum('refused' in row for row in rows)} of mixes that do not run here. Nothing was measured for this file."
     )
     lines = [
