@@ -20,13 +20,14 @@ from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
+from partsong.parallel.plan.neighbours import check_neighbours
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.ranges import named_range
-from partsong.parallel.strategy import Cut, refuse
+from partsong.parallel.strategy import Attachment, Cut, refuse
 
 __all__ = ["Denoiser"]
 
@@ -59,13 +60,16 @@ class Denoiser:
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
         self.shared = mesh.axis(*(axis for axis in AXES if axis not in ("cfg", "data")))
+        self.attachments: list[Attachment] = []
         shares = (strategy.shards(module, self.adapter, mesh) for strategy in plan.strategies)
         self.shards = next((each for each in shares if each is not None), None)
+        check_neighbours(self)
         if self.shards is not None:
             self.shards.attach(hooks)
         # Innermost: what is cut elsewhere reaches a cache as this rank has it.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
         self.attachments = [attachment for attachment in attached if attachment is not None]
+        check_neighbours(self)
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
@@ -109,8 +113,8 @@ class Denoiser:
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
             self.plan.share_random_state()
-        if (clock.step, clock.branch) == (0, 0) and self._layers is not None:
-            self._layers.check()
+        if (clock.step, clock.branch) == (0, 0):
+            self._check_layers()
         self._note_step(named, clock.step)
         with named_range(f"{self.adapter.model}, step {clock.step}, branch {clock.branch}"):
             output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
@@ -120,6 +124,12 @@ class Denoiser:
         if not clock.driven:
             self.plan.close_record()
         return output
+
+    def _check_layers(self) -> None:
+        """Refuses what has come to the layers since the hooks did."""
+        if self._layers is not None:
+            self._layers.check()
+        check_neighbours(self)
 
     def _verified(self, shared: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
         """Makes a call; the first one under a row that was inferred is compared with that of one rank."""
