@@ -6,11 +6,11 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs
 from partsong.parallel.ranks.health import Heartbeat
 
-__all__ = ["AXES", "Axis", "Mesh"]
+__all__ = ["AXES", "Axis", "Mesh", "Network"]
 
 _OPENED = itertools.count()
 
@@ -29,6 +29,19 @@ AXES: tuple[str, ...] = (
     *("data", "time", "cfg", "expert", "pipe", "stage", "clip"),
     *("patch", "ring", "ulysses", "tensor"),
 )
+
+
+class Network(Protocol):
+    """Describes what hears of messages that are not made."""
+
+    def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> Any:
+        """Notes messages of a rank to and from others, and returns what has a method ``wait``.
+
+        Args:
+            sent: bytes to each global rank.
+            received: bytes from each global rank.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class Axis:
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
         dry: exchanges are only counted, for `partsong.parallel.predict`.
+        network: hears of messages where exchanges are only counted; None where nobody listens.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
     """
 
@@ -49,6 +63,7 @@ class Axis:
     index: int
     group: Any = None
     dry: bool = False
+    network: Network | None = None
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -199,7 +214,7 @@ def _await_connections(group: Any) -> None:
         dist.barrier(group)
 
 
-def check_degrees(degrees: dict[str, int], world_size: int) -> None:
+def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
     """Refuses degrees that are not positive integers or do not multiply to the number of ranks."""
     check_knobs(dict.fromkeys(degrees, Count), degrees, "mesh axis ")
     product = math.prod(degrees.values())
