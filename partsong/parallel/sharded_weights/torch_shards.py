@@ -227,6 +227,7 @@ def _take_off(module: nn.Module) -> None:
     for group in state._fsdp_param_groups:
         handles += group._module_to_pre_save_state_dict_hook_handle.values()
         handles += group._module_to_pre_load_state_dict_hook_handle.values()
+        handles += [weight._post_load_hook_handle for weight in group.fsdp_params]
     for handle in handles:
         handle.remove()
     kind: Any = type(module)
