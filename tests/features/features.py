@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from diffusers import (
     DDIMScheduler,
     EulerDiscreteScheduler,
@@ -46,10 +47,11 @@ class Feature:
     before: bool = True
     after: bool = True
     call: dict[str, Any] = field(default_factory=dict)
+    samples: int = 2
 
     def made(self) -> Case:
         case = CASES[self.case]
-        return replace(case, call=lambda samples: case.call(samples) | self.call)
+        return replace(case, samples=self.samples, call=lambda samples: case.call(samples) | self.call)
 
 
 TRANSFORMER, UNET, FLUX = "StableDiffusion3Pipeline", "StableDiffusionPipeline", "FluxPipeline"
@@ -94,6 +96,16 @@ def lora_on_convolutions(pipe: Any) -> None:
 
 def dora_on_convolutions(pipe: Any) -> None:
     load_lora(pipe, "one", 1, layers=CONVOLUTIONS, dora=True)
+
+
+def sequential_offload(pipe: Any) -> None:
+    pipe.enable_sequential_cpu_offload(device="cpu")
+    # The method says "cpu:0", and a copy to there is no parameter any more; on a GPU nothing is copied at that point.
+    for part in pipe.components.values():
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            hook = getattr(module, "_hf_hook", None)
+            for each in getattr(hook, "hooks", [] if hook is None else [hook]):
+                each.execution_device = HERE
 
 
 def group_offload(pipe: Any) -> None:
@@ -181,11 +193,12 @@ FEATURES = {
         Feature(name="ControlNet on a UNet", case="StableDiffusionControlNetPipeline", put=lambda pipe: None, after=False),
         Feature(name="IP-Adapter", case="StableDiffusionPipeline + IP-Adapter x 1", put=lambda pipe: None, after=False),
         Feature(name="enable_model_cpu_offload", case=TRANSFORMER, put=lambda pipe: pipe.enable_model_cpu_offload(device="cpu")),
-        Feature(name="enable_sequential_cpu_offload", case=TRANSFORMER, put=lambda pipe: pipe.enable_sequential_cpu_offload(device="cpu")),
+        Feature(name="enable_sequential_cpu_offload", case=TRANSFORMER, put=sequential_offload),
         Feature(name="group offload", case=TRANSFORMER, put=group_offload),
         Feature(name="group offload to disk", case=TRANSFORMER, put=group_offload_from_disk),
         Feature(name="enable_cache that counts steps", case=FLUX, put=counted_cache, call=LONGER),
         Feature(name="TaylorSeer", case=FLUX, put=taylor_cache, call=LONGER),
+        Feature(name="TaylorSeer, one sample", case=FLUX, put=taylor_cache, call=LONGER, samples=1),
         Feature(name="enable_cache that compares", case=FLUX, put=first_block_cache, call=LONGER),
         Feature(name="layerwise casting", case=TRANSFORMER, put=cast_layerwise),
         Feature(name="VAE tiling", case=UNET, put=tiled, call=PICTURE),

@@ -20,7 +20,7 @@ from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
-from partsong.parallel.plan.neighbours import check_neighbours
+from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -170,6 +170,7 @@ class Denoiser:
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         self.guidance.computed, self.guidance.was_ready = 0, False
         if self.guidance.axis.size > 1 and not self.splits(named):
+            check_guidance_calls(self.module)
             return self.guidance.run(forward, named)
         return self._split(forward, named)
 

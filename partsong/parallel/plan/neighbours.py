@@ -12,7 +12,7 @@ from partsong.parallel.protocols import Attachment, Cut, Shards
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Strategy
 
-__all__ = ["Hooked", "check_neighbours", "refused_change"]
+__all__ = ["Hooked", "check_guidance_calls", "check_neighbours", "refused_change"]
 
 #: Caches that compare what they compute with what they computed before: ranks would see different parts of it.
 _COMPARING = ("FirstBlockCacheConfig", "SeaCacheConfig")
@@ -45,6 +45,21 @@ def check_neighbours(denoiser: Hooked) -> None:
         reason = next((_offload_reason(denoiser, kind) for kind in _offloads(denoiser.module)), None)
     if reason is not None:
         raise UnsupportedError(f"{type(denoiser.module).__name__}: {reason}")
+
+
+def check_guidance_calls(module: nn.Module) -> None:
+    """Refuses a cache of diffusers where ranks share calls for the branches of guidance that come one by one.
+
+    Raises:
+        UnsupportedError: names the cache.
+    """
+    config = getattr(module, "_cache_config", None)
+    if config is not None:
+        kind = type(config).__name__.removesuffix("Config")
+        raise UnsupportedError(
+            f"{type(module).__name__}: {kind} counts the calls for each branch of guidance, and the ranks of "
+            "CfgParallel make some of them for each other; call disable_cache() and use StepCache, or drop CfgParallel"
+        )
 
 
 def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str | None:
