@@ -20,6 +20,11 @@ _COMPARING = ("FirstBlockCacheConfig", "SeaCacheConfig")
 _HALVING = ("FasterCacheConfig",)
 #: Methods that keep weights elsewhere -> what they are called.
 _OFFLOADS = {"enable_sequential_cpu_offload": "sequential offload", "enable_group_offload": "group offload"}
+#: Why layers cannot be cast one by one.
+_CASTING = (
+    "layerwise casting changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of a "
+    "block in one piece and one type; drop either"
+)
 
 
 class Hooked(Protocol):
@@ -43,6 +48,7 @@ def check_neighbours(denoiser: Hooked) -> None:
     reason = None if config is None else _cache_reason(denoiser, config)
     if reason is None and denoiser.shards is not None:
         reason = next((_offload_reason(denoiser, kind) for kind in _offloads(denoiser.module)), None)
+        reason = reason or _casting_reason(denoiser)
     if reason is not None:
         raise UnsupportedError(f"{type(denoiser.module).__name__}: {reason}")
 
@@ -72,6 +78,8 @@ def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str |
     """
     if name == "enable_cache" and given:
         return _cache_reason(denoiser, given[0])
+    if name == "enable_layerwise_casting" and denoiser.shards is not None and not denoiser.shards.stays_cut:
+        return _CASTING
     if name in _OFFLOADS and denoiser.shards is not None:
         return _offload_reason(denoiser, _OFFLOADS[name])
     return None
@@ -102,6 +110,13 @@ def _offload_reason(denoiser: Hooked, kind: str) -> str:
         f"{kind} keeps the whole weights, of which ranks have shares under {_names(denoiser)}; use "
         "enable_model_cpu_offload(), or a strategy whose ranks have whole weights"
     )
+
+
+def _casting_reason(denoiser: Hooked) -> str | None:
+    assert denoiser.shards is not None
+    registries = (getattr(module, "_diffusers_hook", None) for module in denoiser.module.modules())
+    is_cast = any("layerwise_casting" in registry.hooks for registry in registries if registry is not None)
+    return _CASTING if is_cast and not denoiser.shards.stays_cut else None
 
 
 def _names(denoiser: Hooked) -> str:

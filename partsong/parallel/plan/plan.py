@@ -15,13 +15,14 @@ from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.changes import watch_changes, without_model_offload
+from partsong.parallel.plan.checks import check_adapters
 from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.explain import Explanation, bytes_by_step, explain
 from partsong.parallel.plan.follow import follow_pipeline
 from partsong.parallel.plan.neighbours import refused_change
 from partsong.parallel.plan.state import PlanState
-from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop
 
 __all__ = ["Plan", "parallelize"]
@@ -97,6 +98,7 @@ class Plan(PlanState):
     def put_on(self) -> None:
         """Puts every hook on what the models are made of now."""
         try:
+            check_adapters(self.mesh.axis(*AXES), self._modules)
             with without_model_offload(self.target):
                 self._attach()
             owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]

@@ -60,6 +60,7 @@ class WeightColumns(Shards):
     """
 
     axes = ("tensor",)
+    stays_cut = True
 
     def __init__(self, adapter: Adapter, parts: tuple[Part, ...], axis: Axis, has_tokens: bool) -> None:
         self.adapter, self.axis = adapter, axis
