@@ -6,16 +6,18 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from diffusers.utils import logging
 from torch import Tensor
 
 from partsong.errors import PartsongError
+from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.samplers import generate
 from tests.features.features import FEATURES, Feature
 from tests.features.groups import GROUPS
 from tests.parallel.ranks import gathered
-from tests.pipelines.case import Case, distance
+from tests.pipelines.case import denoisers, distance
 
 #: Name of a feature, name of a group, and whether the feature comes "before" or "after" `parallelize`.
 Cell = tuple[str, str, str]
@@ -28,14 +30,18 @@ class Outcome:
     Attributes:
         kind: ``ran``, ``refused``, or ``foreign``, an error that is not ours.
         errors: relative distances to the serial twin: of two pictures under the plan, and of one after it.
+        sent: bytes that the ledger counted in the second picture.
+        predicted: bytes that `Plan.explain` predicted.
         text: what was said where it did not run.
-        work: calls of the denoiser before it was refused.
+        steps: calls of the denoiser that were complete before it was refused.
     """
 
     kind: str
     errors: tuple[float, ...] = ()
+    sent: int = 0
+    predicted: int = 0
     text: str = ""
-    work: int = 0
+    steps: int = 0
 
 
 class Through:
@@ -48,39 +54,53 @@ class Through:
         return generate(self.plan, **arguments)
 
 
-def outcomes(cells: list[Cell]) -> dict[Cell, list[Outcome]]:
-    """Every cell's outcome on each rank."""
+def outcomes(nproc: int, cells: list[Cell]) -> dict[Cell, list[Outcome]]:
+    """Every cell's outcome on each rank; for the cell (feature, "alone", ""), how far the feature moves the picture."""
     logging.set_verbosity_error()
     results: dict[Cell, list[Outcome]] = {}
-    with Mesh(data=2):  # keeps the ranks connected from one plan to the next
+    with Mesh(data=nproc):  # keeps the ranks connected from one plan to the next
         for name in dict.fromkeys(name for name, _, _ in cells):
             feature = FEATURES[name]
-            twin = feature.made().make()
-            feature.first(twin)
-            feature.put(twin)
-            want = feature.made().run(twin)
+            moved, want = _twin(feature)
+            results[name, "alone", ""] = gathered(Outcome("ran", (moved,)))
             for cell in (cell for cell in cells if cell[0] == name):
-                results[cell] = gathered(_outcome(feature, want, *cell[1:]))
+                results[cell] = gathered(_outcome(feature, want, cell[1], cell[2] == "after"))
     return results
 
 
-def _outcome(feature: Feature, want: list[Tensor], group: str, when: str) -> Outcome:
-    case = feature.made()
+def _twin(feature: Feature) -> tuple[float, list[Tensor]]:
+    """What a feature changes in a picture, and the picture with it, on one process without a plan."""
+    twin = feature.case().make()
+    feature.first(twin)
+    plain = feature.case(has_it=False).run(twin) if feature.shows else None
+    feature.put(twin)
+    want = feature.case().run(twin)
+    return distance(want, plain) if plain is not None else 0.0, want
+
+
+def _outcome(feature: Feature, want: list[Tensor], group: str, is_after: bool) -> Outcome:
+    case, strategies = feature.case(), GROUPS[group]
     pipe = case.make()
-    strategies = GROUPS[group]
+    calls: list[int] = []
     try:
         feature.first(pipe)
-        if when == "before":
+        if not is_after:
             feature.put(pipe)
-        with Mesh(**mesh_for(strategies, 2)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
-            through = Through(plan)
-            if when == "after":
-                case.run(through)
-                feature.put(pipe)
-            errors = [distance(case.run(through), want) for _ in range(2)]
+        with Mesh(**mesh_for(strategies, dist.get_world_size())) as mesh:
+            with parallelize(pipe, *strategies, mesh=mesh) as plan:
+                through = Through(plan)
+                if is_after:
+                    feature.case(has_it=False).run(through)
+                    feature.put(pipe)
+                for part in denoisers(pipe):
+                    part.register_forward_hook(lambda *_: calls.append(1))
+                errors = [distance(case.run(through), want)]
+                with Ledger(flops=False) as ledger:
+                    errors.append(distance(case.run(through), want))
+                predicted = plan.explain().bytes_total()[mesh.rank]
         errors.append(distance(case.run(pipe), want))
     except PartsongError as problem:
-        return Outcome("refused", text=str(problem))
+        return Outcome("refused", text=str(problem), steps=len(calls))
     except Exception:  # noqa: BLE001 - the test tells of it
         return Outcome("foreign", text=traceback.format_exc())
-    return Outcome("ran", tuple(errors))
+    return Outcome("ran", tuple(errors), int(ledger.summary()["bytes_sent"]), predicted)
