@@ -81,6 +81,13 @@ _ALL = (
         with_it=image_prompts.flux_pictures,
     ),
     Feature(
+        name="IP-Adapter on a transformer, one sample",
+        on=FLUX,
+        put=image_prompts.load_into_flux,
+        with_it=image_prompts.flux_pictures,
+        samples=1,
+    ),
+    Feature(
         name="IP-Adapter on a UNet",
         on="StableDiffusionPipeline + one sample",
         put=image_prompts.load_into_unet,

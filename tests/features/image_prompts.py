@@ -15,8 +15,9 @@ TOKENS, EMBEDDED = 4, 10
 def load_into_unet(pipe: Any) -> None:
     """Puts an adapter on a UNet's cross-attention."""
     width = pipe.unet.config.cross_attention_dim
-    names = [name for name in pipe.unet.attn_processors if name.endswith("attn2.processor")]
-    sizes = [pipe.unet.get_submodule(name.removesuffix(".processor")).inner_dim for name in names]
+    plain: Any = type(pipe.unet)(**pipe.unet.config)  # ranks may hold a part of the other one's width
+    names = [name for name in plain.attn_processors if name.endswith("attn2.processor")]
+    sizes = [plain.get_submodule(name.removesuffix(".processor")).inner_dim for name in names]
     layers = {
         f"{1 + 2 * number}.to_{kind}_ip.weight": _random(size, width, seed=number)
         for number, size in enumerate(sizes)
@@ -44,10 +45,10 @@ def unet_pictures(samples: int) -> dict[str, Any]:
 
 
 def flux_pictures(samples: int) -> dict[str, Any]:
-    """Embeddings of pictures, and of those that are not wanted."""
+    """Embeddings of a picture, and of one that is not wanted."""
     return {
-        "ip_adapter_image_embeds": [noise(samples, 1, EMBEDDED, seed=8)],
-        "negative_ip_adapter_image_embeds": [noise(samples, 1, EMBEDDED, seed=9)],
+        "ip_adapter_image_embeds": [noise(1, 1, EMBEDDED, seed=8)],
+        "negative_ip_adapter_image_embeds": [noise(1, 1, EMBEDDED, seed=9)],
     }
 
 

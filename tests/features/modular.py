@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from diffusers import ClassifierFreeGuidance, SkipLayerGuidance
-from diffusers.guiders import LayerSkipConfig
+from diffusers.hooks import LayerSkipConfig
 from diffusers.modular_pipelines.stable_diffusion_3.denoise import StableDiffusion3LoopDenoiser
 from diffusers.modular_pipelines.stable_diffusion_3.modular_blocks_stable_diffusion_3 import (
     StableDiffusion3T2ICoreDenoiseStep,
@@ -62,7 +62,7 @@ def _call(samples: int) -> dict[str, Any]:
 
 
 def _skipping() -> Any:
-    skipped = LayerSkipConfig(indices=[1], fqn="transformer_blocks")
+    skipped = LayerSkipConfig(indices=[0], fqn="transformer_blocks")
     return SkipLayerGuidance(
         guidance_scale=3.0, skip_layer_guidance_stop=1.0, skip_layer_guidance_start=0.0, skip_layer_config=skipped
     )

@@ -18,7 +18,7 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
 from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
@@ -200,6 +200,7 @@ class Denoiser:
 
     def _run_once(self, forward: Callable[..., Any], named: dict[str, Any], runs: list[ModelRun]) -> Any:
         """Runs the model for one batch and adds a note to `runs`."""
+        named = kept_arguments(named)
         if self.cut is not None:
             self.cut.begin_forward(named[self.adapter.sample])
         if self.shards is not None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.parallel.hooks.model_hooks import signature_of
+from partsong.parallel.hooks.model_hooks import kept_arguments, signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 
 __all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
@@ -193,7 +193,7 @@ class PausedCall:
         signature = signature_of(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._pause(Denoise(dict(signature.bind(*args, **kwargs).arguments)))
+            return self._pause(Denoise(kept_arguments(signature.bind(*args, **kwargs).arguments)))
 
         # The user's own hooks and compiled code are the real module's, which the driver calls.
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
