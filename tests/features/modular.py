@@ -62,7 +62,7 @@ def _call(samples: int) -> dict[str, Any]:
 
 
 def _skipping() -> Any:
-    skipped = LayerSkipConfig(indices=[0], fqn="transformer_blocks")
+    skipped = LayerSkipConfig(indices=[0], fqn="transformer_blocks", skip_attention=False)
     return SkipLayerGuidance(
         guidance_scale=3.0, skip_layer_guidance_stop=1.0, skip_layer_guidance_start=0.0, skip_layer_config=skipped
     )

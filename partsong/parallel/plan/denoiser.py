@@ -148,6 +148,8 @@ class Denoiser:
             step: the step they are for.
         """
         self._refuse(named)
+        names = " and ".join(type(strategy).__name__ for strategy in self.strategies)
+        check_guidance_calls(self.module, self.plan.guider(), names)
         for name in self.adapter.residuals:
             if named.get(name) is not None:
                 raise UnsupportedError(f"{self.adapter.model}: {name} was given; run a ControlNet with Ulysses instead")
@@ -170,7 +172,7 @@ class Denoiser:
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         self.guidance.computed, self.guidance.was_ready = 0, False
         if self.guidance.axis.size > 1 and not self.splits(named):
-            check_guidance_calls(self.module)
+            check_guidance_calls(self.module, self.plan.guider(), "CfgParallel")
             return self.guidance.run(forward, named)
         return self._split(forward, named)
 

@@ -33,6 +33,7 @@ def follow_pipeline(
     """
     if _scheduler(pipe) is None:
         return
+    plan.guider = lambda: getattr(pipe, "guider", None)
     last_act = "maybe_free_model_hooks"
     tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
     if plan.loop is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from diffusers.guiders.guider_utils import BaseGuidance
 from torch import nn
 
 from partsong.errors import UnsupportedError
@@ -53,18 +54,28 @@ def check_neighbours(denoiser: Hooked) -> None:
         raise UnsupportedError(f"{type(denoiser.module).__name__}: {reason}")
 
 
-def check_guidance_calls(module: nn.Module) -> None:
-    """Refuses a cache of diffusers where ranks share calls for the branches of guidance that come one by one.
+def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:
+    """Refuses what counts on the calls for the branches of guidance being made when the pipeline makes them.
+
+    Args:
+        module: the denoiser.
+        guider: the guidance of a modular pipeline; None where it has none.
+        names: the strategies that make these calls at other times.
 
     Raises:
-        UnsupportedError: names the cache.
+        UnsupportedError: there is a cache of diffusers, or guidance that changes layers for a call.
     """
     config = getattr(module, "_cache_config", None)
     if config is not None:
         kind = type(config).__name__.removesuffix("Config")
         raise UnsupportedError(
             f"{type(module).__name__}: {kind} counts the calls for each branch of guidance, and the ranks of "
-            "CfgParallel make some of them for each other; call disable_cache() and use StepCache, or drop CfgParallel"
+            f"{names} make some of them for each other; call disable_cache() and use StepCache, or drop {names}"
+        )
+    if guider is not None and type(guider).prepare_models is not BaseGuidance.prepare_models:
+        raise UnsupportedError(
+            f"{type(module).__name__}: {type(guider).__name__} changes layers for one of its calls, and {names} makes "
+            "calls at other times than the pipeline; use another guider, or a strategy such as Ulysses"
         )
 
 
