@@ -57,7 +57,10 @@ def _build(guider: Any = None, denoiser: Any = None) -> Any:
 def _call(samples: int) -> dict[str, Any]:
     names = ("prompt_embeds", "negative_prompt_embeds")
     texts = {name: noise(samples, 7, 12, seed=1 + number) for number, name in enumerate(names)}
-    pooled = {f"pooled_{names[0]}": noise(samples, 10, seed=3), "negative_pooled_prompt_embeds": noise(samples, 10, seed=4)}
+    pooled = {
+        f"pooled_{names[0]}": noise(samples, 10, seed=3),
+        "negative_pooled_prompt_embeds": noise(samples, 10, seed=4),
+    }
     return texts | pooled | {"num_inference_steps": 3, "height": 48, "width": 80, "output": "latents"}
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from partsong.errors import PartsongError, UnsupportedError
 from partsong.parallel.hooks.replaced_method import Around, Method, ReplacedMethods
 
-__all__ = ["Renewable", "watch_changes", "without_model_offload"]
+__all__ = ["Renewal", "watch_changes", "without_model_offload"]
 
 #: Methods of diffusers' pipelines and models that put something on layers, or take it off.
 _CHANGING = (
@@ -26,66 +27,66 @@ _CHANGING = (
 _LOADING = ("load_lora_weights", "load_lora_adapter")
 
 
-class Renewable(Protocol):
-    """Describes a plan that can be taken off while a user changes what is under it."""
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Holds how a plan is taken off while a user changes what is under it.
 
-    is_ending: bool
+    Attributes:
+        take_off: takes every hook off.
+        put_on: puts the hooks on what is there then.
+        refuses: says why a method must not be called with some arguments under the plan; None where it may.
+        is_ending: says whether the pipeline's call is cleaning up behind itself.
+    """
 
-    def refuses_change(self, name: str, given: tuple[Any, ...]) -> str | None:
-        """Says why a change cannot be made under this plan; None where it can."""
-        ...
-
-    def take_off(self) -> None:
-        """Takes every hook off."""
-        ...
-
-    def put_on(self) -> None:
-        """Puts the hooks on what is there now."""
-        ...
+    take_off: Callable[[], None]
+    put_on: Callable[[], None]
+    refuses: Callable[[str, tuple[Any, ...]], str | None]
+    is_ending: Callable[[], bool]
 
 
-def watch_changes(plan: Renewable, owners: list[Any], methods: ReplacedMethods) -> None:
-    """Lets the methods that change layers run without the plan's hooks, which are put on anew afterwards.
+def watch_changes(renewal: Renewal, owners: list[Any], methods: ReplacedMethods) -> None:
+    """Lets the methods that change layers run without a plan's hooks, which are put on anew afterwards.
 
     So the order of calls does not matter: what is put on a pipeline under a plan works as if it had been there before.
 
     Args:
-        plan: is taken off and put on.
+        renewal: takes the plan off and puts it on.
         owners: a pipeline and its models.
         methods: takes the replaced methods.
     """
     for owner in owners:
         for name in _CHANGING:
             if hasattr(type(owner), name):
-                methods.replace(owner, name, _renewing(plan, owner, name))
+                methods.replace(owner, name, _renewing(renewal, owner, name))
 
 
-def _renewing(plan: Renewable, owner: Any, name: str) -> Around:
+def _renewing(renewal: Renewal, owner: Any, name: str) -> Around:
     def around(method: Method) -> Method:
         def change(*args: Any, **kwargs: Any) -> Any:
-            if plan.is_ending:  # pipelines put their own offloading on anew at the end of a call
+            if renewal.is_ending():  # pipelines put their own offloading on anew at the end of a call
                 return method(*args, **kwargs)
-            reason = plan.refuses_change(name, (*args, *kwargs.values()))
+            reason = renewal.refuses(name, (*args, *kwargs.values()))
             if reason is not None:
                 raise UnsupportedError(f"{name}(): {reason}")
-            plan.take_off()
+            renewal.take_off()
             try:
                 if name in _LOADING and not kwargs.get("hotswap"):
                     return _loaded(owner, name, lambda: method(*args, **kwargs))
                 return method(*args, **kwargs)
             finally:
-                _put_on(plan, name)
+                _put_on(renewal, name)
 
         return change
 
     return around
 
 
-def _put_on(plan: Renewable, name: str) -> None:
+def _put_on(renewal: Renewal, name: str) -> None:
     try:
-        plan.put_on()
+        renewal.put_on()
     except PartsongError as problem:
-        raise type(problem)(f"{problem}. After {name}() the plan is off: take that back and parallelize() again") from None
+        said = f"{problem}. After {name}() the plan is off: take that back and parallelize() again"
+        raise type(problem)(said) from problem
 
 
 def _loaded(owner: Any, name: str, load: Callable[[], Any]) -> Any:
@@ -96,7 +97,8 @@ def _loaded(owner: Any, name: str, load: Callable[[], Any]) -> Any:
     except (KeyError, RuntimeError, TypeError, ValueError) as problem:
         lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
         said = next((line for line in lines if "mismatch" in line), lines[0] if lines else type(problem).__name__)
-        raise UnsupportedError(f"{name}() on {kind}: {said.rstrip('.')}; is the adapter one for another model?") from problem
+        said = f"{name}() on {kind}: {said.rstrip('.')}; is the adapter one for another model?"
+        raise UnsupportedError(said) from problem
     if _layers(owner) == before:
         raise UnsupportedError(f"{name}() has changed no layer of this {kind}; is the adapter one for another model?")
     return result

@@ -110,7 +110,10 @@ def _cache_reason(denoiser: Hooked, config: Any) -> str | None:
     if type(config).__name__ in _HALVING:
         return f"{kind} computes half of a batch in some steps, which {names} may have shared out; call disable_cache()"
     if looping:
-        return f"{kind} counts on steps that come one after the other, whole, which {looping[0]} changes; call disable_cache()"
+        return (
+            f"{kind} counts on steps that come one after the other, whole, which {looping[0]} changes; call "
+            "disable_cache()"
+        )
     if denoiser.attachments:
         return f"{kind} and {names} would both leave out blocks; call disable_cache(), or drop the strategy"
     return None

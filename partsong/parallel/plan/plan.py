@@ -14,7 +14,7 @@ from partsong.model_folders import DENOISERS
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
-from partsong.parallel.plan.changes import watch_changes, without_model_offload
+from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
 from partsong.parallel.plan.checks import check_adapters
 from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
 from partsong.parallel.plan.denoiser import Denoiser
@@ -93,16 +93,18 @@ class Plan(PlanState):
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
-        self.put_on()
+        self._put_on()
 
-    def put_on(self) -> None:
+    def _put_on(self) -> None:
         """Puts every hook on what the models are made of now."""
+        self.denoisers, self.controlnets, self.coders = [], [], []
         try:
             check_adapters(self.mesh.axis(*AXES), self._modules)
             with without_model_offload(self.target):
                 self._attach()
             owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]
-            watch_changes(self, owners, self._methods)
+            renewal = Renewal(self._take_off, self._put_on, self._refuses_change, lambda: self.is_ending)
+            watch_changes(renewal, owners, self._methods)
         except BaseException:
             self.undo()
             raise
@@ -122,7 +124,7 @@ class Plan(PlanState):
             shares_decoder = not any(coder.decodes for coder in self.coders)
             follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
 
-    def take_off(self) -> None:
+    def _take_off(self) -> None:
         """Waits for what is under way and takes every hook off."""
         try:
             self.clock.begin()
@@ -131,9 +133,9 @@ class Plan(PlanState):
             with without_model_offload(self.target):
                 self._hooks.remove()
             self.clock.forget_callbacks()
-            self.scheduler, self.denoisers, self.controlnets, self.coders = None, [], [], []
+            self.scheduler = None
 
-    def refuses_change(self, name: str, given: tuple[Any, ...]) -> str | None:
+    def _refuses_change(self, name: str, given: tuple[Any, ...]) -> str | None:
         """Says why a change of the models cannot be made under this plan; None where it can."""
         reasons = (refused_change(denoiser, name, given) for denoiser in self.denoisers)
         return next((reason for reason in reasons if reason is not None), None)
@@ -187,7 +189,7 @@ class Plan(PlanState):
     def undo(self) -> None:
         """Waits for what is under way and takes every hook off; may be called again."""
         try:
-            self.take_off()
+            self._take_off()
         finally:
             if self._owns_mesh:
                 self.mesh.close()

@@ -25,7 +25,9 @@ def variant_of(layer: Any) -> str | None:
         return None
     if any(getattr(layer, "use_dora", {}).values()):
         return "DoRA"
-    return "variant of LoRA" if getattr(layer, "lora_variant", None) or getattr(layer, "lora_embedding_A", None) else None
+    return (
+        "variant of LoRA" if getattr(layer, "lora_variant", None) or getattr(layer, "lora_embedding_A", None) else None
+    )
 
 
 def writers_of(layer: Any) -> list[nn.Module]:
