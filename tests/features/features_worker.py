@@ -86,18 +86,18 @@ def _outcome(feature: Feature, want: list[Tensor], group: str, is_after: bool) -
         feature.first(pipe)
         if not is_after:
             feature.put(pipe)
-        with Mesh(**mesh_for(strategies, dist.get_world_size())) as mesh:
-            with parallelize(pipe, *strategies, mesh=mesh) as plan:
-                through = Through(plan)
-                if is_after:
-                    feature.case(has_it=False).run(through)
-                    feature.put(pipe)
-                for part in denoisers(pipe):
-                    part.register_forward_hook(lambda *_: calls.append(1))
-                errors = [distance(case.run(through), want)]
-                with Ledger(flops=False) as ledger:
-                    errors.append(distance(case.run(through), want))
-                predicted = plan.explain().bytes_total()[mesh.rank]
+        mesh = Mesh(**mesh_for(strategies, dist.get_world_size()))
+        with mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
+            through = Through(plan)
+            if is_after:
+                feature.case(has_it=False).run(through)
+                feature.put(pipe)
+            for part in denoisers(pipe):
+                part.register_forward_hook(lambda *_: calls.append(1))
+            errors = [distance(case.run(through), want)]
+            with Ledger(flops=False) as ledger:
+                errors.append(distance(case.run(through), want))
+            predicted = plan.explain().bytes_total()[mesh.rank]
         errors.append(distance(case.run(pipe), want))
     except PartsongError as problem:
         return Outcome("refused", text=str(problem), steps=len(calls))

@@ -31,12 +31,12 @@ def variant_of(layer: Any) -> str | None:
 
 
 def writers_of(layer: Any) -> list[nn.Module]:
-    """Lists the layers whose outputs are those of a layer: itself, or what a LoRA was put around and its second half."""
+    """Lists the layers whose outputs are a layer's: itself, or what a LoRA was put around and its second half."""
     return [layer] if base_of(layer) is layer else [layer.base_layer, *_halves(layer, "lora_B")]
 
 
 def readers_of(layer: Any) -> list[nn.Module]:
-    """Lists the layers whose inputs are those of a layer: itself, or what a LoRA was put around and its first half."""
+    """Lists the layers whose inputs are a layer's: itself, or what a LoRA was put around and its first half."""
     return [layer] if base_of(layer) is layer else [layer.base_layer, *_halves(layer, "lora_A")]
 
 
