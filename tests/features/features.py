@@ -27,6 +27,7 @@ class Feature:
         with_it: arguments for a number of samples that calls have while the feature is on.
         samples: how many samples a call asks for.
         shows: the picture is another one with it.
+        usual: it is tried without ``--full`` too, where another row does not stand for it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Feature:
     with_it: Callable[[int], dict[str, Any]] = lambda samples: {}
     samples: int = 2
     shows: bool = True
+    usual: bool = True
 
     def case(self, *, has_it: bool = True) -> Case:
         """The pipeline and its call, with the feature or without it."""
@@ -66,16 +68,17 @@ _ALL = (
     Feature(name="LoRA on a UNet, convolutions too", on=UNET, put=putting.lora_on_convolutions),
     Feature(name="several LoRAs with weights", on=SD3, put=putting.two_loras),
     Feature(name="LoRA swapped for another", put=putting.swapped_lora, **LATER),
-    Feature(name="LoRA given another weight", put=putting.other_weight, **LATER),
-    Feature(name="LoRA unloaded", put=putting.no_lora, **LATER),
+    Feature(name="LoRA given another weight", usual=False, put=putting.other_weight, **LATER),
+    Feature(name="LoRA unloaded", usual=False, put=putting.no_lora, **LATER),
     Feature(name="LoRA fused", on=SD3, put=putting.fused_lora),
     Feature(name="DoRA", on=SD3, put=putting.dora),
-    Feature(name="DoRA fused", on=SD3, put=putting.fused_dora),
-    Feature(name="DoRA on a UNet's convolutions", on=UNET, put=putting.dora_on_convolutions),
+    Feature(name="DoRA fused", usual=False, on=SD3, put=putting.fused_dora),
+    Feature(name="DoRA on a UNet's convolutions", usual=False, on=UNET, put=putting.dora_on_convolutions),
     Feature(name="ControlNet on a transformer", on="StableDiffusion3ControlNetPipeline", **BORN),
     Feature(name="ControlNet on a UNet", on="StableDiffusionControlNetPipeline", **BORN),
     Feature(
         name="IP-Adapter on a transformer",
+        usual=False,
         on=FLUX,
         put=image_prompts.load_into_flux,
         with_it=image_prompts.flux_pictures,
@@ -89,6 +92,7 @@ _ALL = (
     ),
     Feature(
         name="IP-Adapter on a UNet",
+        usual=False,
         on="StableDiffusionPipeline + one sample",
         put=image_prompts.load_into_unet,
         with_it=image_prompts.unet_pictures,
@@ -99,18 +103,21 @@ _ALL = (
     Feature(name="group offload", on=SD3, put=putting.group_offload, shows=False),
     Feature(name="group offload to disk", on=SD3, put=putting.group_offload_to_disk, shows=False),
     Feature(name="enable_cache, PyramidAttentionBroadcast", put=putting.broadcast_attention, **CACHED),
-    Feature(name="enable_cache, TaylorSeer", put=putting.taylor_cache, **CACHED),
+    Feature(name="enable_cache, TaylorSeer", usual=False, put=putting.taylor_cache, **CACHED),
     Feature(name="enable_cache, TaylorSeer, one sample", put=putting.taylor_cache, samples=1, **CACHED),
     Feature(name="enable_cache, FirstBlockCache", put=putting.first_block_cache, **CACHED),
     Feature(name="layerwise casting", on=SD3, put=putting.cast_layerwise),
     Feature(name="VAE tiling", put=putting.tiled, **DECODED),
     Feature(name="VAE slicing", put=putting.sliced, shows=False, **DECODED),
-    Feature(name="torch.compile of blocks", on=FLUX, put=putting.compiled, shows=False),
+    # tests/parallel/test_compile.py tries compiled blocks in every run.
+    Feature(name="torch.compile of blocks", usual=False, on=FLUX, put=putting.compiled, shows=False),
     Feature(name="another scheduler", on=SD3, put=putting.other_scheduler),
-    Feature(name="another scheduler on a UNet", on=UNET, put=putting.other_unet_scheduler),
-    Feature(name="three branches of guidance in a batch", on="StableDiffusionInstructPix2PixPipeline", **BORN),
+    Feature(name="another scheduler on a UNet", usual=False, on=UNET, put=putting.other_unet_scheduler),
+    Feature(
+        name="three branches of guidance in a batch", usual=False, on="StableDiffusionInstructPix2PixPipeline", **BORN
+    ),
     Feature(name="three branches of guidance, one by one", on="ModularPipeline with three branches", samples=1, **BORN),
-    Feature(name="ModularPipeline", on="ModularPipeline", **BORN),
+    Feature(name="ModularPipeline", usual=False, on="ModularPipeline", **BORN),
     Feature(name="ModularPipeline, one sample", on="ModularPipeline", samples=1, **BORN),
     Feature(name="ModularPipeline, SkipLayerGuidance", on="ModularPipeline that skips layers", samples=1, **BORN),
 )

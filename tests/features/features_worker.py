@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from tests.pipelines.case import denoisers, distance
 
 #: Name of a feature, name of a group, and whether the feature comes "before" or "after" `parallelize`.
 Cell = tuple[str, str, str]
+#: In the place of a group: the feature on one process without a plan.
+ALONE = "alone"
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,51 @@ class Through:
 
 
 def outcomes(nproc: int, cells: list[Cell]) -> dict[Cell, list[Outcome]]:
-    """Every cell's outcome on each rank; for the cell (feature, "alone", ""), how far the feature moves the picture."""
+    """Every cell's outcome on each rank; of one without a group, how far the feature moves the picture."""
     logging.set_verbosity_error()
     results: dict[Cell, list[Outcome]] = {}
     with Mesh(data=nproc):  # keeps the ranks connected from one plan to the next
         for name in dict.fromkeys(name for name, _, _ in cells):
-            feature = FEATURES[name]
-            moved, want = _twin(feature)
-            results[name, "alone", ""] = gathered(Outcome("ran", (moved,)))
+            twin = Twin(FEATURES[name])
             for cell in (cell for cell in cells if cell[0] == name):
-                results[cell] = gathered(_outcome(feature, want, cell[1], cell[2] == "after"))
+                is_alone = cell[1] == ALONE
+                outcome = Outcome("ran", (twin.moved,)) if is_alone else _outcome(twin, cell[1], cell[2] == "after")
+                results[cell] = gathered(outcome)
     return results
 
 
-def _twin(feature: Feature) -> tuple[float, list[Tensor]]:
-    """What a feature changes in a picture, and the picture with it, on one process without a plan."""
-    twin = feature.case().make()
-    feature.first(twin)
-    plain = feature.case(has_it=False).run(twin) if feature.shows else None
-    feature.put(twin)
-    want = feature.case().run(twin)
-    return distance(want, plain) if plain is not None else 0.0, want
+class Twin:
+    """A feature on one process without a plan; nothing is computed before somebody asks."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.feature = feature
+
+    @functools.cached_property
+    def _pipe(self) -> Any:
+        pipe = self.feature.case().make()
+        self.feature.first(pipe)
+        return pipe
+
+    @functools.cached_property
+    def _plain(self) -> list[Tensor]:
+        """The picture before the feature is put on."""
+        return self.feature.case(has_it=False).run(self._pipe)
+
+    @functools.cached_property
+    def picture(self) -> list[Tensor]:
+        """The picture with the feature."""
+        _ = self._plain if self.feature.shows else None
+        self.feature.put(self._pipe)
+        return self.feature.case().run(self._pipe)
+
+    @property
+    def moved(self) -> float:
+        """How far the feature moves the picture."""
+        return distance(self.picture, self._plain) if self.feature.shows else 0.0
 
 
-def _outcome(feature: Feature, want: list[Tensor], group: str, is_after: bool) -> Outcome:
+def _outcome(twin: Twin, group: str, is_after: bool) -> Outcome:
+    feature = twin.feature
     case, strategies = feature.case(), GROUPS[group]
     pipe = case.make()
     calls: list[int] = []
@@ -94,11 +118,11 @@ def _outcome(feature: Feature, want: list[Tensor], group: str, is_after: bool) -
                 feature.put(pipe)
             for part in denoisers(pipe):
                 part.register_forward_hook(lambda *_: calls.append(1))
-            errors = [distance(case.run(through), want)]
+            errors = [distance(case.run(through), twin.picture)]
             with Ledger(flops=False) as ledger:
-                errors.append(distance(case.run(through), want))
+                errors.append(distance(case.run(through), twin.picture))
             predicted = plan.explain().bytes_total()[mesh.rank]
-        errors.append(distance(case.run(pipe), want))
+        errors.append(distance(case.run(pipe), twin.picture))
     except PartsongError as problem:
         return Outcome("refused", text=str(problem), steps=len(calls))
     except Exception:  # noqa: BLE001 - the test tells of it

@@ -122,7 +122,7 @@ def taylor_cache(pipe: Any) -> None:
 
 
 def first_block_cache(pipe: Any) -> None:
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=50.0))
 
 
 def tiled(pipe: Any) -> None:
