@@ -9,7 +9,7 @@ REASONS = {
     "convolutions": "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)",
     "residuals": "was given; run a ControlNet with Ulysses instead",
     "one by one": "keeps the whole weights, of which ranks have shares under",
-    "in one piece": "changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of a block",
+    "in one piece": "changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of",
     "one after the other": "counts on steps that come one after the other, whole, which",
     "two caches": "would both leave out blocks; call disable_cache(), or drop the strategy",
     "compares": "decides by what a rank computes, which is not the same on all ranks of",
