@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +16,7 @@ from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan
 from partsong.parallel.ranks.agreement import AGREED_STEPS
-from partsong.parallel.ranks.mesh import AXES, Axis, check_degrees
+from partsong.parallel.ranks.mesh import AXES, Axis, check_degrees, check_shares, shares_along
 from partsong.parallel.strategy import Strategy, mesh_for
 
 __all__ = ["DryMesh", "predict"]
@@ -24,8 +25,11 @@ __all__ = ["DryMesh", "predict"]
 class DryMesh:
     """Shows a mesh as one rank would see it: exchanges on its axes are counted and not made."""
 
-    def __init__(self, degrees: dict[str, int], world_size: int, rank: int = 0) -> None:
+    def __init__(
+        self, degrees: dict[str, int], world_size: int, rank: int = 0, shares: Sequence[float] | None = None
+    ) -> None:
         check_degrees(degrees, world_size)
+        self.shares = check_shares(shares, world_size)
         self.degrees = {name: degrees[name] for name in AXES}
         self.world_size, self.rank = world_size, rank
         self.device, self.is_main = torch.device("meta"), rank == 0
@@ -39,17 +43,21 @@ class DryMesh:
             mine = (grid == self.rank).nonzero()[0].tolist()
             line = grid[tuple(slice(None) if name in split else place for name, place in zip(AXES, mine, strict=True))]
             ranks = tuple(line.flatten().tolist())
-            self._axes[split] = Axis("*".join(split) or "alone", ranks, ranks.index(self.rank), dry=True)
+            shares = shares_along(split, self.degrees, self.shares)
+            self._axes[split] = Axis("*".join(split) or "alone", ranks, ranks.index(self.rank), dry=True, shares=shares)
         return self._axes[split]
 
 
-def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any) -> Explanation:
+def predict(
+    module: nn.Module, *strategies: Strategy, ranks: int, shares: Sequence[float] | None = None, **inputs: Any
+) -> Explanation:
     """Predicts the bytes a plan would move for one call of a denoiser, on any number of ranks.
 
     Args:
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
+        shares: how fast each of them is, as for `Mesh`. Default: all alike.
         **inputs: the module's arguments for one call, full size; tensors on any device. Some models read values out of
             masks, ids or counts to know how long a sequence becomes; those count where they are given with values.
 
@@ -59,7 +67,7 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
 
     Raises:
         ArgumentTypeError: `module` is no module.
-        ArgumentError: degrees and ranks do not fit.
+        ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: the architecture or the combination has no correct parallel form, or the model's code needs
             more than shapes.
 
@@ -79,7 +87,7 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
     for strategy in strategies:
         if (reason := strategy.unpredictable()) is not None:
             raise UnsupportedError(f"predict(): {reason}")
-    mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks)
+    mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, shares=shares)
     # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
     steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
     steps = 2 * steady + 2
