@@ -5,9 +5,10 @@ from partsong.parallel.expert_parallel.mixture import ExpertMixture
 from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
 from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan, parallelize
-from partsong.parallel.plan.predict import predict
+from partsong.parallel.plan.predict import Memory, predict, predict_memory
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
+from partsong.parallel.ranks.speeds import measure_shares
 from partsong.parallel.strategy import Strategy, mesh_for
 
 __all__ = [
@@ -23,7 +24,10 @@ __all__ = [
     "Split",
     "Strategy",
     "launch",
+    "measure_shares",
     "mesh_for",
     "parallelize",
+    "Memory",
     "predict",
+    "predict_memory",
 ]

@@ -131,6 +131,10 @@ class Shards(Protocol):
         """
         ...
 
+    def spared(self) -> int:
+        """Returns how many bytes of the module's weights are on other ranks; 0 where the module has its share only."""
+        return 0
+
     def describe(self) -> str:
         """Says in words what is shared out."""
         ...

@@ -38,6 +38,7 @@ __all__ = [
     "own_loop",
     "refuse",
     "refuse_shares",
+    "useful_shares",
 ]
 
 Kind = Literal["exact", "bounded", "approximate"]
@@ -177,6 +178,14 @@ def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> No
             raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 
+def useful_shares(
+    strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None
+) -> Sequence[float] | None:
+    """Returns the shares of ranks; None where they change nothing with these strategies."""
+    uneven = tuple(axis for axis in AXES if any(axis in strategy.uneven_axes for strategy in strategies))
+    return None if shares_along(uneven, degrees, shares) is None else shares
+
+
 def refuse_shares(
     strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None
 ) -> None:
@@ -185,18 +194,16 @@ def refuse_shares(
     Raises:
         ArgumentError: names the shares and says what is cut into equal parts.
     """
-    uneven = tuple(axis for axis in AXES if any(axis in strategy.uneven_axes for strategy in strategies))
-    if shares is None or shares_along(uneven, degrees, shares) is not None:
+    if shares is None or useful_shares(strategies, degrees, shares) is not None:
         return
     names = " and ".join(type(strategy).__name__ for strategy in strategies) or "a plan without strategies"
-    given = ", ".join(f"{share:g}" for share in shares)
-    used = [axis for axis in uneven if degrees[axis] > 1]
-    why = "has equal parts only"
+    used = [axis for axis in AXES if degrees[axis] > 1 and any(axis in s.uneven_axes for s in strategies)]
+    why = f"{names} makes equal parts only"
     if used:
-        why = f"cuts unequal parts along {' and '.join(used)} only, where all places have the same share"
+        why = f"only {' and '.join(used)} is cut unevenly, and all places along it have the same share"
     raise ArgumentError(
-        f"shares=({given}) change nothing: {names} {why}; leave them out, or use a strategy that cuts tokens or rows "
-        "over ranks that are unlike, such as Ulysses"
+        f"shares=({', '.join(f'{share:g}' for share in shares)}) change nothing: {why}; leave them out, or cut tokens "
+        "or rows over the ranks that are unlike, with a strategy such as Ulysses"
     )
 
 

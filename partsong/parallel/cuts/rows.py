@@ -27,6 +27,7 @@ from partsong.parallel.cuts.row_blocks import (
     border_rows,
     check_convolution,
     doubled_columns,
+    farthest_reach,
     framed_norms,
     is_causal,
     is_low_rank,
@@ -142,8 +143,7 @@ class RowSplit:
         self._layers = 0
         #: Convolutions that a group norm hands the rows around a rank's own, and those norms.
         self._framed_by: dict[nn.Module, nn.Module] = {}
-        #: Rows a rank needs at the coarsest level: a convolution there may reach no further than the next rank.
-        self._reach = max((border_rows(child) + 1) // 2 for child in module.modules())
+        self._reach = farthest_reach(module)
 
     def levels_of(self, heights: tuple[int, ...]) -> RowLevels:
         """Lays the rows of an image, whose levels have these heights, out over the ranks by their shares."""

@@ -100,6 +100,9 @@ def exchange(
         bytes_received=sum(t.numel() * t.element_size() for t in recvs.values()),
         messages=sum(t.numel() > 0 for t in sends.values()),
     )
+    if axis.network is not None:
+        sent, received = ({axis.ranks[peer]: t.nbytes for peer, t in parts.items()} for parts in (sends, recvs))
+        return Pending(name, [axis.network.post(sent, received)])
     if not ops:
         return Pending(name)
     label = f"{name} on axis {axis.name} (exchange {count})"
@@ -193,6 +196,9 @@ def broadcast(axis: Axis, tensor: Tensor, *, name: str = "broadcast") -> Tensor:
 def agree(axis: Axis, values: Sequence[float], *, name: str = "agreement") -> list[list[float]]:
     """Gathers every rank's numbers in rank order, so that all ranks reach the same verdict."""
     if axis.dry:
+        number = torch.empty(len(values), dtype=torch.float64, device="meta")
+        peers = dict.fromkeys((peer for peer in range(axis.size) if peer != axis.index), number)
+        exchange(axis, peers, peers, name=name).wait()
         return [list(values)] * axis.size
     is_nccl = axis.group is not None and dist.get_backend(axis.group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")

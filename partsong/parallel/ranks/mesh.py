@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from partsong.knobs import Count, Number, check_knobs
 from partsong.parallel.ranks.health import Heartbeat
 from partsong.parallel.ranks.shards import split_sizes
 
-__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "check_shares", "shares_along"]
+__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network", "check_shares", "shares_along"]
 
 _OPENED = itertools.count()
 
@@ -34,6 +34,19 @@ AXES: tuple[str, ...] = (
 TOKEN_AXES = ("patch", "ring", "ulysses")
 
 
+class Network(Protocol):
+    """Describes what hears of messages that are not made."""
+
+    def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> Any:
+        """Notes messages of a rank to and from others, and returns what has a method ``wait``.
+
+        Args:
+            sent: bytes to each global rank.
+            received: bytes from each global rank.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """Describes one named axis as one rank sees it.
@@ -44,6 +57,7 @@ class Axis:
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
         dry: exchanges are only counted, for `partsong.parallel.predict`.
+        network: hears of messages where exchanges are only counted; None where nobody listens.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
         shares: how fast the place of each rank is, the same in all groups of the mesh; None where all are alike.
     """
@@ -53,6 +67,7 @@ class Axis:
     index: int
     group: Any = None
     dry: bool = False
+    network: Network | None = None
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     shares: tuple[float, ...] | None = None
 
@@ -233,7 +248,7 @@ def _await_connections(group: Any) -> None:
         dist.barrier(group)
 
 
-def check_degrees(degrees: dict[str, int], world_size: int) -> None:
+def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
     """Refuses degrees that are not positive integers or do not multiply to the number of ranks."""
     check_knobs(dict.fromkeys(degrees, Count), degrees, "mesh axis ")
     product = math.prod(degrees.values())

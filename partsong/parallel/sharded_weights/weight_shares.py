@@ -13,6 +13,7 @@ from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import Cut, Shards
 from partsong.parallel.ranks.mesh import AXES, Axis
 from partsong.parallel.ranks.pieces import WeightPiece
+from partsong.parallel.sharded_weights.dry_gathers import DryGathers
 from partsong.parallel.sharded_weights.torch_shards import TorchShards
 
 __all__ = ["WeightShares", "find_units"]
@@ -69,16 +70,21 @@ class WeightShares(Shards):
     def __init__(self, module: nn.Module, units: list[nn.Module], axis: Axis, device: torch.device) -> None:
         self.module, self.axis = module, axis
         self.shards = TorchShards(module, units, axis, device)
+        self.dry = DryGathers(self.shards.units, self.shards.sizes, axis)
 
     def attach(self, hooks: HookSet) -> None:
         """Leaves this rank's shares in the blocks, which are gathered whenever a block is called."""
-        if not self.axis.dry:
+        if self.axis.dry:
+            self.dry.attach(hooks)
+        else:
             self.shards.put_on()
             hooks.on_remove(self.shards.take_off)
 
     def begin_forward(self, batch: int, cut: Cut | None) -> None:
         """Begins to gather the first block."""
-        if not self.axis.dry:
+        if self.axis.dry:
+            self.dry.post(0)
+        else:
             self.shards.begin_forward()
 
     def call_notes(self) -> int:
@@ -92,6 +98,11 @@ class WeightShares(Shards):
     def predict(self, notes: Any, batch: int, place: int, index: int) -> int:
         """Returns the bytes a rank sends: shares are as large on every rank."""
         return int(notes)
+
+    def spared(self) -> int:
+        """Returns the bytes of the blocks' weights that other ranks hold."""
+        whole = {weight for unit in self.shards.units for weight in unit.parameters() if weight.ndim}
+        return sum(weight.nbytes for weight in whole) - sum(self.shards.sizes)
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
         """Says which rows of a weight this rank holds; None where it holds all."""
