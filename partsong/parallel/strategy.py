@@ -186,9 +186,7 @@ def useful_shares(
     return None if shares_along(uneven, degrees, shares) is None else shares
 
 
-def refuse_shares(
-    strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None
-) -> None:
+def refuse_shares(strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None) -> None:
     """Refuses shares of ranks that change nothing with these strategies.
 
     Raises:

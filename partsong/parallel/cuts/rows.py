@@ -1,8 +1,8 @@
 """Cuts images into rows: every rank computes a run of rows of a convolutional model, with its neighbours' help.
 
 Cuts are made so that each halving of the image stays within a rank: the coarsest level is shared out, evenly or by the
-shares of the ranks, and finer ones follow. Convolutions, group norms and self-attention are hooked where they stand; what they need from other ranks
-comes through `Borders` and, for attention, through the same chain of stages that token models use.
+ranks' shares, and finer ones follow. What convolutions, group norms and self-attention need from other ranks comes
+through `Borders` and, for attention, through the same chain of stages that token models use.
 """
 
 from __future__ import annotations
@@ -136,8 +136,7 @@ class RowSplit:
         self.input_name, self.joins_text, self.copies = input_name, joins_text, copies
         self.module, self.axis, self.borders, self.stages = module, axis, borders, tuple(stages)
         self.is_attention = is_attention
-        self.levels = RowLevels((axis.size,), axis.size)
-        self.level, self.batch = 0, 1
+        self.levels, self.level, self.batch = RowLevels((axis.size,), axis.size), 0, 1
         self.moves: list[_Move] = []
         self.shapes: list[AttentionShape] = []
         self._layers = 0
