@@ -177,9 +177,18 @@ def slowed(nproc: int, times: int) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = DiTTransformer2DModel(
-        num_attention_heads=6, attention_head_dim=32, in_channels=4, num_layers=2, sample_size=32, num_embeds_ada_norm=10
+        num_attention_heads=6,
+        attention_head_dim=32,
+        in_channels=4,
+        num_layers=2,
+        sample_size=32,
+        num_embeds_ada_norm=10,
     ).eval()
-    named = {"hidden_states": torch.randn(1, 4, 32, 32), "timestep": torch.tensor([9]), "class_labels": torch.tensor([1])}
+    named = {
+        "hidden_states": torch.randn(1, 4, 32, 32),
+        "timestep": torch.tensor([9]),
+        "class_labels": torch.tensor([1]),
+    }
     with Mesh(ulysses=nproc) as mesh, torch.no_grad(), ExitStack() as stack:
         want = model(**named).sample
         if mesh.rank == nproc - 1:

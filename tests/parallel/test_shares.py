@@ -124,7 +124,7 @@ def refusals() -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("trial", "words"),
     [
-        ("too few", ("are 1", "2 ranks")),
+        ("too few", ("1 given", "2 ranks")),
         ("zero", ("above 0",)),
         ("not numbers", ("'21'", "above 0")),
         ("other on every rank", ("rank 1 was given shares=(2.0, 9.0), rank 0 shares=(1.0, 9.0)",)),

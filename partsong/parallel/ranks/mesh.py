@@ -269,7 +269,7 @@ def check_shares(shares: Sequence[float] | None, world_size: int) -> tuple[float
         raise ArgumentError(f"shares={shares!r}: use one number above 0 for each rank, such as (2, 1)")
     if len(shares) != world_size:
         raise ArgumentError(
-            f"shares={tuple(shares)} are {len(shares)}, but there are {world_size} ranks; give one share for each rank"
+            f"shares={tuple(shares)}: {len(shares)} given, but there are {world_size} ranks; give one for each"
         )
     return None if len(set(shares)) == 1 else tuple(map(float, shares))
 
