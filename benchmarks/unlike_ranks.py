@@ -166,7 +166,8 @@ def main(config: Config) -> None:
         "*Speed-up* is against the fast rank alone, of wall seconds in rounds side by side (median of "
         f"{config.repeats}). *Of processors* is the same of the processor seconds of the rank that works longest, "
         "which leaves out what other programs do to the clock, and also what ranks wait for messages. *Busy* are "
-        "processor seconds per step of each rank. Shares were measured by the processor seconds of a call of the whole model on each rank."
+        "processor seconds per step of each rank. Shares were measured by the processor seconds of a call of the whole "
+        "model on each rank."
     )
     columns = ("model", "strategy", "cut", "shares", "seconds", "speed-up", "of processors", "busy", "MB sent")
     lines = [
