@@ -1,7 +1,8 @@
 """Times ranks of which one is slow, in equal parts and by shares: ``python benchmarks/unlike_ranks.py --out NAME``.
 
-The slow rank makes every matrix product, convolution and attention several times, which is a device of a fraction of
-the speed that takes nothing from the others. All cases run in turn, so what disturbs the machine disturbs all of them.
+The slow rank sleeps after its matrix products, convolutions and attentions, as long as they took or several times that:
+a device of a fraction of the speed that takes nothing from this machine's processors. With ``--how work`` it makes them
+several times instead. All cases run in turn, so what disturbs the machine disturbs all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -45,28 +46,49 @@ class Config:
     tokens: int = 1024
     """Image tokens."""
     times: int = 2
-    """How often the last rank does its work."""
+    """How many times as long the last rank takes."""
+    how: Literal["sleep", "work"] = "sleep"
+    """Whether it sleeps or works in that time."""
     strategies: tuple[str, ...] = ("ulysses", "ring", "displaced-patch:warmup_steps=1")
     """Strategies as command lines name them."""
     repeats: int = 5
     """Rounds; the median counts."""
 
 
-class Repeated(TorchDispatchMode):
-    """Makes heavy operators several times.
+class Slowed(TorchDispatchMode):
+    """Makes heavy operators take a multiple of their time.
 
     Args:
-        times: how often.
+        times: which multiple.
+        sleeps: sleeps in the rest of that time, and otherwise makes the operator again.
+
+    Attributes:
+        slept: seconds so far.
     """
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, sleeps: bool) -> None:
         super().__init__()
-        self.times = times
+        self.times, self.sleeps, self.slept, self._due = times, sleeps, 0.0, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for _ in range(self.times - 1 if func.overloadpacket in HEAVY else 0):
+        if self.times == 1 or func.overloadpacket not in HEAVY:
+            return func(*args, **(kwargs or {}))
+        start = time.thread_time()
+        for _ in range(0 if self.sleeps else self.times - 1):
             func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
+        if self.sleeps:
+            self._due += (self.times - 1) * (time.thread_time() - start)
+        if self._due > 1e-3:  # a shorter sleep would be as long as a longer one
+            began = time.perf_counter()
+            time.sleep(self._due)
+            self.slept += time.perf_counter() - began
+            self._due -= time.perf_counter() - began
+        return output
+
+    def clock(self) -> float:
+        """Returns the seconds that this rank's device has been at work, whatever other programs take."""
+        return time.thread_time() + self.slept
 
 
 @dataclass(slots=True)
@@ -94,21 +116,25 @@ def on_rank(config: Config) -> list[dict[str, Any]]:
     quiet_libraries()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    with Mesh(ulysses=2) as mesh, torch.inference_mode(), Repeated(1 if mesh.is_main else config.times):
-        for name in config.models:
-            torch.manual_seed(0)
-            bench = BENCH_MODELS[name]
-            module = bench.build().eval()
-            inputs = bench.inputs(config.tokens, 0.5)
-            measured = measure_shares(
-                mesh, lambda module=module, inputs=inputs: module(**inputs), repeats=3, clock=time.thread_time
-            )
-            cases = [Case("serial", "the fast rank alone", module), *_cases(config, module, measured)]
-            for step in range(STEPS_BEFORE + config.repeats):
-                for case in cases:
-                    _step(case, bench.inputs(config.tokens, 0.6 - 0.02 * step), mesh, counts=step >= STEPS_BEFORE)
-            rows += [_row(name, case, cases[0], mesh) for case in cases]
+    with Mesh(ulysses=2) as mesh, torch.inference_mode():
+        slowed = Slowed(1 if mesh.is_main else config.times, config.how == "sleep")
+        with slowed:
+            for name in config.models:
+                rows += _rows(config, name, slowed, mesh)
     return rows
+
+
+def _rows(config: Config, name: str, slowed: Slowed, mesh: Mesh) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    bench = BENCH_MODELS[name]
+    module, inputs = bench.build().eval(), bench.inputs(config.tokens, 0.5)
+    measured = measure_shares(mesh, lambda: module(**inputs), repeats=3, clock=slowed.clock)
+    cases = [Case("serial", "the fast rank alone", module), *_cases(config, module, measured)]
+    for step in range(STEPS_BEFORE + config.repeats):
+        named = bench.inputs(config.tokens, 0.6 - 0.02 * step)
+        for case in cases:
+            _step(case, named, mesh, slowed, counts=step >= STEPS_BEFORE)
+    return [_row(name, case, cases[0], mesh) for case in cases]
 
 
 def _cases(config: Config, module: nn.Module, measured: tuple[float, ...]) -> list[Case]:
@@ -123,13 +149,13 @@ def _cases(config: Config, module: nn.Module, measured: tuple[float, ...]) -> li
     return cases
 
 
-def _step(case: Case, named: dict[str, Any], mesh: Mesh, *, counts: bool) -> None:
+def _step(case: Case, named: dict[str, Any], mesh: Mesh, slowed: Slowed, *, counts: bool) -> None:
     gather(mesh, [0.0], "start of a step")
-    seconds, busy = time.perf_counter(), time.thread_time()
+    seconds, busy = time.perf_counter(), slowed.clock()
     with Ledger(flops=False) as ledger:
         if case.strategy != "serial" or mesh.is_main:
             case.module(**named)
-    busy, seconds = time.thread_time() - busy, time.perf_counter() - seconds
+    busy, seconds = slowed.clock() - busy, time.perf_counter() - seconds
     if counts:
         case.seconds.append(seconds)
         case.busy.append(busy)
@@ -140,8 +166,8 @@ def _row(model: str, case: Case, serial: Case, mesh: Mesh) -> dict[str, Any]:
     """Returns what was measured on all ranks; a step takes as long as the rank that is done last."""
     seconds = [max(each) for each in zip(*gather(mesh, case.seconds, "seconds"), strict=True)]
     alone = [max(each) for each in zip(*gather(mesh, serial.seconds, "seconds alone"), strict=True)]
-    busy = [statistics.median(each) for each in gather(mesh, case.busy, "processor seconds")]
-    busy_alone = max(statistics.median(each) for each in gather(mesh, serial.busy, "processor seconds alone"))
+    busy = [statistics.median(each) for each in gather(mesh, case.busy, "busy seconds")]
+    busy_alone = max(statistics.median(each) for each in gather(mesh, serial.busy, "busy seconds alone"))
     ratios = [one / other for one, other in zip(alone, seconds, strict=True)]
     return {
         "model": model,
@@ -152,7 +178,7 @@ def _row(model: str, case: Case, serial: Case, mesh: Mesh) -> dict[str, Any]:
         "speedup": statistics.median(ratios),
         "spread": spread(seconds),
         "busy": busy,
-        "speedup_of_processors": busy_alone / max(busy),
+        "speedup_of_busiest": busy_alone / max(busy),
         "bytes_sent": [int(row[0]) for row in gather(mesh, [float(case.sent)], "bytes")],
     }
 
@@ -160,16 +186,16 @@ def _row(model: str, case: Case, serial: Case, mesh: Mesh) -> dict[str, Any]:
 def main(config: Config) -> None:
     """Times the cases and writes the files."""
     rows = launch(on_rank, 2, config)
+    how = "sleeps after" if config.how == "sleep" else "repeats"
     note = (
-        f"Two ranks with one thread each, {config.tokens} image tokens, float32, random weights. The second rank makes "
-        f"each matrix product and attention {config.times} times, so equal parts make it the one that all wait for. "
-        "*Speed-up* is against the fast rank alone, of wall seconds in rounds side by side (median of "
-        f"{config.repeats}). *Of processors* is the same of the processor seconds of the rank that works longest, "
-        "which leaves out what other programs do to the clock, and also what ranks wait for messages. *Busy* are "
-        "processor seconds per step of each rank. Shares were measured by the processor seconds of a call of the whole "
-        "model on each rank."
+        f"Two ranks with one thread each, {config.tokens} image tokens, float32, random weights. The second rank {how} "
+        f"its matrix products and attentions, so that they take {config.times} times as long. *Speed-up* is against "
+        f"the fast rank alone, of wall seconds in rounds side by side (median of {config.repeats}). *Busy* are processor "
+        "seconds per step of each rank, with what it slept; they leave out what other programs take, and waits for "
+        "messages. *Of the busiest* is the speed-up of the rank that has most of them. Shares were measured in busy "
+        "seconds too, of a call of the whole model on each rank."
     )
-    columns = ("model", "strategy", "cut", "shares", "seconds", "speed-up", "of processors", "busy", "MB sent")
+    columns = ("model", "strategy", "cut", "shares", "seconds", "speed-up", "of the busiest", "busy", "MB sent")
     lines = [
         (
             row["model"],
@@ -178,7 +204,7 @@ def main(config: Config) -> None:
             "-" if row["shares"] is None else " : ".join(f"{share:g}" for share in row["shares"]),
             f"{row['seconds_median']:.2f}",
             f"{row['speedup']:.2f}x",
-            f"{row['speedup_of_processors']:.2f}x",
+            f"{row['speedup_of_busiest']:.2f}x",
             " and ".join(f"{busy:.2f}" for busy in row["busy"]),
             " and ".join(f"{sent / 1e6:.1f}" for sent in row["bytes_sent"]),
         )
