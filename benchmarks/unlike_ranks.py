@@ -192,8 +192,8 @@ def main(config: Config) -> None:
         f"its matrix products and attentions, so that they take {config.times} times as long. *Speed-up* is against "
         f"the fast rank alone, of wall seconds in rounds side by side (median of {config.repeats}). *Busy* are "
         "processor seconds per step of each rank, with what it slept; they leave out what other programs take, and "
-        "waits for messages. *Of the busiest* is the speed-up of the rank that has most of them. Shares were measured in busy "
-        "seconds too, of a call of the whole model on each rank."
+        "waits for messages. *Of the busiest* is the speed-up of the rank that has most of them. Shares were measured "
+        "in busy seconds too, of a call of the whole model on each rank."
     )
     columns = ("model", "strategy", "cut", "shares", "seconds", "speed-up", "of the busiest", "busy", "MB sent")
     lines = [

@@ -19,6 +19,7 @@ import tyro
 from partsong.cli.bounds import check_bounds
 from partsong.cli.options import (
     Bench,
+    Calibrating,
     Command,
     Demo,
     Env,
@@ -26,6 +27,8 @@ from partsong.cli.options import (
     EvalSuite,
     Image,
     List,
+    PlannerEval,
+    Planning,
     Reasoning,
     Text,
     Think,
@@ -50,6 +53,9 @@ _COMMANDS: dict[type, tuple[str, str, str]] = {
     Eval: ("eval", "evaluate", "summary"),
     Reasoning: ("eval_reasoning", "evaluate", "summary"),
     Bench: ("bench", "bench", "summary"),
+    PlannerEval: ("plan", "evaluate", "evaluate_summary"),
+    Planning: ("plan", "plan", "plan_summary"),
+    Calibrating: ("plan", "calibrate", "calibrate_summary"),
     Demo: ("demo", "demo", "summary"),
     Env: ("info", "show_env", "env_summary"),
     List: ("info", "show_list", "list_summary"),

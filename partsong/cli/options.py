@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 
 import tyro
 
+from partsong.cli.option_types import Common, Count, Path, Positive, Seed, Temperature, Words
+from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
 from partsong.knobs import Number, Whole
 
 __all__ = [
     "Asking",
     "Bench",
+    "Calibrating",
     "Command",
     "Decoding",
     "Demo",
@@ -22,6 +25,8 @@ __all__ = [
     "List",
     "Oracle",
     "ParallelBench",
+    "PlannerEval",
+    "Planning",
     "Reasoning",
     "Sampling",
     "Text",
@@ -29,28 +34,9 @@ __all__ = [
     "Video",
 ]
 
-Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
-#: A number that may be left out. `partsong.cli.bounds` checks the bounds in these annotations.
-Count = Annotated[int | None, Whole(1), tyro.conf.arg(metavar="N")]
-#: A number that has a default.
-Positive = Annotated[int, Whole(1), tyro.conf.arg(metavar="N")]
-Seed = Annotated[int, tyro.conf.arg(metavar="N")]
-Temperature = Annotated[float, Number(0.0)]
-Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
-    """Holds the options that every command has."""
-
-    json: Path = None
-    """Write the result to this file as JSON."""
-    debug: bool = False
-    """Show the traceback of an error instead of one line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling(_Common):
+class Sampling(Common):
     """Holds the options that image and video share."""
 
     nproc: Count = None
@@ -133,7 +119,7 @@ Drafters = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding(_Common):
+class Decoding(Common):
     """Holds the options that text and eval share."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "lists-mdlm"
@@ -192,7 +178,7 @@ class Text(Decoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(_Common):
+class Asking(Common):
     """Holds the options of commands that ask a language model many times."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
@@ -320,18 +306,19 @@ class Reasoning(Asking):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """Measure decoding rules or ways to think."""
+    """Measure decoding rules, ways to think, or predictions."""
 
     suite: (
         Annotated[Oracle, tyro.conf.subcommand("oracle")]
         | Annotated[ParallelBench, tyro.conf.subcommand("parallelbench")]
         | Annotated[Reasoning, tyro.conf.subcommand("reasoning")]
+        | Annotated[PlannerEval, tyro.conf.subcommand("planner")]
     )
     """What to measure on (see `partsong list suites`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(_Common):
+class Bench(Common):
     """Measure strategies against one process, kernels against each other, or ParScale against wider models."""
 
     name: Annotated[Literal["image", "kernels", "parscale"], tyro.conf.Positional]
@@ -352,12 +339,12 @@ class Bench(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Env(_Common):
+class Env(Common):
     """Show versions, devices, cores and attention backends of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(_Common):
+class List(Common):
     """List what there is to choose from."""
 
     what: Annotated[
@@ -370,7 +357,7 @@ class List(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(_Common):
+class Demo(Common):
     """Sample a few captions serially and with each strategy, and write a page that shows them side by side."""
 
     nproc: Annotated[int, Whole(2), tyro.conf.arg(metavar="N")] = 2
@@ -394,6 +381,8 @@ Command = (
     | Annotated[Think, tyro.conf.subcommand("think")]
     | Annotated[EvalSuite, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Planning, tyro.conf.subcommand("plan")]
+    | Annotated[Calibrating, tyro.conf.subcommand("calibrate")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]

@@ -40,7 +40,7 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     first = parts[0][0]
     wide = any(x.dtype is torch.float64 for part in parts for x in part)
     dtype = torch.float64 if wide else torch.float32
-    if len(parts) == 1 or first.is_meta:  # of a shape alone there is nothing to weigh
+    if len(parts) == 1:
         return first, parts[0][1].to(dtype)
     lses = [lse.to(dtype) for _, lse in parts]
     top = functools.reduce(torch.maximum, lses)

@@ -59,6 +59,7 @@ class LaggedLayers(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("pipe",)
     kind: ClassVar[Kind] = "approximate"
+    cuts_blocks: ClassVar[bool] = True
     reads_last_step: ClassVar[bool] = True
 
     degree: Count | None = None

@@ -87,6 +87,8 @@ class Strategy:
     uneven_axes: ClassVar[tuple[str, ...]] = ()
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
+    #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
+    cuts_blocks: ClassVar[bool] = False
     # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
     #: Number of ranks on its axis; None takes what the others leave.
     degree = None

@@ -33,8 +33,8 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     q, k, v = call.q, call.k, call.v
     batch, heads, length, _ = q.shape
     dtype = compute_dtype(q.dtype)
-    if q.is_meta:  # there is nothing to compute, and the slices of a long video would take minutes
-        return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=dtype)
+    if q.is_meta:
+        return _shapes(q, k, v, dtype)
     rows = max(1, MAX_LOGITS // (batch * heads * k.shape[2]))
     # Autocast would turn the matmuls below into bfloat16 ones.
     with torch.autocast(q.device.type, enabled=False):
@@ -43,6 +43,17 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         parts = [_softmax(q[:, :, here].to(dtype), k, v, _rows(call, here), call.scale) for here in slices]
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(column, dim=2) for column in zip(*parts, strict=True))
         return out.to(q.dtype), lse
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns results without values by one operator, so that those who count work see an attention."""
+    if q.shape[-1] != v.shape[-1]:
+        return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:3], dtype=dtype)
+    every = (-1, q.shape[1], -1, -1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k[:, :1].expand(every), v[:, :1].expand(every)
+    )
+    return out, lse.to(dtype)
 
 
 def _rows(call: Call, here: slice) -> Tensor | None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.plan import Plan
+from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.mesh import AXES, Axis, Network, check_degrees, check_shares, shares_along
 from partsong.parallel.strategy import Strategy, mesh_for
@@ -77,10 +78,12 @@ class DryRun:
         rank: whose calls are made.
         network: hears of every message; None where nobody listens.
         shares: how fast each rank is. Default: all alike.
+        shapes: what earlier runs have remembered; None begins anew.
 
     Attributes:
         plan: the plan.
         calls: how many calls it takes until one is like all that follow.
+        warmup: how many calls are unlike those after them.
         state: the weights and tables of the module on this rank, without values.
 
     Raises:
@@ -100,6 +103,7 @@ class DryRun:
         rank: int = 0,
         network: Network | None = None,
         shares: Sequence[float] | None = None,
+        shapes: RememberedShapes | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
@@ -108,23 +112,25 @@ class DryRun:
                 raise UnsupportedError(f"predict(): {reason}")
         mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network, shares)
         # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
-        steady = max(AGREED_STEPS, *(strategy.warmup_steps for strategy in strategies))
+        self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
+        steady = max(AGREED_STEPS, self.warmup)
         self.module, self.inputs = module, tree_map(_without_numbers, dict(inputs))
         # One call tells the shapes of all, unless those after a warm-up are others.
-        self.calls = steady + 1 if any(strategy.warmup_steps for strategy in strategies) else 1
+        self.calls = steady + 1 if self.warmup else 1
         self.plan = Plan(module, [module], tuple(strategies), mesh, owns_mesh=False)
         # Not the state dict: it leaves out tables that a model computes for itself.
         tensors = itertools.chain(module.named_parameters(), module.named_buffers())
         self.state = {name: tensor.detach().to("meta") for name, tensor in tensors}
+        self._shapes = RememberedShapes() if shapes is None else shapes
         self.plan.clock.driven = True
         self.plan.clock.begin(list(range(2 * steady + 2, 0, -1)))
 
-    def call(self) -> None:
-        """Makes the next step's call."""
+    def call(self) -> Any:
+        """Makes the next step's call, and returns what the module does, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
             with torch.no_grad(), _Values() if has_values else nullcontext(), _FusedAttention():
-                torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
+                output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):
                 raise  # not for want of values: the inputs are wrong, or the model is refused
@@ -133,6 +139,7 @@ class DryRun:
                 "under a plan and ask its explain() instead"
             ) from problem
         self.plan.clock.advance()
+        return output
 
     def weight_bytes(self) -> int:
         """Returns the bytes of the weights that stay on this rank."""
@@ -141,11 +148,13 @@ class DryRun:
         return whole if shards is None else whole - shards.spared()
 
     def __enter__(self) -> DryRun:
+        self._shapes.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._shapes.__exit__(kind, error, trace)
         self.plan.__exit__(kind, error, trace)
 
 

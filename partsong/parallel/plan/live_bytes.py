@@ -32,7 +32,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
+        for leaf in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
         return output

@@ -1,0 +1,81 @@
+"""Finds the model that a plan is for, and writes the lines that carry the plan out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from partsong.knobs import format_knobs
+from partsong.model_folders import ZOO, read_settings
+from partsong.parallel.strategy import Strategy
+from partsong.planner.models import MODELS
+from partsong.planner.recommend import Advice
+from partsong.planner.subject import Subject, subject_in, subject_named, subject_of
+from partsong.samplers.registry import strategies
+
+__all__ = ["paste", "subject_for"]
+
+#: A folder with more bytes of weights than this is planned for by its settings alone.
+_SMALL = 2e9
+
+
+def subject_for(model: str) -> tuple[Subject, str]:
+    """Finds a model by the planner's name, a zoo name, or a folder.
+
+    Args:
+        model: what the user wrote.
+
+    Returns:
+        The model, and what `from_pretrained` takes for it.
+
+    Raises:
+        ArgumentError: nothing of that name; lists the known ones.
+    """
+    if model in MODELS:
+        return subject_named(model), MODELS[model].checkpoint
+    folder = ZOO / model if (ZOO / model / "model_index.json").is_file() else Path(model)
+    if not (folder / "model_index.json").is_file():
+        by_checkpoint = {row.checkpoint: row.name for row in MODELS.values()}
+        return subject_named(by_checkpoint.get(model, model)), model
+    kind = read_settings(folder, "model_index.json")["_class_name"]
+    weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if weights > _SMALL and any(row.pipeline == kind for row in MODELS.values()):
+        return subject_in(folder, kind), str(folder)
+    from diffusers import DiffusionPipeline
+
+    return subject_of(DiffusionPipeline.from_pretrained(folder)), str(model)
+
+
+def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str]:
+    """Writes the command line and the lines of Python that carry the first of the mixes out.
+
+    Args:
+        name: what `from_pretrained` takes.
+        advice: the plan.
+        subject: its model.
+        **asked: sizes and steps that were asked for; None for those that were not.
+    """
+    best, ranks = advice.rows[0], advice.machine.ranks
+    nproc = ranks if best.strategies else 1
+    sizes = {key: asked[key] for key in ("height", "width", "frames", "steps") if asked.get(key) is not None}
+    command = f"partsong {'video' if subject.frames > 1 else 'image'} PROMPT --model {name} --nproc {nproc}"
+    command += "".join(f" --strategy {format_knobs(strategy, strategies())}" for strategy in best.strategies)
+    command += "".join(f" --{key} {value}" for key, value in sizes.items())
+    mix = ", ".join(map(_written, best.strategies))
+    kinds = ", ".join(dict.fromkeys(type(strategy).__name__ for strategy in best.strategies))
+    if not best.strategies:
+        return [command]
+    lines = [
+        f"from partsong import {kinds}, generate, load_pipeline, parallelize  # in a program under torchrun",
+        f'pipe = load_pipeline("{name}", {mix})',
+        f'images = generate(parallelize(pipe, {mix}), prompt="PROMPT")',
+    ]
+    return [command, "\n".join(lines)]
+
+
+def _written(strategy: Strategy) -> str:
+    """Writes a strategy as Python does, with the knobs that are not the default."""
+    _, _, knobs = format_knobs(strategy, strategies()).partition(":")
+    given = [part.split("=") for part in knobs.split(",") if part]
+    values = (f"{key}={value if value.replace('.', '', 1).isdigit() else repr(value)}" for key, value in given)
+    return f"{type(strategy).__name__}({', '.join(values)})"

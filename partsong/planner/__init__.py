@@ -1,0 +1,27 @@
+"""Predicts time, memory and bytes of every legal mix of strategies, and recommends one."""
+
+from partsong.planner.devices import DEVICES, LINKS
+from partsong.planner.estimate import Estimate
+from partsong.planner.hardware import Device, Link, Machine
+from partsong.planner.machines import machine_named
+from partsong.planner.models import MODELS
+from partsong.planner.recommend import Advice, Refusal, advise, recommend
+from partsong.planner.subject import Subject, subject_named, subject_of
+
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "MODELS",
+    "Advice",
+    "Device",
+    "Estimate",
+    "Link",
+    "Machine",
+    "Refusal",
+    "Subject",
+    "advise",
+    "machine_named",
+    "recommend",
+    "subject_named",
+    "subject_of",
+]

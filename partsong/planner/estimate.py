@@ -1,0 +1,165 @@
+"""Predicts a whole generation under a mix of strategies: seconds with an interval, bytes, memory and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partsong.knobs import format_knobs
+from partsong.parallel.strategy import Kind, Strategy, combined_kind
+from partsong.planner.denoising import Denoising, Tracer
+from partsong.planner.hardware import Device, Machine
+from partsong.planner.measured import drift_of
+from partsong.planner.subject import Subject
+from partsong.samplers.registry import EncodeOnce, ParallelVae, strategies
+
+__all__ = ["Estimate", "estimate", "fits", "flags"]
+
+#: Four predictions in five lie within these factors: of measured machines, and of machines known from data sheets.
+_MEASURED, _PUBLIC = (0.85, 1.18), (0.65, 1.6)
+#: Rows and columns of the tiles in which an autoencoder decodes what it cannot hold at once.
+_TILE = 512
+#: Share of a device's memory that its libraries and a fragmented allocator take.
+_RESERVED = 0.08
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Says what a generation takes under a mix of strategies.
+
+    Attributes:
+        strategies: the mix.
+        seconds: of the whole generation.
+        seconds_low: four in five lie between this
+        seconds_high: and this.
+        denoising: seconds of the steps.
+        encoding: seconds of the text encoders.
+        decoding: seconds of the autoencoder.
+        waiting: seconds of the steps in which a device waits for messages.
+        bytes_sent: by the first rank, in all steps.
+        memory: bytes that the fullest rank needs.
+        tiled: whether the autoencoder has to decode in tiles to fit.
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        drift: root mean square difference of pixels in [0, 1] to expect; 0 where it is exact.
+        drift_file: what measured it; None where it is exact.
+        reason: one sentence that says where the time goes.
+    """
+
+    strategies: tuple[Strategy, ...]
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    denoising: float
+    encoding: float
+    decoding: float
+    waiting: float
+    bytes_sent: int
+    memory: int
+    tiled: bool
+    kind: Kind
+    drift: float
+    drift_file: str | None
+    reason: str
+
+    @property
+    def strategy(self) -> str:
+        """Returns the mix as the command line writes it; ``serial`` where there is none."""
+        return flags(self.strategies)
+
+
+def flags(mix: Sequence[Strategy]) -> str:
+    """Writes a mix as the command line reads it, one strategy after the other; ``serial`` where there is none."""
+    return " ".join(format_knobs(strategy, strategies()) for strategy in mix) or "serial"
+
+
+def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: int) -> Estimate:
+    """Predicts a generation.
+
+    Args:
+        tracer: of the model and the size.
+        mix: the strategies.
+        machine: what the ranks run on.
+        steps: of the generation.
+
+    Raises:
+        PartsongError: the mix has no correct form on this model, or on so many ranks.
+    """
+    subject, size = tracer.subject, tracer.size
+    on_denoiser = [strategy for strategy in mix if strategy.denoises]
+    steps_take = tracer.denoise(on_denoiser, machine, steps)
+    shares_decoder = any(isinstance(strategy, ParallelVae) for strategy in mix)
+    encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in mix) and machine.ranks > 1
+    pixels = size.height * size.width * size.frames
+    encoding, decoding = _encoding(subject, machine.device, size.batch), 0.0
+    if subject.decoding is not None:
+        split = machine.ranks if shares_decoder else 1
+        decoding = subject.decoding.seconds(machine.device, -(-pixels // split)) * size.batch
+    memory, tiled = _memory(subject, steps_take, machine, pixels, shares_decoder, encodes_once)
+    total = encoding + steps_take.seconds + decoding
+    low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
+    drift, file = drift_of(mix)
+    return Estimate(
+        strategies=tuple(mix),
+        seconds=total,
+        seconds_low=total * low,
+        seconds_high=total * high,
+        denoising=steps_take.seconds,
+        encoding=encoding,
+        decoding=decoding,
+        waiting=steps_take.waiting,
+        bytes_sent=steps_take.bytes_sent,
+        memory=memory,
+        tiled=tiled,
+        kind=combined_kind(mix),
+        drift=drift,
+        drift_file=file,
+        reason=_reason(steps_take, encoding, decoding),
+    )
+
+
+def _encoding(subject: Subject, device: Device, batch: int) -> float:
+    """Returns the seconds of the text encoders: a pass over their weights, or its arithmetic where that is longer."""
+    itemsize = subject.dtype.itemsize
+    branches = 2 if subject.branches > 1 else 1
+    seconds = 0.0
+    for encoder in subject.encoders:
+        flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
+        seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
+    return seconds
+
+
+def _memory(
+    subject: Subject, steps: Denoising, machine: Machine, pixels: int, shares_decoder: bool, encodes_once: bool
+) -> tuple[int, bool]:
+    """Returns the bytes that the fullest rank needs, and whether that takes decoding in tiles."""
+    encoders = sum(encoder.parameters for encoder in subject.encoders) * subject.dtype.itemsize
+    # Encoded once, prompts are known before the denoiser needs its room, and the encoders wait in the host's memory.
+    beside = 0.0 if encodes_once else encoders
+    decoder = 0 if subject.decoding is None else subject.decoding.weights
+    resident = steps.weights + decoder + beside
+    peaks = [resident + steps.working, encoders if encodes_once else 0.0]
+    if subject.decoding is None:
+        return int(max(peaks)), False
+    split = machine.ranks if shares_decoder else 1
+    whole = resident + subject.decoding.memory(-(-pixels // split))
+    room = machine.device.memory * (1 - _RESERVED)
+    if whole <= room or whole <= max(peaks):
+        return int(max(*peaks, whole)), False
+    frames = max(1, subject.frames)
+    tile = resident + subject.decoding.memory(min(pixels, _TILE * _TILE * frames)) + 3 * 2 * pixels
+    return int(max(*peaks, min(tile, whole))), tile < whole
+
+
+def _reason(steps: Denoising, encoding: float, decoding: float) -> str:
+    total = max(steps.seconds + encoding + decoding, 1e-9)
+    waits = 100 * steps.waiting / total
+    parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
+    parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+    parts += [f"{100 * decoding / total:.0f} % decoding"] if decoding / total >= 0.01 else []
+    parts += [f"{100 * encoding / total:.0f} % reading the prompt"] if encoding / total >= 0.01 else []
+    return ", ".join(parts)
+
+
+def fits(memory: int, device: Device) -> bool:
+    """Says whether a device can hold so many bytes beside what its libraries take."""
+    return memory <= device.memory * (1 - _RESERVED)

@@ -1,0 +1,168 @@
+"""Runs a recorded call on a simulated clock: a host that begins operators, a device that computes, links that carry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from partsong.planner.hardware import Link, Machine
+from partsong.planner.operators import OperatorWork
+from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait, looks_back
+
+__all__ = ["Clock", "StepTime", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Says how long calls take.
+
+    Attributes:
+        first: seconds of a call of the warm-up.
+        steady: seconds of a later one.
+        waiting: seconds of a later one in which the device waits for messages.
+        hosted: seconds of a later one in which it waits for the host.
+    """
+
+    first: float
+    steady: float
+    waiting: float
+    hosted: float
+
+    def calls(self, number: int, warmup: int) -> float:
+        """Returns the seconds of so many calls in a row."""
+        warm = min(warmup, number)
+        return warm * self.first + (number - warm) * self.steady
+
+
+def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
+    """Simulates a first call and calls of the steady state, one after another.
+
+    Other ranks are taken to be as fast as this one, so that what they send leaves when this rank sends as well.
+
+    Args:
+        trace: what the rank does.
+        machine: what it runs on.
+        rank: which one it is.
+    """
+    clock = Clock(machine, rank)
+    clock.run(trace.first)
+    first = clock.now
+    # What a call left under way delays the next one; the one after that is like all that follow.
+    for _ in range(2 if trace.looks_back else 1):
+        clock.run(trace.steady)
+    before, waited, hosted = clock.now, clock.waited, clock.hosted
+    clock.run(trace.steady)
+    return StepTime(first, clock.now - before, clock.waited - waited, clock.hosted - hosted)
+
+
+class Clock:
+    """Holds when the host, the device and the links of one rank are free.
+
+    Args:
+        machine: what the rank runs on.
+        rank: which one it is.
+    """
+
+    def __init__(self, machine: Machine, rank: int) -> None:
+        self.machine, self.rank = machine, rank
+        self.host = self.device = self.waited = self.hosted = 0.0
+        self._free: dict[str, float] = defaultdict(float)
+        self._done: dict[PostedAt, float] = {}
+        self._calls = 0
+
+    @property
+    def now(self) -> float:
+        """Returns when everything that was begun is done."""
+        return max(self.host, self.device)
+
+    def run(self, parts: Iterable[CallPart]) -> None:
+        """Makes one call."""
+        parts = tuple(parts)
+        jumps = not looks_back(parts)
+        place = 0
+        for part in parts:
+            done, rate = 0, None
+            while done < part.times:
+                before = self._state()
+                self._run_part(part, place + done)
+                done += 1
+                last, rate = rate, [after - earlier for after, earlier in zip(self._state(), before, strict=True)]
+                left = part.times - done
+                if jumps and left > 1 and last is not None and self._is_steady(last, rate):
+                    self._jump(rate, left - 1, place + done - 1)
+                    done += left - 1
+            place += part.times
+        self._calls += 1
+
+    def _state(self) -> tuple[float, ...]:
+        return self.host, self.device, max(self._free.values(), default=0.0), self.waited, self.hosted
+
+    def _is_steady(self, last: Sequence[float], rate: Sequence[float]) -> bool:
+        """Says whether equal parts take equally long from here on: the slowest of host, device and link stays it."""
+        same = all(abs(now - then) <= 1e-9 + 1e-6 * abs(now) for now, then in zip(rate, last, strict=True))
+        host, device, link = rate[:3]
+        stays = host <= device + 1e-12 if self.device >= self.host else device <= host + 1e-12
+        return same and stays and link <= max(host, device) + 1e-12
+
+    def _jump(self, rate: Sequence[float], times: int, place: int) -> None:
+        """Lets so many equal parts go by at once."""
+        host, device, link, waited, hosted = (each * times for each in rate)
+        self.host, self.device = self.host + host, self.device + device
+        self.waited, self.hosted = self.waited + waited, self.hosted + hosted
+        for name in self._free:
+            self._free[name] += link
+        for message in [message for message in self._done if message.call == self._calls and message.part == place]:
+            self._done[message._replace(part=place + times)] = self._done[message] + device
+
+    def _run_part(self, part: CallPart, place: int) -> None:
+        posted = 0
+        for event in part.events:
+            if isinstance(event, OperatorWork):
+                self._compute(event)
+            elif isinstance(event, Post):
+                self._done[PostedAt(self._calls, place, posted)] = self._send(event)
+                posted += 1
+            else:
+                self._wait(event, place)
+
+    def _compute(self, work: OperatorWork) -> None:
+        device = self.machine.device
+        begins = device.begins(work)
+        self.host += begins
+        if device.host:
+            self.host = self.device = max(self.host, self.device + begins) + device.seconds(work)
+            return
+        if self.host > self.device:
+            self.hosted += self.host - self.device
+            self.device = self.host
+        self.device += device.seconds(work)
+
+    def _send(self, post: Post) -> float:
+        peers = sorted({*post.sent, *post.received})
+        by_link: dict[str, tuple[Link, list[int]]] = {}
+        for peer in peers:
+            link = self.machine.between(self.rank, peer)
+            by_link.setdefault(link.name, (link, []))[1].append(peer)
+        done = self.now if self.machine.device.host else self.device
+        for name, (link, mine) in by_link.items():
+            self.host += link.post
+            begins = max(self.device, self.host, self._free[name])
+            sent, received = (sum(way.get(peer, 0) for peer in mine) for way in (post.sent, post.received))
+            moved = sent * self.machine.ranks if link.shared else max(sent, received)
+            ends = begins + link.latency + link.per_message * (len(mine) - 1) + moved / link.bandwidth
+            if link.busy:
+                self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)
+            self._free[name] = ends
+            done = max(done, ends)
+        return done
+
+    def _wait(self, wait: Wait, place: int) -> None:
+        # Parts further on than the call has are counted from its end: a short trace stands for a deeper model.
+        message = PostedAt(self._calls - wait.calls, place + wait.parts, wait.number)
+        done = self._done.get(message, 0.0)
+        if done > self.device:
+            self.waited += done - max(self.device, 0.0)
+            self.device = done
+        if self.machine.device.host:
+            self.host = self.device = self.now

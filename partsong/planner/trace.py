@@ -1,0 +1,247 @@
+"""Records what one rank does in a call of a denoiser: operators, messages and waits, in order, from shapes alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from partsong.errors import PartsongError
+from partsong.parallel.plan.dry_run import DryRun
+from partsong.parallel.plan.live_bytes import LiveBytes
+from partsong.parallel.plan.remembered_shapes import RememberedShapes
+from partsong.parallel.strategy import Strategy
+from partsong.planner.operators import OperatorWork, work_of
+from partsong.planner.shallow import EqualBlocks, runs_of, shallow
+
+__all__ = ["Event", "PostedAt", "CallPart", "Post", "CallTrace", "Wait", "looks_back", "trace_calls"]
+
+
+class PostedAt(NamedTuple):
+    """Names a message by where it was posted.
+
+    Attributes:
+        call: in which call.
+        part: in which part of the call.
+        number: how many were posted before it in that part.
+    """
+
+    call: int
+    part: int
+    number: int
+
+
+class Post(NamedTuple):
+    """Begins an exchange with other ranks.
+
+    Attributes:
+        sent: bytes to each global rank.
+        received: bytes from each global rank.
+    """
+
+    sent: dict[int, int]
+    received: dict[int, int]
+
+
+class Wait(NamedTuple):
+    """Waits for an exchange.
+
+    Attributes:
+        calls: how many calls ago it was posted.
+        parts: how many parts further on, with the sign; parts before are negative.
+        number: which one of that part.
+    """
+
+    calls: int
+    parts: int
+    number: int
+
+
+Event = OperatorWork | Post | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """Describes a part of a call that may stand for several equal ones.
+
+    Attributes:
+        events: what happens in it.
+        times: how often it happens.
+    """
+
+    events: tuple[Event, ...]
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """Holds what one rank does in a first call and in one of the steady state.
+
+    Attributes:
+        first: the first call, which differs where a strategy warms up.
+        steady: a call like all later ones.
+        warmup: how many calls are like the first.
+        working: bytes of tensors alive at the peak of a call.
+        kept: bytes of those that stay until the next call.
+        weights: bytes of the weights that stay on the rank.
+    """
+
+    first: tuple[CallPart, ...]
+    steady: tuple[CallPart, ...]
+    warmup: int
+    working: int
+    kept: int
+    weights: int
+
+    @property
+    def looks_back(self) -> bool:
+        """Says whether a call waits for messages of the one before."""
+        return looks_back(self.steady)
+
+
+def looks_back(parts: Sequence[CallPart]) -> bool:
+    """Says whether a call waits for messages of the one before."""
+    return any(isinstance(event, Wait) and event.calls for part in parts for event in part.events)
+
+
+def trace_calls(
+    module: nn.Module,
+    strategies: Sequence[Strategy],
+    ranks: int,
+    inputs: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    shapes: RememberedShapes | None = None,
+) -> CallTrace:
+    """Traces calls of a denoiser under a plan on one of many ranks that need not exist.
+
+    Of a run of equal blocks only three are traced: the one in the middle stands for all between the first and the last.
+
+    Args:
+        module: a denoiser; it may live on the ``meta`` device.
+        strategies: as for `parallelize`.
+        ranks: how many there are.
+        inputs: the module's arguments for one call, full size.
+        rank: whose calls are traced.
+        shapes: what earlier traces have remembered; None begins anew.
+
+    Raises:
+        UnsupportedError: as for `predict`.
+    """
+    shapes = RememberedShapes() if shapes is None else shapes
+    run = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
+    weights = sum(weight.nbytes for weight in module.parameters())
+    if any(strategy.cuts_weights for strategy in strategies):
+        with run() as whole:
+            weights = whole.weight_bytes()
+    runs = [] if any(strategy.cuts_blocks for strategy in strategies) else runs_of(module)
+    try:
+        return _traced(run, weights, runs)
+    except (PartsongError, RuntimeError, TypeError, LookupError, AttributeError):
+        if not runs:
+            raise
+        # The model's code counts its blocks, or pairs those at the beginning with those at the end.
+        return _traced(run, weights, [])
+
+
+def _traced(begin: Callable[..., DryRun], weights: int, runs: Sequence[EqualBlocks]) -> CallTrace:
+    recorder = _Recorder(runs)
+    with shallow(runs), recorder.boundaries(), begin(network=recorder) as run:
+        given = (leaf for leaf in tree_leaves(run.inputs) if isinstance(leaf, Tensor))
+        with LiveBytes(itertools.chain(run.state.values(), given)) as live:
+            recorder.live = live
+            # What a call leaves under way is waited for in the next one.
+            for _ in range(run.calls + 1 if run.calls > 1 else 1):
+                recorder.begin_call()
+                with recorder:
+                    run.call()
+            recorder.begin_call()
+            kept, warmup = live.now, run.warmup
+    calls, deeper = recorder.calls, recorder.deeper()
+    return CallTrace(calls[0], calls[-1], warmup, live.peak + deeper, kept + deeper, weights)
+
+
+class _Handle:
+    def __init__(self, recorder: _Recorder, message: PostedAt) -> None:
+        self.recorder, self.message = recorder, message
+
+    def wait(self) -> None:
+        self.recorder.wait(self.message)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, runs: Sequence[EqualBlocks]) -> None:
+        super().__init__()
+        self.runs = runs
+        self.calls: list[tuple[CallPart, ...]] = []
+        self.live: LiveBytes | None = None
+        self._parts: list[list[Event]] | None = None
+        self._times: list[int] = []
+        self._posted = 0
+        self._marks: list[int] = []
+        self._grown: list[int] = []
+
+    @contextmanager
+    def boundaries(self) -> Iterator[None]:
+        """Begins a part wherever the block that stands for others begins, and where the block after it does."""
+        removable, taken = [], {}
+        for run in self.runs:
+            start = run.start - taken.get(id(run.blocks), 0)
+            taken[id(run.blocks)] = taken.get(id(run.blocks), 0) + run.between - 1
+            for place, times in ((start + 1, run.between), (start + 2, 1)):
+                hook = run.blocks[place].register_forward_pre_hook(functools.partial(self._begin_part, times))
+                removable.append(hook)
+        try:
+            yield
+        finally:
+            for hook in removable:
+                hook.remove()
+
+    def begin_call(self) -> None:
+        """Closes the call before, and begins another."""
+        if self._parts is not None:
+            ends = zip(self._parts, self._times, strict=True)
+            self.calls.append(tuple(CallPart(tuple(events), times) for events, times in ends))
+        self._parts, self._times, self._posted = [[]], [1], 0
+
+    def _begin_part(self, times: int, *call: Any) -> None:
+        assert self._parts is not None and self.live is not None
+        if self._times[-1] > 1:
+            self._grown.append((self.live.now - self._marks.pop()) * (self._times[-1] - 1))
+        if times > 1:
+            self._marks.append(self.live.now)
+        self._parts.append([])
+        self._times.append(times)
+        self._posted = 0
+
+    def deeper(self) -> int:
+        """Returns the bytes that the blocks which were not traced keep from one call to the next."""
+        return sum(self._grown)
+
+    def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> _Handle:
+        """Notes messages."""
+        assert self._parts is not None
+        self._parts[-1].append(Post(dict(sent), dict(received)))
+        self._posted += 1
+        return _Handle(self, PostedAt(len(self.calls), len(self._parts) - 1, self._posted - 1))
+
+    def wait(self, message: PostedAt) -> None:
+        """Notes that the rank waits for messages."""
+        if self._parts is not None:
+            calls = len(self.calls) - message.call
+            parts = message.part - (len(self._parts) - 1)
+            self._parts[-1].append(Wait(calls, parts, message.number))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if (work := work_of(func, args, kwargs or {}, output)) is not None:
+            assert self._parts is not None
+            self._parts[-1].append(work)
+        return output
