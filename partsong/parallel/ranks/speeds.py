@@ -88,6 +88,6 @@ def _block_of(device: torch.device) -> Callable[[], object]:
         for _ in range(blocks):
             q, k, v = ((rows @ square).view(1, LENGTH, HEADS, -1).transpose(1, 2) for _ in range(3))
             attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(LENGTH, WIDTH)
-            (F.gelu(attended @ square @ wide)) @ wide.T
+            torch.matmul(F.gelu(attended @ square @ wide), wide.T)
 
     return compute
