@@ -299,8 +299,8 @@ def shares_along(
         if name not in names:
             over = grid.sum if name in TOKEN_AXES else grid.amin
             grid = over(dim=place, keepdim=True)
-    found = tuple(grid.flatten().tolist())
-    return None if len(set(found)) == 1 else found
+    along = tuple(grid.flatten().tolist())
+    return None if len(set(along)) == 1 else along
 
 
 def _check_same(shares: tuple[float, ...] | None, world_size: int) -> None:
