@@ -70,7 +70,7 @@ def _timed(config: Config, link: str | None) -> dict[str, Any]:
     if link is not None:
         command = ["ip", "netns", "exec", NAMESPACE, *command]
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-        _open_namespace(link)
+        open_namespace(link)
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     finally:
@@ -79,7 +79,7 @@ def _timed(config: Config, link: str | None) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _open_namespace(rate: str) -> None:
+def open_namespace(rate: str) -> None:
     inside = ["ip", "netns", "exec", NAMESPACE]
     subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
     subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)

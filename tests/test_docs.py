@@ -15,6 +15,7 @@ import pytest
 
 from partsong import parse_strategy
 from partsong.cli import parse
+from partsong.cli.auto import AUTO
 from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
@@ -127,7 +128,7 @@ def test_examples_that_are_not_run_are_there() -> None:
 def test_commands_parse(page: str, args: list[str]) -> None:
     options = parse(args)
     if isinstance(options, Image | Video) and not getattr(options, "resume", None):
-        strategies = [parse_strategy(text) for text in options.strategy]
+        strategies = [parse_strategy(text) for text in options.strategy if text != AUTO]
         if options.nproc is not None:
             mesh_for(strategies, options.nproc)
     elif isinstance(options, Think | Reasoning):

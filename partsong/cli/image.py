@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.arguments import read_arguments
+from partsong.cli.auto import settle_auto
 from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
@@ -18,9 +19,10 @@ __all__ = ["image", "summary"]
 
 def image(options: Image) -> dict[str, Any]:
     """Samples the image and returns the result by JSON key, or an empty dictionary on ranks other than 0."""
-    nproc = num_ranks(options.nproc)
     _check(options)
     read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
+    options, advice = settle_auto(options, batch=options.num_images)
+    nproc = num_ranks(options.nproc)
     if (tiles := tiles_image(options, nproc)) is not None:
         return tiles
     source = find_pipeline(options.model)
@@ -32,7 +34,7 @@ def image(options: Image) -> dict[str, Any]:
 
     job = ImageJob(**shared, num_images=options.num_images)
     measured = run_on_ranks(run_image, nproc, job)
-    return make_result("image", options, nproc, measured)
+    return make_result("image", options, nproc, measured, advice)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -14,9 +14,6 @@ from partsong.outputs import check_writable
 
 __all__ = ["calibrate", "calibrate_summary", "evaluate", "evaluate_summary", "plan", "plan_summary"]
 
-#: Kinds of devices that a plan may be for without saying which link they have.
-_USUAL_LINK = {"h100": "nvlink", "h200": "nvlink", "h20": "nvlink", "a100": "nvlink3"}
-
 
 def plan(options: Planning) -> dict[str, Any]:
     """Predicts every legal mix of strategies and returns rows, best first."""
@@ -41,7 +38,7 @@ def plan(options: Planning) -> dict[str, Any]:
         "devices": f"{machine.ranks}x {machine.device.name}, {machine.link.name}",
         "calibration": source,
         "nproc": machine.ranks,
-        "strategy": advice.rows[0].strategy,
+        "strategy": advice.choice.strategy,
         "seconds": time.perf_counter() - start,
         "sentence": advice.sentence,
         "serial_seconds": advice.serial.seconds,
@@ -55,6 +52,7 @@ def plan(options: Planning) -> dict[str, Any]:
 
 def _machine(options: Planning) -> tuple[Any, str]:
     from partsong.planner.calibration import find_calibration
+    from partsong.planner.devices import USUAL_LINK
     from partsong.planner.machines import machine_named
 
     if options.gpus is not None:
@@ -63,7 +61,7 @@ def _machine(options: Planning) -> tuple[Any, str]:
         kind = options.gpus.rpartition("x")[2].lower()
         machine = machine_named(
             options.gpus,
-            options.link or _USUAL_LINK.get(kind, "pcie4"),
+            options.link or USUAL_LINK.get(kind, "pcie4"),
             memory=None if options.memory is None else options.memory * 1e9,
             per_node=options.per_node,
             across=options.across,
@@ -184,13 +182,13 @@ def evaluate_summary(result: dict[str, Any]) -> str:
     return "\n".join(
         (
             _table(lines),
-            f"{result['profiles_only']} rows from data sheets alone: median error {errors['profiles_only_median']}, nine "
-            f"in ten within {errors['profiles_only_p90']}.",
+            f"{result['profiles_only']} rows from data sheets alone: median error {errors['profiles_only_median']}, "
+            f"nine in ten within {errors['profiles_only_p90']}.",
             f"{result['held_out']} rows held out from two constants: median error {errors['held_out_median']}, nine in "
             f"ten within {errors['held_out_p90']}.",
             f"{result['pairs']} pairs of a group: {errors['pairs_ordered']} in the right order.",
-            f"{refused} rows are of mixes that do not run here, {unknown} of models, devices or methods that the planner "
-            "does not know.",
+            f"{refused} rows are of mixes that do not run here, {unknown} of models, devices or methods that the "
+            "planner does not know.",
         )
     )
 

@@ -139,7 +139,9 @@ def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, 
     return {**source.defaults, **named, **read_arguments(options.set)}
 
 
-def make_result(command: str, options: Image | Video, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+def make_result(
+    command: str, options: Image | Video, nproc: int, measured: dict[str, Any], advice: str | None
+) -> dict[str, Any]:
     """Returns the result by JSON key, or an empty dictionary on ranks that measured nothing."""
     if not measured:
         return {}
@@ -151,6 +153,7 @@ def make_result(command: str, options: Image | Video, nproc: int, measured: dict
         "ledger": options.ledger,
         "prompt": options.prompt,
         "model": options.model,
+        "advice": advice,
         **measured,
     }
 
@@ -162,7 +165,7 @@ def comparison_lines(result: dict[str, Any], what: str) -> list[str]:
         result: by JSON key.
         what: what was sampled, ``images`` or ``frames``.
     """
-    lines = []
+    lines = [] if result["advice"] is None else [f"auto: {result['advice']}"]
     if "speedup" in result:
         apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
         lines.append(

@@ -63,4 +63,4 @@ def tiles_image(options: Image, nproc: int) -> dict[str, Any] | None:
         out=Path(options.out),
         ledger=None if options.ledger is None else Path(options.ledger),
     )
-    return {**make_result("image", options, nproc, run_tiles(job)), "rule": rule}
+    return {**make_result("image", options, nproc, run_tiles(job), None), "rule": rule}

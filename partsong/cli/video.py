@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.arguments import read_arguments
+from partsong.cli.auto import settle_auto
 from partsong.cli.options import Video
 from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
@@ -27,9 +28,10 @@ def video(options: Video) -> dict[str, Any]:
     """Samples the video and returns the result by JSON key, or an empty dictionary on ranks other than 0."""
     if options.resume is not None:
         options = _resumed(options)
-    nproc = num_ranks(options.nproc)
     options = replace(options, model=options.model or _zoo_model(options))
     _check(options)
+    options, advice = settle_auto(options, frames=options.frames)
+    nproc = num_ranks(options.nproc)
     source = find_pipeline(options.model)
     shared = job_fields(options, source, nproc)
     frames = options.frames or shared["arguments"].get("num_frames")
@@ -40,7 +42,7 @@ def video(options: Video) -> dict[str, Any]:
     from partsong.jobs.videos import VideoJob, run_video
 
     measured = run_on_ranks(run_video, nproc, VideoJob(**shared, fps=options.fps, num_frames=frames, journal=journal))
-    return make_result("video", options, nproc, measured)
+    return make_result("video", options, nproc, measured, advice)
 
 
 def summary(result: dict[str, Any]) -> str:

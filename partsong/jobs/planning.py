@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from partsong.errors import ArgumentError
+from partsong.jobs.pipelines import quiet_libraries
 from partsong.knobs import format_knobs
 from partsong.model_folders import ZOO, read_settings
 from partsong.parallel.strategy import Strategy
+from partsong.planner.calibration import find_calibration
+from partsong.planner.devices import DEVICES, USUAL_LINK
+from partsong.planner.hardware import Machine
+from partsong.planner.machines import machine_named
 from partsong.planner.models import MODELS
 from partsong.planner.recommend import Advice
 from partsong.planner.subject import Subject, subject_in, subject_named, subject_of
 from partsong.samplers.registry import strategies
 
-__all__ = ["paste", "subject_for"]
+__all__ = ["machine_here", "paste", "subject_for"]
 
 #: A folder with more bytes of weights than this is planned for by its settings alone.
 _SMALL = 2e9
@@ -43,7 +52,27 @@ def subject_for(model: str) -> tuple[Subject, str]:
         return subject_in(folder, kind), str(folder)
     from diffusers import DiffusionPipeline
 
-    return subject_of(DiffusionPipeline.from_pretrained(folder)), str(model)
+    quiet_libraries()
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return subject_of(pipe), str(model)
+
+
+def machine_here(ranks: int) -> Machine:
+    """Describes this machine: as it was measured, or by public figures of its GPUs.
+
+    Args:
+        ranks: how many are planned for.
+
+    Raises:
+        ArgumentError: it was not measured, and no public figures are known.
+    """
+    if (measured := find_calibration(ranks)) is not None:
+        return measured.machine(ranks)
+    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
+    if (known := next((device for device in DEVICES if re.search(rf"\b{device}\b", name)), None)) is None:
+        raise ArgumentError(f"this machine was not measured; run `partsong calibrate --nproc {ranks}` once")
+    return machine_named(f"{ranks}x{known}", USUAL_LINK.get(known, "pcie4"))
 
 
 def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str]:
@@ -55,7 +84,7 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
         subject: its model.
         **asked: sizes and steps that were asked for; None for those that were not.
     """
-    best, ranks = advice.rows[0], advice.machine.ranks
+    best, ranks = advice.choice, advice.machine.ranks
     nproc = ranks if best.strategies else 1
     sizes = {key: asked[key] for key in ("height", "width", "frames", "steps") if asked.get(key) is not None}
     command = f"partsong {'video' if subject.frames > 1 else 'image'} PROMPT --model {name} --nproc {nproc}"

@@ -207,8 +207,8 @@ def find_calibration(ranks: int) -> Calibration | None:
         ArgumentError: a file that cannot be read.
     """
     pattern = f"{hardware_name()}-*-ranks.json"
-    found = [read_calibration(file) for file in sorted(calibration_folder().glob(pattern))]
-    return min(found, key=lambda each: (abs(math.log(each.ranks / ranks)), each.ranks), default=None)
+    known = [read_calibration(file) for file in sorted(calibration_folder().glob(pattern))]
+    return min(known, key=lambda each: (abs(math.log(each.ranks / ranks)), each.ranks), default=None)
 
 
 def read_calibration(file: Path) -> Calibration:

@@ -114,6 +114,10 @@ class Tracer:
         guided = [strategy for strategy in mix if isinstance(strategy, CfgParallel)]
         if not guided:
             return batch, subject.branches, mix, ranks
+        if any(strategy.cuts_weights and strategy.uses_all_ranks for strategy in mix):
+            raise UnsupportedError(
+                "ShardedWeights beside guidance in two calls is not predicted; TensorParallel beside CfgParallel is"
+            )
         degree = guided[0].degree or min(subject.branches, ranks)
         rest = [strategy for strategy in mix if strategy is not guided[0]]
         return batch, -(-subject.branches // degree), rest, ranks // degree
@@ -156,7 +160,7 @@ class Tracer:
         return Denoising(
             seconds=time.calls(steps, trace.warmup) * calls,
             waiting=time.waiting * steps * calls,
-            bytes_sent=calls * (warm * first[0] + (steps - warm) * later[0]),
+            bytes_sent=calls * (warm * (first[0] + trace.checks[0]) + (steps - warm) * (later[0] + trace.checks[1])),
             messages=later[1] * calls,
             working=trace.working,
             weights=trace.weights,

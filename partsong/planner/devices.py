@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from partsong.errors import ArgumentError
 from partsong.planner.hardware import Device, Link
 
-__all__ = ["DEVICES", "LINKS", "device_named", "link_named"]
+__all__ = ["DEVICES", "LINKS", "USUAL_LINK", "device_named", "link_named"]
 
 _TERA, _GIGA = 1e12, 1e9
 
@@ -58,6 +58,10 @@ LINKS: Mapping[str, Link] = {
         Link(name="1gbit", latency=120e-6, bandwidth=0.117e9, post=30e-6, source="Ethernet of 1 Gbit/s, TCP"),
     )
 }
+
+
+#: The link that devices of data centres have; others have ``pcie4``.
+USUAL_LINK = {"h200": "nvlink", "h100": "nvlink", "h20": "nvlink", "a100": "nvlink3"}
 
 
 def device_named(name: str) -> Device:

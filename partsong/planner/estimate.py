@@ -97,7 +97,7 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     memory, tiled = _memory(subject, steps_take, machine, pixels, shares_decoder, encodes_once)
     total = encoding + steps_take.seconds + decoding
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
-    drift, file = drift_of(mix)
+    drift, file = drift_of(mix, machine.ranks)
     return Estimate(
         strategies=tuple(mix),
         seconds=total,

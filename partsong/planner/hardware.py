@@ -121,7 +121,7 @@ class Machine:
         link: between those of a node.
         ranks: how many there are in all.
         per_node: how many are in a node.
-        across: the link between nodes; the one inside where None.
+        across: the link between nodes, which all devices of a node share; the one inside where None.
     """
 
     device: Device

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partsong.parallel.step_cache.strategy import StepCache
@@ -16,7 +17,7 @@ from partsong.samplers.registry import (
     TimeParallel,
 )
 
-__all__ = ["drift_of", "rounds_of", "skipped_share"]
+__all__ = ["FEWEST_STEPS", "drift_of", "rounds_of", "skipped_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +29,55 @@ class _Likeness:
 
 
 _MIXES = "benchmarks/2026-11-25-mixes.md"
+_LAGGED = "benchmarks/2026-11-24-lagged-layers.md"
 _LIKENESS: dict[type[Strategy], _Likeness] = {
     DisplacedPatch: _Likeness(40.6, _MIXES),
     PartialPatch: _Likeness(39.1, _MIXES),
     PatchPipeline: _Likeness(41.7, _MIXES),
-    LaggedLayers: _Likeness(45.0, "benchmarks/2026-11-24-lagged-layers.md"),
     TimeParallel: _Likeness(40.7, _MIXES),
-    DraftedSteps: _Likeness(43.6, "benchmarks/2026-11-24-time-parallel.md"),
     StepCache: _Likeness(45.0, "benchmarks/2026-11-24-step-cache.md"),
 }
+#: By steps of a round, and by runs of blocks; more stray further than the last.
+_DRAFTED = {2: _Likeness(43.6, "benchmarks/2026-11-24-time-parallel.md"), 4: _Likeness(23.3, _MIXES)}
+_LAGGING = {2: _Likeness(45.0, _LAGGED), 3: _Likeness(31.7, _LAGGED)}
 
 #: Rounds of 28 steps that `shapes` took by the points of a window, at the default tolerance.
 _ROUNDS = {1: 28, 2: 15, 3: 13, 4: 13}
 #: Share of the steps whose blocks `StepCache` left out at its default threshold.
 _SKIPPED = 0.23
+#: Steps below which nothing was measured: neighbouring steps differ more, the fewer there are.
+FEWEST_STEPS = 14
 
 
-def drift_of(strategies: Sequence[Strategy]) -> tuple[float, str | None]:
+def drift_of(strategies: Sequence[Strategy], ranks: int) -> tuple[float, str | None]:
     """Returns how far pictures stray from their serial twins, and the file that says so.
+
+    Args:
+        strategies: the mix.
+        ranks: how many there are in all.
 
     Returns:
         The root mean square of the difference of pixels in [0, 1], and None for exact strategies. That of the zoo's
-        `shapes`, which stands for models of which nothing was measured; errors of several strategies add up.
+        `shapes` at 28 steps, which stands for models of which nothing was measured; errors of several strategies add
+        up. Infinite where more ranks take part than were measured.
     """
-    known = [_LIKENESS[type(strategy)] for strategy in strategies if type(strategy) in _LIKENESS]
+    known = [likeness for strategy in strategies if (likeness := _likeness(strategy, ranks)) is not None]
     if not known:
         return 0.0, None
     return sum(10 ** (-each.decibels / 20) for each in known), known[0].file
+
+
+def _likeness(strategy: Strategy, ranks: int) -> _Likeness | None:
+    if isinstance(strategy, DraftedSteps):
+        return _at_most(_DRAFTED, strategy.depth)
+    if isinstance(strategy, LaggedLayers):
+        return _at_most(_LAGGING, strategy.components or strategy.degree or ranks)
+    return _LIKENESS.get(type(strategy))
+
+
+def _at_most(known: Mapping[int, _Likeness], number: int) -> _Likeness:
+    nearest = min((each for each in known if each >= number), default=None)
+    return _Likeness(-math.inf, next(iter(known.values())).file) if nearest is None else known[nearest]
 
 
 def rounds_of(strategy: TimeParallel | DraftedSteps, steps: int) -> int:

@@ -13,10 +13,14 @@ from partsong.planner.denoising import Tracer
 from partsong.planner.estimate import Estimate, estimate, fits, flags
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
+from partsong.planner.measured import FEWEST_STEPS
 from partsong.planner.mixes import mixes_for
 from partsong.planner.subject import Subject, subject_named, subject_of
 
 __all__ = ["Advice", "Refusal", "advise", "recommend"]
+
+#: How many times as fast as one device a mix has to be before it is worth its ranks.
+_CLEAR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,19 @@ class Advice:
     fits_serial: bool
 
     @property
+    def choice(self) -> Estimate:
+        """Returns the best mix; one device where that is as fast, by what predictions can tell apart."""
+        is_close = self.fits_serial and self.rows[0].seconds > self.serial.seconds / _CLEAR
+        return self.serial if is_close else self.rows[0]
+
+    @property
     def sentence(self) -> str:
         """Says in one sentence what to use and why."""
-        best = self.rows[0]
+        best = self.choice
         against = self.serial.seconds / best.seconds
         if not best.strategies:
-            return f"One device is as fast as any mix here: {best.seconds:.3g} s ({best.reason})."
-        beside = f"{against:.2g}x as fast as one device" if self.fits_serial else "which one device cannot hold"
+            return f"One device is as fast as any mix here, or nearly: {best.seconds:.3g} s ({best.reason})."
+        beside = f"{against:.2f}x as fast as one device" if self.fits_serial else "which one device cannot hold"
         return f"{best.strategy} takes {best.seconds:.3g} s, {beside}: {best.reason}."
 
 
@@ -131,6 +141,7 @@ def advise(
     batch: int = 1,
     max_drift: float = 0.0,
     only: Sequence[Sequence[Strategy]] | None = None,
+    tracer: Tracer | None = None,
 ) -> Advice:
     """Compares mixes for a model on a machine.
 
@@ -144,6 +155,7 @@ def advise(
         batch: pictures or videos that are made at once.
         max_drift: as for `recommend`.
         only: the mixes to compare; None takes all.
+        tracer: what was traced for another machine with this model and size; None begins anew.
 
     Raises:
         ArgumentError: a size that the model cannot make, or nothing that fits; says what would.
@@ -157,7 +169,7 @@ def advise(
     )
     subject.check(size.height, size.width, size.frames)
     steps = steps or subject.steps
-    tracer = Tracer(subject, size)
+    tracer = Tracer(subject, size) if tracer is None else tracer
     alone = Machine(device=machine.device, link=machine.link, ranks=1, per_node=1)
     serial = estimate(tracer, (), alone, steps)
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
@@ -184,7 +196,10 @@ def _compared(
         except PartsongError as reason:
             refused.append(Refusal(flags(mix), str(reason)))
             continue
-        if row.drift > max_drift:
+        if row.drift and steps < FEWEST_STEPS:
+            why = f"how far pictures stray was measured from {FEWEST_STEPS} steps on; at {steps} nothing is known"
+            refused.append(Refusal(row.strategy, why))
+        elif row.drift > max_drift:
             why = f"pictures stray by {row.drift:.2g} (root mean square); {max_drift:g} is allowed"
             refused.append(Refusal(row.strategy, why))
         elif not fits(row.memory, machine.device):

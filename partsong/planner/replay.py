@@ -150,6 +150,7 @@ class Clock:
             begins = max(self.device, self.host, self._free[name])
             sent, received = (sum(way.get(peer, 0) for peer in mine) for way in (post.sent, post.received))
             moved = sent * self.machine.ranks if link.shared else max(sent, received)
+            moved *= self.machine.per_node if link is self.machine.across else 1
             ends = begins + link.latency + link.per_message * (len(mine) - 1) + moved / link.bandwidth
             if link.busy:
                 self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)

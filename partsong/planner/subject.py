@@ -188,6 +188,7 @@ class _PipelineCalls:
 
     def __init__(self, pipe: Any, part: str, arguments: Mapping[str, Any]) -> None:
         self.pipe, self.part, self.arguments = pipe, part, {"prompt": "a", **arguments}
+        self._seen: dict[Size, dict[str, Any]] = {}
         names = ("vae_scale_factor_spatial", "vae_scale_factor")
         self.downscale = next((int(scale) for name in names if (scale := getattr(pipe, name, None))), 8)
 
@@ -204,9 +205,12 @@ class _PipelineCalls:
 
     def call(self, size: Size) -> dict[str, Any]:
         """Returns the arguments of the first call of a step."""
+        if size in self._seen:
+            return self._seen[size]
         takes = inspect.signature(self.pipe.__call__).parameters
         asked = {"height": size.height, "width": size.width, "num_frames": size.frames}
-        return self.of({name: value for name, value in asked.items() if name in takes})[0]
+        self._seen[size] = self.of({name: value for name, value in asked.items() if name in takes})[0]
+        return self._seen[size]
 
     def of(self, more: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns the arguments of all calls of the first step."""

@@ -91,6 +91,7 @@ class CallTrace:
         working: bytes of tensors alive at the peak of a call.
         kept: bytes of those that stay until the next call.
         weights: bytes of the weights that stay on the rank.
+        checks: bytes by which ranks compare their arguments in the first call, and in a later one.
     """
 
     first: tuple[CallPart, ...]
@@ -99,6 +100,7 @@ class CallTrace:
     working: int
     kept: int
     weights: int
+    checks: tuple[int, int] = (0, 0)
 
     @property
     def looks_back(self) -> bool:
@@ -164,8 +166,17 @@ def _traced(begin: Callable[..., DryRun], weights: int, runs: Sequence[EqualBloc
                     run.call()
             recorder.begin_call()
             kept, warmup = live.now, run.warmup
+        by_step, rank = run.plan.explain().bytes_by_step, run.plan.mesh.rank
     calls, deeper = recorder.calls, recorder.deeper()
-    return CallTrace(calls[0], calls[-1], warmup, live.peak + deeper, kept + deeper, weights)
+    # What is counted and not posted: comparisons, which ranks that need not exist leave out.
+    first, steady = by_step[0][rank], by_step[len(by_step) // 2][rank]
+    checks = first - _posted(calls[0]), steady - _posted(calls[-1])
+    return CallTrace(calls[0], calls[-1], warmup, live.peak + deeper, kept + deeper, weights, checks)
+
+
+def _posted(call: Sequence[CallPart]) -> int:
+    """Returns the bytes that the blocks of a trace send, each counted once."""
+    return sum(sum(event.sent.values()) for part in call for event in part.events if isinstance(event, Post))
 
 
 class _Handle:

@@ -1,0 +1,70 @@
+"""Every situation of docs/choosing.md, planned again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partsong.planner import Advice, advise, machine_named, subject_named
+
+PAGE = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+
+
+def plan(model: str, devices: str, link: str, *, max_drift: float = 0.0, **nodes: object) -> Advice:
+    return advise(subject_named(model), machine_named(devices, link, **nodes), max_drift=max_drift)
+
+
+def faster(advice: Advice) -> float:
+    return advice.serial.seconds / advice.choice.seconds
+
+
+def test_guidance_first() -> None:
+    assert "still make a Qwen-Image picture 1.9 times as fast" in " ".join(PAGE.split())
+    advice = plan("qwen-image", "2xh100", "1gbit")
+    assert advice.choice.strategy.startswith("cfg-parallel")
+    assert faster(advice) == pytest.approx(1.9, abs=0.1)
+
+
+@pytest.mark.full
+def test_fast_links() -> None:
+    advice = plan("flux-dev", "4xh100", "nvlink")
+    rows = {row.strategy.partition(" parallel-vae")[0]: row for row in advice.rows}
+    assert advice.serial.seconds / rows["ulysses:degree=4"].seconds == pytest.approx(3.1, abs=0.2)
+    assert faster(advice) == pytest.approx(3.2, abs=0.2)
+
+
+def test_pci_express() -> None:
+    advice = plan("flux-dev", "2xl20", "pcie4")
+    assert advice.choice.strategy.startswith("ring")
+    assert faster(advice) == pytest.approx(1.8, abs=0.1)
+
+
+@pytest.mark.full
+def test_models_that_do_not_fit() -> None:
+    advice = plan("flux-dev", "4x4090", "pcie4")
+    assert not advice.fits_serial
+    assert "tensor-parallel" in advice.choice.strategy
+    assert advice.choice.memory == pytest.approx(16e9, rel=0.1)
+    assert plan("hunyuan-video", "8xl40", "pcie4").choice.strategy.startswith("ring:degree=8 sharded-weights")
+
+
+@pytest.mark.full
+def test_ethernet_between_single_devices() -> None:
+    assert not plan("flux-dev", "4xh100", "10gbit").choice.strategies
+    loose = plan("flux-dev", "4xh100", "10gbit", max_drift=0.02)
+    quick = [row for row in loose.rows if row.seconds < loose.serial.seconds]
+    assert {row.strategy.partition(":")[0] for row in quick} == {"time-parallel", "patch-pipeline"}
+
+
+@pytest.mark.full
+def test_several_machines() -> None:
+    advice = plan("wan-14b", "8xh100", "nvlink", per_node=4, across="10gbit")
+    assert advice.choice.strategy.startswith("cfg-parallel:degree=2 ulysses:degree=4")
+    assert faster(advice) == pytest.approx(7.7, abs=0.2)
+
+
+def test_few_steps() -> None:
+    advice = plan("flux-schnell", "2xl40", "pcie4", max_drift=0.05)
+    assert advice.choice.kind == "exact"
+    assert any("nothing is known" in refusal.reason for refusal in advice.refused)

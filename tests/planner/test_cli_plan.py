@@ -1,0 +1,57 @@
+"""``partsong plan`` and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import run
+
+KEYS = {"strategy", "seconds", "seconds_low", "seconds_high", "bytes_sent", "memory_mb", "class", "reason"}
+
+
+def test_a_plan_ends_with_what_to_paste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    sizes = ("--height", 512, "--width", 512)
+    assert run("plan", "--model", "pixart-sigma", "--gpus", "2xa100", *sizes, "--json", out) == 0
+    result, shown = json.loads(out.read_text(encoding="utf-8")), capsys.readouterr().out
+    assert set(result["rows"][0]) >= KEYS
+    assert result["strategy"] == result["rows"][0]["strategy"]
+    assert all(refusal["reason"] for refusal in result["refused"])
+    assert "not measured" in result["calibration"]
+    assert "--strategy cfg-parallel:degree=2" in shown
+    assert "load_pipeline(" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--model", "sdxl"), "partsong calibrate"),
+        (("--model", "nothing", "--gpus", "2xh100"), "the known ones are"),
+        (("--model", "sdxl", "--gpus", "2xh100", "--nproc", 2), "--nproc is for this machine"),
+        (("--model", "sdxl", "--link", "nvlink"), "goes with --gpus"),
+        (("--model", "sdxl", "--gpus", "2xh100", "--max-drift", -1), "max-drift"),
+    ],
+)
+def test_refusals(
+    args: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
+    assert run("plan", *args) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_auto_needs_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
+    assert run("image", "a red circle", "--nproc", 2, "--strategy", "auto", "--out", tmp_path / "a.png") == 2
+    assert "partsong calibrate --nproc 2" in capsys.readouterr().err
+    assert run("image", "a red circle", "--nproc", 2, "--strategy", "auto", "--strategy", "ring") == 2
+    assert "leave the others out" in capsys.readouterr().err

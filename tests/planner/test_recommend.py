@@ -1,0 +1,123 @@
+"""What the planner recommends: never slower than one device, nothing that does not fit, and clear refusals."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from partsong import CfgParallel, Ring, SyncPatch, Ulysses
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel import mesh_for
+from partsong.planner import advise, machine_named, recommend, subject_named, subject_of
+from partsong.planner.calls import Size
+from partsong.planner.denoising import Tracer
+from partsong.planner.mixes import mixes_for
+
+SMALL = {"height": 512, "width": 512}
+
+
+def test_a_few_cards_that_cannot_hold_the_model_share_its_weights() -> None:
+    rows = recommend("flux-dev", devices="4x4090", link="pcie4", **SMALL)
+    assert rows[0].kind == "exact"
+    assert {type(strategy).__name__ for strategy in rows[0].strategies} & {"TensorParallel", "ShardedWeights"}
+    assert all(row.memory <= 24e9 for row in rows)
+    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    assert all(row.seconds_low < row.seconds < row.seconds_high for row in rows)
+
+
+@pytest.mark.parametrize("link", ["nvlink", "1gbit"])
+def test_the_first_is_never_slower_than_one_device(link: str) -> None:
+    advice = advise(subject_named("pixart-sigma"), machine_named("2xh100", link))
+    assert advice.rows[0].seconds <= advice.serial.seconds
+    assert any(not row.strategies for row in advice.rows)
+    if link == "nvlink":
+        assert isinstance(advice.choice.strategies[0], CfgParallel)
+        assert "as fast as one device" in advice.sentence
+
+
+def test_one_device_is_chosen_where_a_link_eats_the_gain() -> None:
+    only = [(Ulysses(),), (Ring(),), (SyncPatch(),)]
+    advice = advise(subject_named("flux-dev"), machine_named("2xh100", "1gbit"), only=only)
+    assert advice.choice.strategies == ()
+    assert "One device is as fast" in advice.sentence
+
+
+def test_drift_is_allowed_in_so_many_words() -> None:
+    subject, machine = subject_named("pixart-sigma"), machine_named("2xl20", "pcie4")
+    exact = advise(subject, machine)
+    loose = advise(subject, machine, max_drift=0.05)
+    assert {row.kind for row in exact.rows} == {"exact"}
+    assert "approximate" in {row.kind for row in loose.rows}
+    assert all(row.drift <= 0.05 for row in loose.rows)
+    assert all((row.drift > 0) == (row.drift_file is not None) for row in loose.rows)
+    assert loose.rows[0].seconds <= exact.rows[0].seconds
+
+
+def test_mixes_name_meshes_that_multiply_to_the_ranks() -> None:
+    for name, ranks in (("flux-dev", 8), ("wan-14b", 4), ("sdxl", 6)):
+        mixes = list(mixes_for(subject_named(name), ranks, 2, exact=False))
+        assert len(mixes) == len(set(mixes))
+        for mix in mixes:
+            # Some are refused for what they are, none for its degrees: that is an ArgumentError.
+            with contextlib.suppress(UnsupportedError):
+                mesh_for(mix, ranks)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"devices": "4x9090"}, "known ones are h200"),
+        ({"devices": "four"}, "known ones are h200"),
+        ({"devices": "0xh100"}, "as in 4x4090"),
+        ({"link": "string"}, "known ones are nvlink"),
+        ({"height": 1001}, "nearest is 1008"),
+        ({"frames": 5}, "makes pictures"),
+        ({"devices": "1x3090"}, "does not fit"),
+        ({"memory": -1}, "give the bytes"),
+        ({"per_node": 3, "across": "10gbit"}, "do not fill nodes of 3"),
+        ({"across": "10gbit"}, "devices of a node"),
+    ],
+)
+def test_requests_that_cannot_be_planned(asked: dict[str, object], message: str) -> None:
+    given = {"devices": "2xh100", "link": "nvlink", **asked}
+    with pytest.raises(ArgumentError, match=message):
+        recommend("flux-dev", **given)
+
+
+def test_an_unknown_model_lists_the_known_ones() -> None:
+    with pytest.raises(ArgumentError, match="flux-dev"):
+        recommend("flux", devices="2xh100")
+
+
+def test_videos_have_so_many_frames() -> None:
+    with pytest.raises(ArgumentError, match="the nearest is 81"):
+        recommend("wan-1.3b", devices="2xh100", frames=80)
+
+
+def test_a_pipeline_is_asked_for_its_own_calls() -> None:
+    """A call that is begun and broken off shows the arguments that a real one has."""
+    from partsong import zoo
+
+    pipe = zoo.load("shapes")
+    subject = subject_of(pipe)
+    assert (subject.branches, subject.joined) == (2, True)
+    seen: dict[str, object] = {}
+    hook = pipe.transformer.register_forward_pre_hook(lambda part, args, named: seen.update(named), with_kwargs=True)
+    pipe(prompt="a red circle", num_inference_steps=1, height=subject.height, width=subject.width, output_type="latent")
+    hook.remove()
+    given = subject.call(Size(height=subject.height, width=subject.width, batch=2, dtype=subject.dtype))
+    tensors = {name: value.shape for name, value in seen.items() if isinstance(value, torch.Tensor)}
+    assert {name: value.shape for name, value in given.items() if isinstance(value, torch.Tensor)} == tensors
+    rows = advise(subject, machine_named("2xh100", "nvlink"), only=[(CfgParallel(),), (Ulysses(),)]).rows
+    assert {row.strategy for row in rows} == {"cfg-parallel", "ulysses", "serial"}
+
+
+def test_guidance_in_two_calls_is_shared_out() -> None:
+    tracer = Tracer(subject_named("qwen-image"), Size(height=512, width=512))
+    machine = machine_named("2xh100", "nvlink")
+    one = tracer.denoise([], machine_named("1xh100", "nvlink"), 10)
+    two = tracer.denoise([CfgParallel()], machine, 10)
+    assert two.seconds == pytest.approx(one.seconds / 2, rel=0.02)
+    assert two.bytes_sent == 10 * 32 * 32 * 64 * 2  # the prediction of a branch, in half precision

@@ -1,0 +1,132 @@
+"""The simulated clock against formulas written out, and its jumps against a clock that never jumps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partsong import DisplacedPatch, Ring, ShardedWeights, SyncPatch, TensorParallel, Ulysses
+from partsong.planner import DEVICES, LINKS, Device, Link, Machine, machine_named, subject_named
+from partsong.planner.calls import Size
+from partsong.planner.operators import OperatorWork
+from partsong.planner.replay import Clock, replay
+from partsong.planner.trace import CallPart, CallTrace, Event, Post, Wait, trace_calls
+
+DEVICE = Device(name="toy", flops=1e12, bandwidth=1e11, memory=1e9, units=0, matmul=1.0, dispatch=0.0, least=0.0)
+LINK = Link(name="toy", latency=1e-3, bandwidth=1e9)
+MACHINE = Machine(device=DEVICE, link=LINK, ranks=2, per_node=2)
+
+
+def work(seconds: float) -> OperatorWork:
+    return OperatorWork("matmul", seconds * DEVICE.flops, 0, 1.0)
+
+
+def message(megabytes: float) -> Post:
+    size = round(megabytes * 1e6)
+    return Post({1: size}, {1: size})
+
+
+def trace_of(*parts: CallPart) -> CallTrace:
+    return CallTrace(parts, parts, 0, 0, 0, 0)
+
+
+def call(*events: Event, times: int = 1) -> CallPart:
+    return CallPart(events, times)
+
+
+def test_what_is_waited_for_at_once_is_open() -> None:
+    # 5 ms of work, and a message of 1 ms + 2 MB / (1 GB/s) = 3 ms that nothing hides, ten times.
+    time = replay(trace_of(call(work(5e-3), message(2), Wait(0, 0, 0), times=10)), MACHINE)
+    assert time.steady == pytest.approx(10 * (5e-3 + 3e-3))
+    assert time.waiting == pytest.approx(10 * 3e-3)
+
+
+@pytest.mark.parametrize(("computed", "block"), [(8e-3, 8e-3), (1e-3, 3e-3)])
+def test_what_computes_meanwhile_hides_messages(computed: float, block: float) -> None:
+    # A block takes the longer of its work and its message.
+    time = replay(trace_of(call(message(2), work(computed), Wait(0, 0, 0), times=10)), MACHINE)
+    assert time.steady == pytest.approx(10 * block)
+
+
+def test_messages_of_a_step_before_delay_only_what_they_outlast() -> None:
+    # Each step computes 4 ms and reads what the step before has sent, 9 ms later.
+    late = replay(trace_of(call(Wait(1, 0, 0), work(4e-3), message(8))), MACHINE)
+    assert late.steady == pytest.approx(4e-3 + 9e-3)
+    in_time = replay(trace_of(call(work(4e-3), Wait(1, 0, 0), message(2))), MACHINE)
+    assert in_time.steady == pytest.approx(4e-3)
+
+
+def test_a_host_that_is_slower_than_the_device_decides() -> None:
+    device = replace(DEVICE, dispatch=1e-4)
+    time = replay(trace_of(call(work(1e-5), times=200)), replace(MACHINE, device=device))
+    assert time.steady == pytest.approx(200e-4, rel=0.01)
+    assert time.hosted == pytest.approx(200 * 9e-5, rel=0.01)
+    on_host = replay(trace_of(call(work(1e-5), times=200)), replace(MACHINE, device=replace(device, host=True)))
+    assert on_host.steady == pytest.approx(200 * 11e-5)
+
+
+def test_links_that_are_shared_carry_the_messages_of_all() -> None:
+    parts = trace_of(call(message(10), Wait(0, 0, 0)))
+    alone = replay(parts, MACHINE).steady
+    shared = replay(parts, replace(MACHINE, ranks=4, link=replace(LINK, shared=True))).steady
+    assert alone == pytest.approx(11e-3)
+    assert shared == pytest.approx(41e-3)
+
+
+def test_a_link_between_nodes_is_shared_by_a_node() -> None:
+    across = Link(name="wire", latency=0.0, bandwidth=1e9)
+    machine = Machine(device=DEVICE, link=LINK, ranks=4, per_node=2, across=across)
+    far = Post({2: 10_000_000}, {2: 10_000_000})
+    assert replay(trace_of(call(far, Wait(0, 0, 0))), machine).steady == pytest.approx(20e-3)
+    assert replay(trace_of(call(message(10), Wait(0, 0, 0))), machine).steady == pytest.approx(11e-3)
+
+
+@pytest.mark.parametrize(
+    "mix", [Ulysses(), Ring(), SyncPatch(), TensorParallel(), ShardedWeights(), DisplacedPatch()], ids=repr
+)
+def test_jumps_change_nothing(mix: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_named("flux-dev")
+    trace = trace_calls(subject.denoiser, [mix], 4, subject.call(Size(height=512, width=512)))
+    machines = [machine_named("4xh100", "nvlink"), machine_named("4xl20", "1gbit"), machine_named("4x4090", "pcie4")]
+    quick = [replay(trace, machine) for machine in machines]
+    monkeypatch.setattr(Clock, "_is_steady", lambda *rates: False)
+    slow = [replay(trace, machine) for machine in machines]
+    for one, other in zip(quick, slow, strict=True):
+        assert one.steady == pytest.approx(other.steady, rel=1e-6)
+        assert one.waiting == pytest.approx(other.waiting, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("link", ["nvlink", "pcie4", "10gbit"])
+@pytest.mark.parametrize("mix", [Ulysses(waves=1), SyncPatch(), TensorParallel()], ids=repr)
+def test_a_step_is_the_sum_of_its_work_and_its_open_messages(mix: object, link: str) -> None:
+    """These post and wait one after the other, so that all can be added up."""
+    subject, device = subject_named("flux-dev"), replace(DEVICES["h100"], dispatch=0.0)
+    trace = trace_calls(subject.denoiser, [mix], 4, subject.call(Size(height=1024, width=1024)))
+    line = replace(LINKS[link], post=0.0)
+    total, hidden = 0.0, 0.0
+    for part in trace.steady:
+        under_way: list[float] = []
+        for event in part.events:
+            if isinstance(event, OperatorWork):
+                total += device.seconds(event) * part.times
+                hidden += device.seconds(event) * part.times * bool(under_way)
+            elif isinstance(event, Post):
+                took = line.latency + max(sum(event.sent.values()), sum(event.received.values())) / line.bandwidth
+                under_way.append(took)
+                total += took * part.times
+            elif under_way:
+                under_way.pop()
+    simulated = replay(trace, Machine(device=device, link=line, ranks=4, per_node=4)).steady
+    # What is computed while a message is under way may be hidden; nothing else may.
+    assert total - hidden - 1e-9 <= simulated <= total + 1e-9
+
+
+def test_more_devices_and_faster_links_never_take_longer() -> None:
+    subject = subject_named("pixart-sigma")
+    given = subject.call(Size(height=1024, width=1024, batch=2))
+    traces = [trace_calls(subject.denoiser, [Ulysses()], ranks, given) for ranks in (1, 2, 4)]
+    times = [replay(trace, machine_named("4xa100", "nvlink3")).steady for trace in traces]
+    assert times == sorted(times, reverse=True)
+    links = [replay(traces[2], machine_named("4xa100", link)).steady for link in ("nvlink3", "10gbit", "1gbit")]
+    assert links == sorted(links)

@@ -1,0 +1,24 @@
+"""docs/plans.md is what the planner says today."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.planner import table
+
+
+def test_the_page_shows_every_plan() -> None:
+    cells = json.loads(table.PLANNED.read_text(encoding="utf-8"))
+    assert table.PAGE.read_text(encoding="utf-8") == table.page(cells)
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=() if name == "z-image-turbo" else pytest.mark.full) for name in table.MODELS]
+)
+def test_plans_are_current(model: str) -> None:
+    devices = ("h100", "4090") if model == "z-image-turbo" else tuple(table.DEVICES)
+    cells = json.loads(table.PLANNED.read_text(encoding="utf-8"))
+    for key, cell in table.plans((model,), devices):
+        assert cells[key] == cell
