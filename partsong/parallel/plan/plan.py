@@ -23,7 +23,7 @@ from partsong.parallel.plan.follow import follow_pipeline
 from partsong.parallel.plan.neighbours import refused_change
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES, Mesh
-from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop
+from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop, refuse_shares
 
 __all__ = ["Plan", "parallelize"]
 
@@ -87,6 +87,7 @@ class Plan(PlanState):
     def __init__(
         self, target: Any, modules: list[nn.Module], strategies: tuple[Strategy, ...], mesh: Mesh, *, owns_mesh: bool
     ) -> None:
+        refuse_shares(strategies, mesh.degrees, mesh.shares)
         super().__init__(strategies, mesh)
         self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
