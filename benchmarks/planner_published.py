@@ -28,8 +28,8 @@ def main(config: Config) -> None:
     errors = {name: f"{100 * value:.1f} %" for name, value in said.items() if isinstance(value, float)}
     refused = sum("refused" in row for row in rows)
     note = (
-        f"From data sheets alone, {said['profiles_only']} rows: median error {errors['profiles_only_median']}, nine in ten "
-        f"within {errors['profiles_only_p90']}. With two constants per group from its rows of one and two devices, "
+        f"From data sheets alone, {said['profiles_only']} rows: median error {errors['profiles_only_median']}, nine in "
+        f"ten within {errors['profiles_only_p90']}. With two constants per group from its rows of one and two devices, "
         f"{said['held_out']} other rows: median {errors['held_out_median']}, nine in ten within "
         f"{errors['held_out_p90']}; {errors['pairs_ordered']} of {said['pairs']} pairs of a group in the right order. "
         f"{len(others)} rows are of models, devices or methods that the planner does not know, and {refused} of mixes "

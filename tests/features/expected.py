@@ -5,7 +5,8 @@ from __future__ import annotations
 #: Words of the errors, by what the table below calls them.
 REASONS = {
     "rows": "it works on rows of an image, not on tokens",
-    "columns": "has a DoRA, which looks across all columns of a weight, and a rank has only some; call fuse_lora() first",
+    "columns": "has a DoRA, which looks across all columns of a weight, and a rank has only some; "
+    "call fuse_lora() first",
     "convolutions": "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)",
     "residuals": "was given; run a ControlNet with Ulysses instead",
     "one by one": "keeps the whole weights, of which ranks have shares under",

@@ -85,8 +85,8 @@ def _put_on(renewal: Renewal, name: str) -> None:
     try:
         renewal.put_on()
     except PartsongError as problem:
-        said = f"{problem}. After {name}() the plan is off: take that back and parallelize() again"
-        raise type(problem)(said) from problem
+        message = f"{problem}. After {name}() the plan is off: take that back and parallelize() again"
+        raise type(problem)(message) from problem
 
 
 def _loaded(owner: Any, name: str, load: Callable[[], Any]) -> Any:
@@ -96,9 +96,9 @@ def _loaded(owner: Any, name: str, load: Callable[[], Any]) -> Any:
         result = load()
     except (KeyError, RuntimeError, TypeError, ValueError) as problem:
         lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-        said = next((line for line in lines if "mismatch" in line), lines[0] if lines else type(problem).__name__)
-        said = f"{name}() on {kind}: {said.rstrip('.')}; is the adapter one for another model?"
-        raise UnsupportedError(said) from problem
+        message = next((line for line in lines if "mismatch" in line), lines[0] if lines else type(problem).__name__)
+        message = f"{name}() on {kind}: {message.rstrip('.')}; is the adapter one for another model?"
+        raise UnsupportedError(message) from problem
     if _layers(owner) == before:
         raise UnsupportedError(f"{name}() has changed no layer of this {kind}; is the adapter one for another model?")
     return result

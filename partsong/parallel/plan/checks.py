@@ -92,8 +92,9 @@ def _adapter_digest(model: nn.Module) -> int:
     digest = 0
     for name, layer in model.named_modules():
         if hasattr(layer, "base_layer") and hasattr(layer, "active_adapters"):
-            facts = (name, tuple(layer.active_adapters), sorted(getattr(layer, "scaling", {}).items()))
-            own = (weight for key, weight in layer.named_parameters() if not key.startswith("base_layer"))
+            adapters: Any = layer
+            facts = (name, tuple(adapters.active_adapters), sorted(getattr(layer, "scaling", {}).items()))
+            own = (weight for key, weight in nn.Module.named_parameters(layer) if not key.startswith("base_layer"))
             values = [weight.flatten()[:: max(1, weight.numel() // 4)].tolist() for weight in own if not weight.is_meta]
             digest = zlib.crc32(repr((facts, values)).encode(), digest)
     return digest
