@@ -25,13 +25,15 @@ def main(config: Config) -> None:
     """Predicts every row and writes the files."""
     rows = run(config.data)
     said, others = summarise(rows), read_points(config.data)[1]
+    errors = {name: f"{100 * value:.1f} %" for name, value in said.items() if isinstance(value, float)}
+    refused = sum("refused" in row for row in rows)
     note = (
-        f"From data sheets alone, {said['profiles_only']} rows: median error {_percent(said['profiles_only_median'])}, "
-        f"nine in ten within {_percent(said['profiles_only_p90'])}. With two constants per group from its rows of one "
-        f"and two devices, {said['held_out']} other rows: median {_percent(said['held_out_median'])}, nine in ten "
-        f"within {_percent(said['held_out_p90'])}; {_percent(said['pairs_ordered'])} of {said['pairs']} pairs of a "
-        f"group in the right order. {len(others)} rows are of models, devices or methods that the planner does not know, and "
-        f"{sum('refused' in row for row in rows)} of mixes that do not run here. Nothing was measured for this file."
+        f"From data sheets alone, {said['profiles_only']} rows: median error {errors['profiles_only_median']}, nine in "
+        f"ten within {errors['profiles_only_p90']}. With two constants per group from its rows of one and two devices, "
+        f"{said['held_out']} other rows: median {errors['held_out_median']}, nine in ten within "
+        f"{errors['held_out_p90']}; {errors['pairs_ordered']} of {said['pairs']} pairs of a group in the right order. "
+        f"{len(others)} rows are of models, devices or methods that the planner does not know, and {refused} of mixes "
+        "that do not run here. Nothing was measured for this file."
     )
     lines = [
         (
@@ -50,10 +52,6 @@ def main(config: Config) -> None:
     columns = ("group", "devices", "method", "published s", "data sheets", "error", "two constants", "error")
     table = markdown_table(columns, lines)
     file_result(config.out, "benchmarks/planner_published.py", rows, "Published latencies, predicted", note, table)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
 
 
 if __name__ == "__main__":

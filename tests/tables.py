@@ -8,9 +8,11 @@ from pathlib import Path
 
 from partsong.samplers.registry import BUILT_IN
 from partsong.samplers.support import support_table
+from tests.features.page import with_page
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "docs" / "support.md"
+WITH = ROOT / "docs" / "with.md"
 #: Documents with a table of strategies, and where the pages of these lie from there.
 INDEXES = {ROOT / "README.md": "docs/methods", ROOT / "docs" / "README.md": "methods"}
 BEGIN, END = "<!-- strategies: begin -->\n", "<!-- strategies: end -->\n"
@@ -45,7 +47,7 @@ def documents() -> dict[Path, str]:
     tables = {
         path: with_table(path.read_text(encoding="utf-8"), strategy_table(pages)) for path, pages in INDEXES.items()
     }
-    return {SUPPORT: support_table(), **tables}
+    return {SUPPORT: support_table(), WITH: with_page(), **tables}
 
 
 if __name__ == "__main__":

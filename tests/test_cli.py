@@ -96,6 +96,11 @@ REFUSED = {
     "word for a degree": (["image", CAPTION, "--strategy", "ulysses:degree=x"], "'x'"),
     "degree and ranks": (["image", CAPTION, "--nproc", 2, "--strategy", "ulysses:degree=3"], "3"),
     "same axis twice": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--strategy", "ring"], "ring"),
+    "few shares": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--shares", "1"], "2 ranks"),
+    "share of nothing": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--shares", "1,0"], "above 0"),
+    "shares in words": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--shares", "fast,slow"], "measured"),
+    "shares of no use": (["image", CAPTION, "--nproc", 2, "--strategy", "cfg-parallel", "--shares", "2,1"], "equal"),
+    "nothing to measure for": (["image", CAPTION, "--shares", "measured"], "1 rank"),
     "ranks without strategy": (["image", CAPTION, "--nproc", 2], "--strategy"),
     "setting without a value": (["image", CAPTION, "--set", "true_cfg_scale"], "KEY=VALUE"),
     "setting without a name": (["image", CAPTION, "--set", "=4"], "KEY=VALUE"),
@@ -288,7 +293,19 @@ def test_settings_reach_the_pipeline(tmp_path: Path) -> None:
 @needs_weights
 def test_image_with_its_serial_twin(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, result, ledger = tmp_path / "x.png", tmp_path / "r.json", tmp_path / "l.jsonl"
-    command = ["image", CAPTION, "--nproc", 2, "--strategy", "ulysses", "--compare", "--steps", 2]
+    command = [
+        "image",
+        CAPTION,
+        "--nproc",
+        2,
+        "--strategy",
+        "ulysses",
+        "--shares",
+        "measured",
+        "--compare",
+        "--steps",
+        2,
+    ]
     code = run(*command, "--out", out, "--json", result, "--ledger", ledger, "--seed", 7)
     # Of ranks too: they write to the same place.
     assert (code, capfd.readouterr().err) == (0, "")
@@ -297,6 +314,7 @@ def test_image_with_its_serial_twin(tmp_path: Path, capfd: pytest.CaptureFixture
     assert (found["strategy"], found["nproc"], found["seed"], found["class"]) == ("ulysses", 2, 7, "exact")
     assert found["psnr_to_serial"] > 100
     assert found["max_abs_diff"] < 1e-4
+    assert max(found["shares"] or [1.0]) == 1.0, "the fastest rank has 1; both may be alike"
     assert found["facts_read"] == found["facts_read_serial"]
     assert found["speedup"] == pytest.approx(found["seconds_serial"] / found["seconds"])
     records = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]

@@ -135,4 +135,12 @@ def test_commands_parse(page: str, args: list[str]) -> None:
         for text in options.strategies if isinstance(options, Reasoning) else [options.strategy]:
             assert text == "greedy" or parse_thinking(text)
     else:
-        assert isinstance(options, Demo | Video) or args[0] in ("bench", "list", "env", "text", "eval", "plan", "calibrate")
+        assert isinstance(options, Demo | Video) or args[0] in (
+            "bench",
+            "list",
+            "env",
+            "text",
+            "eval",
+            "plan",
+            "calibrate",
+        )

@@ -45,6 +45,9 @@ class Sampling(Common):
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
     ] = ()
     """How the ranks share the work (see `partsong list strategies`); repeat it to combine several."""
+    shares: Annotated[str | None, tyro.conf.arg(metavar="N,N,...|measured")] = None
+    """How fast each rank is, such as 2,1, for strategies that cut tokens or rows: a rank that is twice as fast takes
+    twice as many. `measured` measures it first. If not given, all ranks are alike."""
     steps: Count = None
     """Denoising steps; the model's own default if not given."""
     guidance: Annotated[float | None, tyro.conf.arg(metavar="SCALE")] = None

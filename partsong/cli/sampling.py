@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from partsong.cli.arguments import read_arguments
 from partsong.cli.bounds import check_files
@@ -15,7 +15,7 @@ from partsong.seeds import check_seed
 if TYPE_CHECKING:
     from partsong.cli.options import Image, Video
 
-__all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place"]
+__all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place", "read_shares"]
 
 
 #: Bytes of text encoders beyond which only one of several ranks reads them.
@@ -75,6 +75,7 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         "arguments": call_arguments(options, source),
         "strategies": strategies,
         "degrees": degrees,
+        "shares": read_shares(options.shares, strategies, degrees, nproc),
         "seed": options.seed,
         "dtype": options.dtype,
         # The threads of several processes compete for the cores, and a zoo model is too small to need them.
@@ -83,6 +84,36 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         "out": Path(options.out),
         "ledger": None if options.ledger is None else Path(options.ledger),
     }
+
+
+def read_shares(
+    text: str | None, strategies: tuple[Any, ...], degrees: dict[str, int], nproc: int
+) -> tuple[float, ...] | Literal["measured"] | None:
+    """Reads the shares of the ranks.
+
+    Raises:
+        ArgumentError: they are no positive numbers, not one for each rank, or no strategy would use them.
+    """
+    from partsong.parallel.ranks.mesh import check_shares
+    from partsong.parallel.strategy import refuse_shares, useful_shares
+
+    if text is None:
+        return None
+    if text == "measured":
+        # Any that differ tell whether some could be of use.
+        if useful_shares(strategies, degrees, range(1, nproc + 1)) is None:
+            raise ArgumentError(
+                f"--shares measured changes nothing with {nproc} rank{'s' if nproc > 1 else ''} and the strategies "
+                "given; leave it out, or use one that cuts tokens or rows, such as ulysses"
+            )
+        return "measured"
+    try:
+        given = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"--shares {text}: use one number for each rank, such as 2,1, or measured") from None
+    shares = check_shares(given, nproc)
+    refuse_shares(strategies, degrees, shares)
+    return shares
 
 
 def _encoding_once(strategies: tuple[Any, ...], source: PipelineSource) -> tuple[Any, ...]:

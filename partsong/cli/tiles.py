@@ -22,6 +22,7 @@ _OF_PIPELINES = {
     "width": "the model draws 64 x 64",
     "negative_prompt": "the model has no negative prompt",
     "set": "there is no pipeline to set anything of",
+    "shares": "tokens are decided in one process",
 }
 
 

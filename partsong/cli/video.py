@@ -21,7 +21,7 @@ __all__ = ["summary", "video"]
 #: The file of a journal that holds the options of the command.
 _CALL = "command.json"
 #: Options that may differ when a run is resumed.
-_ANEW = ("nproc", "out", "json", "debug", "ledger", "threads")
+_ANEW = ("nproc", "shares", "out", "json", "debug", "ledger", "threads")
 
 
 def video(options: Video) -> dict[str, Any]:

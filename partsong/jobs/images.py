@@ -13,9 +13,9 @@ from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.jobs.loading import open_plan
-from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
+from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, pipeline_class
 from partsong.outputs import save_images
-from partsong.parallel import Mesh, Plan
+from partsong.parallel import Plan
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
@@ -45,7 +45,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """
     job.prepare_process()
     _check_call(job)
-    with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
+    with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
 
         def draw(target: Any, steps: int | None) -> Images:
@@ -53,7 +53,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
 
         serial = None if pipe is None else serial_run(pipe, mesh, draw)
         run = parallel_run(open_plan(job, mesh, pipe), draw, warm_up=job.compare, ledger=job.ledger)
-        return _report(job, run, serial) if mesh.is_main else {}
+        return _report(job, run, serial) | {"shares": mesh.shares} if mesh.is_main else {}
 
 
 def facts_read(name: str | None, prompt: str, images: Images) -> float | None:

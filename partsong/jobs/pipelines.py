@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,13 +19,15 @@ from tqdm import tqdm
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.model_folders import DENOISERS, read_settings
-from partsong.parallel import Mesh, Strategy
+from partsong.parallel import Mesh, Strategy, measure_shares
 from partsong.parallel.loading.weight_files import WeightFiles
+from partsong.parallel.strategy import useful_shares
 from partsong.progress import progress
 
 __all__ = [
     "RANK_TIMEOUT",
     "SamplingJob",
+    "open_mesh",
     "open_pipeline",
     "pipeline_class",
     "quiet_libraries",
@@ -48,6 +51,7 @@ class SamplingJob:
         arguments: further arguments of the pipeline call.
         strategies: what to attach.
         degrees: size of each mesh axis.
+        shares: how fast each rank is; ``measured`` measures that first, None takes all to be alike.
         seed: of the noise.
         dtype: type of weights and arithmetic; None takes the checkpoint's own on a GPU, float32 on a CPU.
         threads: threads per rank; None leaves the choice to torch.
@@ -63,6 +67,7 @@ class SamplingJob:
     arguments: Mapping[str, Any]
     strategies: tuple[Strategy, ...] = ()
     degrees: Mapping[str, Any]
+    shares: tuple[float, ...] | Literal["measured"] | None = None
     seed: int = 0
     dtype: str | None = None
     threads: int | None = None
@@ -75,6 +80,20 @@ class SamplingJob:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         quiet_libraries()
+
+
+@contextmanager
+def open_mesh(job: SamplingJob) -> Iterator[Mesh]:
+    """Opens the mesh of a job, with the shares of its ranks."""
+    given = None if job.shares == "measured" else job.shares
+    with Mesh(**job.degrees, shares=given, timeout=RANK_TIMEOUT) as mesh:
+        if job.shares != "measured":
+            yield mesh
+            return
+        measured = useful_shares(job.strategies, mesh.degrees, measure_shares(mesh))
+        # The first mesh started the process group, which the second one shares, and so must end last.
+        with Mesh(**job.degrees, shares=measured, timeout=RANK_TIMEOUT) as cut:
+            yield cut
 
 
 def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:

@@ -15,7 +15,7 @@ from partsong import zoo
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
 from partsong.jobs.loading import open_plan
-from partsong.jobs.pipelines import RANK_TIMEOUT, SamplingJob, open_pipeline, pipeline_class
+from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, pipeline_class
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
@@ -56,7 +56,7 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     """
     job.prepare_process()
     _check_call(job)
-    with Mesh(**job.degrees, timeout=RANK_TIMEOUT) as mesh:
+    with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
         keeps = job.compare or job.zoo_name is not None
         serial = None if pipe is None else _serial(_enough_frames(job, pipe), pipe, mesh)
@@ -141,6 +141,7 @@ def _report(
         "bytes_sent": [int(row[1]) for row in rows],
         "seconds_waiting": [row[2] for row in rows],
         "peak_memory_mb": [row[3] for row in rows],
+        "shares": plan.mesh.shares,
         "threads": torch.get_num_threads(),
         "explanation": str(plan.explain()) if any(d.seen.known for d in plan.denoisers) else "",
         **_scores(job, run),

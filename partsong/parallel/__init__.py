@@ -8,6 +8,7 @@ from partsong.parallel.plan.plan import Plan, parallelize
 from partsong.parallel.plan.predict import Memory, predict, predict_memory
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
+from partsong.parallel.ranks.speeds import measure_shares
 from partsong.parallel.strategy import Strategy, mesh_for
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Split",
     "Strategy",
     "launch",
+    "measure_shares",
     "mesh_for",
     "parallelize",
     "Memory",

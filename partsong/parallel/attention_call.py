@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partsong.kernels import attention
 from partsong.parallel.adapters.row import IMAGE
-from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.mesh import TOKEN_AXES, Axis
 from partsong.parallel.ranks.ranges import named_range
 
 __all__ = [
@@ -34,9 +34,6 @@ __all__ = [
     "predict_through",
     "shard_runs",
 ]
-
-#: Mesh axes over which tokens are cut, outermost first.
-TOKEN_AXES = ("patch", "ring", "ulysses")
 
 #: Does the rest of an attention, after what a stage has moved.
 Inner = Callable[["AttentionCall"], Tensor]

@@ -18,7 +18,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.ranks.collectives import all_to_all
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.shards import offsets
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["DynamicSequence", "FRAMES", "SwitchedBlocks"]
@@ -40,6 +40,7 @@ class DynamicSequence(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
     degree: Count | None = None
 
@@ -131,7 +132,7 @@ class SwitchedBlocks(SequenceParallel):
                 f"{name}: {tokens} tokens of a frame cannot be cut over {parts} ranks; use at most {tokens} ranks or a "
                 "larger picture"
             )
-        self.sizes = {FRAMES: split_sizes(rows // self.batch, parts), IMAGE: split_sizes(tokens, parts)}
+        self.sizes = {FRAMES: self.axis.split(rows // self.batch), IMAGE: self.axis.split(tokens)}
 
     def _rows(self, tensor: Tensor, stream: str) -> Tensor:
         """Returns this rank's part of a first dimension that holds samples and, within each, a stream."""
@@ -174,7 +175,7 @@ class SwitchedBlocks(SequenceParallel):
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Returns the bytes the rank at `index` sends in one forward: at every switch what it has and does not keep."""
-        sizes = {stream: split_sizes(total, self.axis.size) for stream, total in tokens.items()}
+        sizes = {stream: self.axis.split(total) for stream, total in tokens.items()}
         frames, own_frames = tokens[FRAMES], sizes[FRAMES][index]
         length, own_length = tokens[IMAGE], sizes[IMAGE][index]
         leaving = {IMAGE: own_frames * (length - own_length), FRAMES: own_length * (frames - own_frames)}

@@ -87,10 +87,12 @@ class Shards(Protocol):
     Attributes:
         axis: the ranks.
         axes: names of the mesh axes they stand on.
+        stays_cut: whether layers compute with the shares; otherwise the whole is made of them before.
     """
 
     axis: Axis
     axes: tuple[str, ...]
+    stays_cut: bool = False
 
     def attach(self, hooks: HookSet) -> None:
         """Puts this rank's shares into the layers, and the hooks that make the whole of them."""

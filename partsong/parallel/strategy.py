@@ -6,7 +6,7 @@ The engine in `plan` knows these names only. The strategies themselves are liste
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -19,7 +19,7 @@ from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Shards, Statistics
-from partsong.parallel.ranks.mesh import AXES, Axis, Mesh, check_degrees
+from partsong.parallel.ranks.mesh import AXES, Axis, Mesh, check_degrees, shares_along
 
 __all__ = [
     "Attachment",
@@ -37,6 +37,8 @@ __all__ = [
     "mesh_for",
     "own_loop",
     "refuse",
+    "refuse_shares",
+    "useful_shares",
 ]
 
 Kind = Literal["exact", "bounded", "approximate"]
@@ -81,6 +83,8 @@ class Strategy:
     uses_all_ranks: ClassVar[bool] = False
     #: Whether ranks hold shares of the denoiser's weights.
     cuts_weights: ClassVar[bool] = False
+    #: Mesh axes along which it cuts by the shares of ranks where a mesh has some; along others in equal parts.
+    uneven_axes: ClassVar[tuple[str, ...]] = ()
     #: Whether it reads in a step what the step before has sent.
     reads_last_step: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
@@ -174,6 +178,33 @@ def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> No
         axes = mesh.degrees if strategy.uses_all_ranks else strategy.axes
         if reason is not None and any(mesh.degrees[axis] > 1 for axis in axes):
             raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
+
+
+def useful_shares(
+    strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None
+) -> Sequence[float] | None:
+    """Returns the shares of ranks; None where they change nothing with these strategies."""
+    uneven = tuple(axis for axis in AXES if any(axis in strategy.uneven_axes for strategy in strategies))
+    return None if shares_along(uneven, degrees, shares) is None else shares
+
+
+def refuse_shares(strategies: Sequence[Strategy], degrees: Mapping[str, int], shares: Sequence[float] | None) -> None:
+    """Refuses shares of ranks that change nothing with these strategies.
+
+    Raises:
+        ArgumentError: names the shares and says what is cut into equal parts.
+    """
+    if shares is None or useful_shares(strategies, degrees, shares) is not None:
+        return
+    names = " and ".join(type(strategy).__name__ for strategy in strategies) or "a plan without strategies"
+    used = [axis for axis in AXES if degrees[axis] > 1 and any(axis in s.uneven_axes for s in strategies)]
+    why = f"{names} makes equal parts only"
+    if used:
+        why = f"only {' and '.join(used)} is cut unevenly, and all places along it have the same share"
+    raise ArgumentError(
+        f"shares=({', '.join(f'{share:g}' for share in shares)}) change nothing: {why}; leave them out, or cut tokens "
+        "or rows over the ranks that are unlike, with a strategy such as Ulysses"
+    )
 
 
 def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:

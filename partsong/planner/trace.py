@@ -237,8 +237,9 @@ class _Recorder(TorchDispatchMode):
         return sum(self._grown)
 
     def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> _Handle:
-        """Notes messages."""
-        assert self._parts is not None
+        """Notes messages, but for those that are sent while the plan is put on."""
+        if self._parts is None:
+            return _Handle(self, PostedAt(0, 0, 0))
         self._parts[-1].append(Post(dict(sent), dict(received)))
         self._posted += 1
         return _Handle(self, PostedAt(len(self.calls), len(self._parts) - 1, self._posted - 1))

@@ -122,12 +122,13 @@ def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
 def check_arguments(pipeline: type, arguments: Mapping[str, Any]) -> None:
     """Refuses arguments that the pipeline's call does not have, and words where it takes a number or a switch."""
     known = inspect.signature(pipeline.__call__).parameters
-    unknown = [name for name in arguments if name not in known]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())  # a modular pipeline
+    unknown = [] if takes_any else [name for name in arguments if name not in known]
     if unknown:
         legal = ", ".join(name for name in known if name != "self")
         raise ArgumentError(f"{pipeline.__name__} takes no {', '.join(unknown)}; its arguments are {legal}")
     for name, value in arguments.items():
-        default = known[name].default
+        default = known[name].default if name in known else None
         if isinstance(default, int | float) and isinstance(value, str):
             legal = "true or false" if isinstance(default, bool) else f"a number such as {default}"
             raise ArgumentError(f"{pipeline.__name__} takes {legal} for {name}, not {value!r}")

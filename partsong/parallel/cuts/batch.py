@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.same_arguments import ExpectedArguments
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import map_samples, samples_of
+from partsong.parallel.hooks.model_hooks import kept_arguments, map_samples, samples_of
 from partsong.parallel.ranks.collectives import exchange, gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
@@ -100,7 +100,7 @@ class GuidancePair:
 
     def run(self, forward: Forward, named: Mapping[str, Any]) -> Any:
         """Makes one call of the denoiser."""
-        branch, current = self.clock.branch, dict(named)
+        branch, current = self.clock.branch, kept_arguments(named)
         self.computed, self.was_ready = 0, False
         if branch == 0:
             self.expected.check()

@@ -11,7 +11,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters.row import IMAGE, TEXT
 from partsong.parallel.attention_call import AttentionCall
 from partsong.parallel.cuts.whole_views import with_silent_queries
-from partsong.parallel.ranks.shards import split_sizes
+from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["Given", "call_over_rows"]
 
@@ -20,7 +20,7 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor | None, float | None]
 
 
 def call_over_rows(
-    name: str, layer: int, given: Given, *, rows: Sequence[int], index: int, joined: bool
+    name: str, layer: int, given: Given, *, rows: Sequence[int], axis: Axis, joined: bool
 ) -> AttentionCall:
     """Describes an attention from this rank's rows to those of all ranks.
 
@@ -32,7 +32,7 @@ def call_over_rows(
         given: queries `[B, H, L, D]` of L positions in this rank's rows, keys `[B, H, T + L, D]`, their values, a mask
             of the text's keys `[B, H, 1, T]` or `[B, H, 1, T + L]`, and the logit scale. T is 0 without a text.
         rows: rows of every rank.
-        index: this rank.
+        axis: the ranks.
         joined: whether keys of a text stand in front of the image's.
 
     Returns:
@@ -42,6 +42,7 @@ def call_over_rows(
         UnsupportedError: queries and keys do not fit the rows, or positions of the image are masked.
     """
     query, key, value, mask, scale = given
+    index = axis.index
     positions, text = query.shape[2], key.shape[2] - query.shape[2]
     if positions % rows[index] or text < 0 or (text and not joined):
         raise UnsupportedError(
@@ -53,7 +54,7 @@ def call_over_rows(
     images = tuple(count * (positions // rows[index]) for count in rows)
     if not joined:
         return AttentionCall(layer, query, key, value, images, index, None, scale)
-    texts = split_sizes(text, len(rows))
+    texts = axis.split(text)
     masks = None if mask is None else _masks(mask, texts, images)
     query, key, value, _ = with_silent_queries(query, key, value, None, sizes=texts, index=index, first=True)
     shards = tuple(zip(texts, images, strict=True))

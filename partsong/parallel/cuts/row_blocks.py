@@ -22,6 +22,7 @@ __all__ = [
     "border_rows",
     "check_convolution",
     "doubled_columns",
+    "farthest_reach",
     "framed_norms",
     "halves_evenly",
     "is_causal",
@@ -195,6 +196,11 @@ def border_rows(child: nn.Module) -> int:
         conv: Any = child
         return conv.dilation[-2] * (conv.kernel_size[-2] - 1)
     return 0
+
+
+def farthest_reach(module: nn.Module) -> int:
+    """Returns how many rows a rank needs at the coarsest level: no convolution may reach beyond the next rank."""
+    return max((border_rows(child) + 1) // 2 for child in module.modules())
 
 
 def check_convolution(name: str, child: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Cuts images into rows: every rank computes a run of rows of a convolutional model, with its neighbours' help.
 
-Cuts are made so that each halving of the image stays within a rank: the coarsest level is shared out evenly and finer
-ones follow. Convolutions, group norms and self-attention are hooked where they stand; what they need from other ranks
-comes through `Borders` and, for attention, through the same chain of stages that token models use.
+Cuts are made so that each halving of the image stays within a rank: the coarsest level is shared out, evenly or by the
+ranks' shares, and finer ones follow. What convolutions, group norms and self-attention need from other ranks comes
+through `Borders` and, for attention, through the same chain of stages that token models use.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from partsong.parallel.cuts.row_blocks import (
     border_rows,
     check_convolution,
     doubled_columns,
+    farthest_reach,
     framed_norms,
     is_causal,
     is_low_rank,
@@ -55,14 +56,18 @@ class RowLevels:
     Attributes:
         heights: rows of the whole image, finest level first; each level has about half the rows of the one before.
         parts: number of ranks.
+        shares: how fast each rank is; None where they are alike.
+        least: rows that each rank needs at the coarsest level.
     """
 
     heights: tuple[int, ...]
     parts: int
+    shares: tuple[float, ...] | None = None
+    least: int = 1
 
     def starts(self, level: int) -> tuple[int, ...]:
         """Returns the first row of each rank at a level, and the height."""
-        return _starts(self.heights, self.parts, level)
+        return _starts(self, level)
 
     def sizes(self, level: int) -> tuple[int, ...]:
         """Returns the rows of each rank at a level.
@@ -75,9 +80,10 @@ class RowLevels:
 
 
 @functools.lru_cache(maxsize=256)  # every layer of every step asks
-def _starts(heights: tuple[int, ...], parts: int, level: int) -> tuple[int, ...]:
-    coarsest = len(heights) - 1
-    return (*(s << (coarsest - level) for s in offsets(split_sizes(heights[coarsest], parts))), heights[level])
+def _starts(levels: RowLevels, level: int) -> tuple[int, ...]:
+    heights, coarsest = levels.heights, len(levels.heights) - 1
+    sizes = split_sizes(heights[coarsest], levels.parts, levels.shares, levels.least)
+    return (*(start << (coarsest - level) for start in offsets(sizes)), heights[level])
 
 
 def halved(height: int, paddings: Sequence[int]) -> tuple[int, ...]:
@@ -130,15 +136,17 @@ class RowSplit:
         self.input_name, self.joins_text, self.copies = input_name, joins_text, copies
         self.module, self.axis, self.borders, self.stages = module, axis, borders, tuple(stages)
         self.is_attention = is_attention
-        self.levels = RowLevels((axis.size,), axis.size)
-        self.level, self.batch = 0, 1
+        self.levels, self.level, self.batch = RowLevels((axis.size,), axis.size), 0, 1
         self.moves: list[_Move] = []
         self.shapes: list[AttentionShape] = []
         self._layers = 0
         #: Convolutions that a group norm hands the rows around a rank's own, and those norms.
         self._framed_by: dict[nn.Module, nn.Module] = {}
-        #: Rows a rank needs at the coarsest level: a convolution there may reach no further than the next rank.
-        self._reach = max((border_rows(child) + 1) // 2 for child in module.modules())
+        self._reach = farthest_reach(module)
+
+    def levels_of(self, heights: tuple[int, ...]) -> RowLevels:
+        """Lays the rows of an image, whose levels have these heights, out over the ranks by their shares."""
+        return RowLevels(heights, self.axis.size, self.axis.shares, max(self._reach, 1))
 
     def begin(self, levels: RowLevels, level: int, batch: int) -> None:
         """Starts a forward of a number of samples at a level.
@@ -338,7 +346,7 @@ class RowSplit:
             if key.shape[1] == query.shape[1]:
                 key, value = key[:, ::copies], value[:, ::copies]
             given, rows, index = (query, key, value, mask, scale), self.levels.sizes(self.level), self.axis.index
-            call = call_over_rows(name, layer, given, rows=rows, index=index, joined=joined)
+            call = call_over_rows(name, layer, given, rows=rows, axis=self.axis, joined=joined)
             shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), call.sizes)
             # Not per sample: perturbed attention leaves some samples out, so theirs may be fewer than the batch's.
             self.shapes.append(AttentionShape(len(query), *shape, index, layer=layer, runs=call.runs))

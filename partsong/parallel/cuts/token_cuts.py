@@ -17,7 +17,7 @@ from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
-from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.shards import offsets
 from partsong.parallel.strategy import Cut
 
 __all__ = ["TokenCuts", "totals"]
@@ -102,7 +102,7 @@ class TokenCuts(Cut):
             first, end = self._tail(value, cut.stream)
             return end - first
         if isinstance(value, int) and not cut.leading:
-            return split_sizes(value, self.axis.size)[self.axis.index]
+            return self.axis.split(value)[self.axis.index]
         if isinstance(value, int):
             sizes = self.shard_sizes((cut.stream,))
             return min(max(value - offsets(sizes)[self.axis.index], 0), sizes[self.axis.index])
@@ -151,8 +151,8 @@ class TokenCuts(Cut):
         return max(bounds[index], 0), max(bounds[index + 1], 0)
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
-        """Returns the tokens of each rank: as even as can be, in whole rows of the grid where the row asks for it."""
-        return tuple(self._unit * size for size in split_sizes(total // self._unit, self.axis.size))
+        """Returns the tokens of each rank: by its share, in whole rows of the grid where the row asks for it."""
+        return tuple(self._unit * size for size in self.axis.split(total // self._unit))
 
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call: the next one may have another shape.

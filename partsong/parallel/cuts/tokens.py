@@ -94,7 +94,9 @@ class SequenceParallel(TokenCuts):
             self.layers.append((name, streams, child))
             attend = self._attention_of(layer, name, streams)
             once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
-            skips, causal = self.adapter.skips_attention, self.adapter.causal_text
+            # A cache of diffusers leaves out attentions too, the same ones on all ranks.
+            skips = self.adapter.skips_attention or getattr(self.module, "is_cache_enabled", False)
+            causal = self.adapter.causal_text
             hook = AttentionHook(attend, name, once=once, may_skip=skips, leaves_causal=causal)
             hooks.add(child, hook, "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:

@@ -21,7 +21,7 @@ from partsong.parallel.cuts.row_blocks import (
     reads_the_image,
     refuse_unknown,
 )
-from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
+from partsong.parallel.cuts.rows import RowSplit, halved
 from partsong.parallel.cuts.tokens import head_counts
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.collectives import gather_tokens
@@ -115,7 +115,7 @@ class RowParallel(Cut):
                 "pairs; use a height that halves evenly"
             )
         self._widths = halved(sample.shape[-1], self._paddings)
-        self.split.begin(RowLevels(halved(height, self._paddings), self.axis.size), 0, len(sample))
+        self.split.begin(self.split.levels_of(halved(height, self._paddings)), 0, len(sample))
 
     def abandon(self) -> None:
         """Drops messages under way without waiting, after an error."""

@@ -53,6 +53,7 @@ class DisplacedPatch(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("patch",)
     kind: ClassVar[Kind] = "approximate"
     reads_last_step: ClassVar[bool] = True
 

@@ -51,6 +51,7 @@ class Ring(Wired):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("ring",)
     travels: ClassVar[str] = "keys and values"
     takes_residuals: ClassVar[bool] = True
 

@@ -34,6 +34,7 @@ class SyncPatch(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("patch",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("patch",)
 
     degree: Count | None = None
 

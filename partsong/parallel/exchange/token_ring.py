@@ -41,6 +41,7 @@ class TokenRing(Wired):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("ring",)
     travels: ClassVar[str] = "queries and partial outputs"
 
     degree: Count | None = None

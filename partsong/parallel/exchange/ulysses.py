@@ -45,6 +45,7 @@ class Ulysses(Wired):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+    uneven_axes: ClassVar[tuple[str, ...]] = ("ulysses",)
     travels: ClassVar[str] = "queries, keys, values and outputs"
 
     degree: Count | None = None
@@ -91,9 +92,9 @@ def _shares(first: int, sizes: Sequence[int], group: int) -> list[_Share]:
     return shares
 
 
-def head_shares(heads: int, kv_heads: int, parts: int) -> list[_Share]:
-    """Cuts query heads into even runs, one for each rank."""
-    return _shares(0, split_sizes(heads, parts), heads // kv_heads)
+def head_shares(heads: int, kv_heads: int, axis: Axis) -> list[_Share]:
+    """Cuts query heads into runs, one for each rank: even ones, or by the shares of the ranks, in whole heads."""
+    return _shares(0, axis.split(heads), heads // kv_heads)
 
 
 def in_waves(share: _Share, group: int, waves: int) -> list[_Share]:
@@ -114,7 +115,7 @@ class UlyssesStage(Stage):
         (batch, heads, length, dim), kv_heads, size = call.q.shape, call.k.shape[1], self.axis.size
         group = heads // kv_heads
         whole = call.q.new_empty((length, batch, heads, dim))
-        by_rank = [in_waves(share, group, self.waves) for share in head_shares(heads, kv_heads, size)]
+        by_rank = [in_waves(share, group, self.waves) for share in head_shares(heads, kv_heads, self.axis)]
         waves = list(zip(*by_rank, strict=True))
         outer = self._outer(call)
         if call.masks is not None:
@@ -188,7 +189,7 @@ class UlyssesStage(Stage):
     def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends: q, k, v of the others' heads, then outputs of the others' tokens."""
         me, tokens = shape.index % self.axis.size, self._token_counts(shape)
-        shares = head_shares(shape.heads, shape.kv_heads, self.axis.size)
+        shares = head_shares(shape.heads, shape.kv_heads, self.axis)
         mine = shares[me]
         there = sum(share.rows for peer, share in enumerate(shares) if peer != me) * tokens[me]
         back = mine.queries * (sum(tokens) - tokens[me])

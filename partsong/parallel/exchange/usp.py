@@ -32,6 +32,7 @@ class Usp(Wired):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")
+    uneven_axes: ClassVar[tuple[str, ...]] = ("ring", "ulysses")
     travels: ClassVar[str] = "queries, keys, values and outputs"
 
     ulysses_degree: Count | None = None

@@ -49,6 +49,11 @@ class StepClock:
         """Calls `callback` with the number of a branch whenever its calls take another shape in mid-generation."""
         self._on_change.append(callback)
 
+    def forget_callbacks(self) -> None:
+        """Calls nobody any more, whatever begins or changes."""
+        self._on_begin.clear()
+        self._on_change.clear()
+
     def change(self, branch: int) -> None:
         """Notes that a branch's calls have another shape from here on, so nothing kept from earlier steps fits."""
         for callback in self._on_change:

@@ -24,6 +24,7 @@ __all__ = [
     "HookSet",
     "InputHook",
     "OutputHook",
+    "kept_arguments",
     "map_sample",
     "map_samples",
     "original_forward",
@@ -206,6 +207,10 @@ class AroundHook(ModelHook):
         return self.run(original_forward(self), bound.arguments)
 
 
+#: Processors whose further calls attend to an image prompt, which every rank has whole.
+_READS_IMAGE_PROMPTS = ("FluxIPAdapterAttnProcessor",)
+
+
 class AttentionHook(ModelHook):
     """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
 
@@ -230,10 +235,10 @@ class AttentionHook(ModelHook):
     @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
-        with _Redirect(self._attend, self.leaves_causal) as redirect:
+        processor = type(getattr(module, "processor", module)).__name__
+        with _Redirect(self._attend, self.leaves_causal, processor in _READS_IMAGE_PROMPTS) as redirect:
             output = original_forward(self)(*args, **kwargs)
         if (redirect.calls > 1 and self.once) or (redirect.calls == 0 and not self.may_skip):
-            processor = type(getattr(module, "processor", module)).__name__
             raise UnsupportedError(
                 f"{self.name} ({processor}) made {redirect.calls} scaled_dot_product_attention calls where one is "
                 "expected; use the model's default processor and the native attention backend"
@@ -274,6 +279,17 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+def kept_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call's arguments with dictionaries of their own for the layers' arguments.
+
+    Pipelines change these from call to call, and models take out what they have read: an image prompt is there once.
+    """
+    return {
+        name: dict(value) if name.endswith("_kwargs") and isinstance(value, dict) else value
+        for name, value in named.items()
+    }
+
+
 def original_forward(hook: ModelHook) -> Callable[..., Any]:
     """Returns the forward that a module had before the hook was put on it."""
     reference: Any = hook.fn_ref
@@ -281,12 +297,13 @@ def original_forward(hook: ModelHook) -> Callable[..., Any]:
 
 
 class _Redirect(TorchFunctionMode):
-    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool) -> None:
+    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool, leaves_others: bool) -> None:
         super().__init__()
-        self.attend, self.leaves_causal, self.calls = attend, leaves_causal, 0
+        self.attend, self.leaves_causal, self.leaves_others, self.calls = attend, leaves_causal, leaves_others, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         left = self.leaves_causal and (kwargs or {}).get("is_causal", False)
+        left = left or (self.leaves_others and self.calls > 0)
         if func is F.scaled_dot_product_attention and not left:
             self.calls += 1
             return self.attend(*args, **(kwargs or {}))

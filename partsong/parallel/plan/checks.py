@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.ranks.mesh import Mesh
+from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.mesh import Axis, Mesh
 
-__all__ = ["KnownLayers", "check_device", "check_given"]
+__all__ = ["KnownLayers", "check_adapters", "check_device", "check_given"]
 
 
 class KnownLayers:
@@ -63,3 +65,36 @@ def check_given(model: str, refused: Mapping[str, str], named: Mapping[str, Any]
     for name, reason in refused.items():
         if named.get(name) is not None:
             raise UnsupportedError(f"{model}: {name} was given; {reason}")
+
+
+def check_adapters(everyone: Axis, models: Sequence[nn.Module]) -> None:
+    """Refuses models with other adapters, such as LoRAs, on some ranks than on the others, on all ranks alike.
+
+    Args:
+        everyone: all ranks.
+        models: the models, whole.
+
+    Raises:
+        UnsupportedError: names the rank and the model.
+    """
+    table = agree(everyone, [float(_adapter_digest(model)) for model in models], name="comparison of adapters")
+    for rank, row in zip(everyone.ranks, table, strict=True):
+        for model, own, first in zip(models, row, table[0], strict=True):
+            if own != first:
+                raise UnsupportedError(
+                    f"rank {rank} has other adapters on its {type(model).__name__} than rank {everyone.ranks[0]}; load "
+                    "the same ones, with the same weights, on every rank"
+                )
+
+
+def _adapter_digest(model: nn.Module) -> int:
+    """Returns a number for the adapters on a model: their names, their weights in use, and some of their values."""
+    digest = 0
+    for name, layer in model.named_modules():
+        if hasattr(layer, "base_layer") and hasattr(layer, "active_adapters"):
+            adapters: Any = layer
+            facts = (name, tuple(adapters.active_adapters), sorted(getattr(layer, "scaling", {}).items()))
+            own = (weight for key, weight in nn.Module.named_parameters(layer) if not key.startswith("base_layer"))
+            values = [weight.flatten()[:: max(1, weight.numel() // 4)].tolist() for weight in own if not weight.is_meta]
+            digest = zlib.crc32(repr((facts, values)).encode(), digest)
+    return digest

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.control import control_adapter_for
-from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, refuse_unknown
+from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, farthest_reach, refuse_unknown
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.clock import SideClock
@@ -147,6 +147,8 @@ def cut_controlnets(
         if adapter is None or not others.isdisjoint(net.modules()):
             continue
         if all(denoiser.takes_shares(adapter.rows) for denoiser in denoisers) and _has_known_rows(net, adapter):
+            if adapter.rows and plan.mesh.shares and not _reaches_alike(net, denoisers):
+                continue
             taken.append(ControlNet(plan, net, adapter, hooks))
             others.update(net.modules())
     return taken
@@ -160,6 +162,11 @@ def _has_known_rows(net: nn.Module, adapter: Adapter) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+def _reaches_alike(net: nn.Module, denoisers: Sequence[Denoiser]) -> bool:
+    """Says whether shares cut a ControlNet where its denoisers are cut: the least rows of a rank are the same."""
+    return {farthest_reach(net)} == {farthest_reach(denoiser.module) for denoiser in denoisers}
 
 
 def single_parts(parts: Mapping[str, Any]) -> Iterator[nn.Module]:

@@ -18,15 +18,16 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of, with_samples
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
+from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.ranges import named_range
-from partsong.parallel.strategy import Cut, refuse
+from partsong.parallel.strategy import Attachment, Cut, refuse
 
 __all__ = ["Denoiser"]
 
@@ -59,13 +60,16 @@ class Denoiser:
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
         self.shared = mesh.axis(*(axis for axis in AXES if axis not in ("cfg", "data")))
+        self.attachments: list[Attachment] = []
         shares = (strategy.shards(module, self.adapter, mesh) for strategy in plan.strategies)
         self.shards = next((each for each in shares if each is not None), None)
+        check_neighbours(self)
         if self.shards is not None:
             self.shards.attach(hooks)
         # Innermost: what is cut elsewhere reaches a cache as this rank has it.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
         self.attachments = [attachment for attachment in attached if attachment is not None]
+        check_neighbours(self)
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
@@ -109,8 +113,8 @@ class Denoiser:
         clock.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
             self.plan.share_random_state()
-        if (clock.step, clock.branch) == (0, 0) and self._layers is not None:
-            self._layers.check()
+        if (clock.step, clock.branch) == (0, 0):
+            self._check_layers()
         self._note_step(named, clock.step)
         with named_range(f"{self.adapter.model}, step {clock.step}, branch {clock.branch}"):
             output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
@@ -120,6 +124,12 @@ class Denoiser:
         if not clock.driven:
             self.plan.close_record()
         return output
+
+    def _check_layers(self) -> None:
+        """Refuses what has come to the layers since the hooks did."""
+        if self._layers is not None:
+            self._layers.check()
+        check_neighbours(self)
 
     def _verified(self, shared: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
         """Makes a call; the first one under a row that was inferred is compared with that of one rank."""
@@ -138,6 +148,8 @@ class Denoiser:
             step: the step they are for.
         """
         self._refuse(named)
+        names = " and ".join(type(strategy).__name__ for strategy in self.strategies)
+        check_guidance_calls(self.module, self.plan.guider(), names)
         for name in self.adapter.residuals:
             if named.get(name) is not None:
                 raise UnsupportedError(f"{self.adapter.model}: {name} was given; run a ControlNet with Ulysses instead")
@@ -160,6 +172,7 @@ class Denoiser:
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         self.guidance.computed, self.guidance.was_ready = 0, False
         if self.guidance.axis.size > 1 and not self.splits(named):
+            check_guidance_calls(self.module, self.plan.guider(), "CfgParallel")
             return self.guidance.run(forward, named)
         return self._split(forward, named)
 
@@ -189,6 +202,7 @@ class Denoiser:
 
     def _run_once(self, forward: Callable[..., Any], named: dict[str, Any], runs: list[ModelRun]) -> Any:
         """Runs the model for one batch and adds a note to `runs`."""
+        named = kept_arguments(named)
         if self.cut is not None:
             self.cut.begin_forward(named[self.adapter.sample])
         if self.shards is not None:

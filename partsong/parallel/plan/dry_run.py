@@ -19,7 +19,7 @@ from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.plan import Plan
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.ranks.agreement import AGREED_STEPS
-from partsong.parallel.ranks.mesh import AXES, Axis, Network, check_degrees
+from partsong.parallel.ranks.mesh import AXES, Axis, Network, check_degrees, check_shares, shares_along
 from partsong.parallel.strategy import Strategy, mesh_for
 
 __all__ = ["DryMesh", "DryRun"]
@@ -33,12 +33,19 @@ class DryMesh:
         world_size: their product.
         rank: whose view it is.
         network: hears of every message; None where nobody listens.
+        shares: how fast each rank is. Default: all alike.
     """
 
     def __init__(
-        self, degrees: Mapping[str, int], world_size: int, rank: int = 0, network: Network | None = None
+        self,
+        degrees: Mapping[str, int],
+        world_size: int,
+        rank: int = 0,
+        network: Network | None = None,
+        shares: Sequence[float] | None = None,
     ) -> None:
         check_degrees(degrees, world_size)
+        self.shares = check_shares(shares, world_size)
         self.degrees = {name: degrees[name] for name in AXES}
         self.world_size, self.rank, self.network = world_size, rank, network
         self.device, self.is_main = torch.device("meta"), rank == 0
@@ -52,9 +59,9 @@ class DryMesh:
             mine = (grid == self.rank).nonzero()[0].tolist()
             line = grid[tuple(slice(None) if name in split else place for name, place in zip(AXES, mine, strict=True))]
             ranks = tuple(line.flatten().tolist())
-            self._axes[split] = Axis(
-                "*".join(split) or "alone", ranks, ranks.index(self.rank), None, True, self.network
-            )
+            shares, name = shares_along(split, self.degrees, self.shares), "*".join(split) or "alone"
+            index = ranks.index(self.rank)
+            self._axes[split] = Axis(name, ranks, index, dry=True, network=self.network, shares=shares)
         return self._axes[split]
 
 
@@ -70,6 +77,7 @@ class DryRun:
         inputs: the module's arguments for one call, full size.
         rank: whose calls are made.
         network: hears of every message; None where nobody listens.
+        shares: how fast each rank is. Default: all alike.
         shapes: what earlier runs have remembered; None begins anew.
 
     Attributes:
@@ -80,7 +88,7 @@ class DryRun:
 
     Raises:
         ArgumentTypeError: `module` is no module.
-        ArgumentError: degrees and ranks do not fit.
+        ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: the architecture or the combination has no correct parallel form, shapes alone do not decide
             what is moved, or the model's code needs more than shapes.
     """
@@ -94,6 +102,7 @@ class DryRun:
         *,
         rank: int = 0,
         network: Network | None = None,
+        shares: Sequence[float] | None = None,
         shapes: RememberedShapes | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
@@ -101,7 +110,7 @@ class DryRun:
         for strategy in strategies:
             if (reason := strategy.unpredictable()) is not None:
                 raise UnsupportedError(f"predict(): {reason}")
-        mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network)
+        mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network, shares)
         # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
         self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
         steady = max(AGREED_STEPS, self.warmup)

@@ -249,11 +249,18 @@ class _Account:
                     pieces = shards.describe()
                 if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
                     pieces = self.plan.rounds.describe()
-                lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis})")
+                lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis}){self.told_shares(axis)}")
         if shards is not None and len(shards.axes) > 1 and seen.known:
             lines.append(f"{shards.describe()} over all {shards.axis.size} ranks")
         lines += [f"the {net.adapter.model} like the model" for net in self.controlnets]
         return lines or ["nothing: one rank"]
+
+    def told_shares(self, axis: str) -> str:
+        """Says by which shares an axis is cut, where the mesh has some."""
+        if self.plan.mesh.shares is None:
+            return ""
+        is_uneven = any(axis in strategy.uneven_axes for strategy in self.plan.strategies if strategy.denoises)
+        return (self.plan.mesh.axis(axis).told_shares if is_uneven else "") or " in equal parts"
 
     def used(self) -> list[Strategy]:
         """Returns the strategies that have ranks, or need none."""

@@ -33,23 +33,27 @@ def follow_pipeline(
     """
     if _scheduler(pipe) is None:
         return
+    plan.guider = lambda: getattr(pipe, "guider", None)
+    last_act = "maybe_free_model_hooks"
+    tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
     if plan.loop is not None:
         # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
         if hasattr(pipe, "check_inputs"):
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.check_loop))
+        if tells_end:
+            methods.replace(pipe, last_act, lambda method: _ending(plan, method))
         return
     plan.clock.driven = True
     plan.follow_scheduler = lambda: _follow_scheduler(plan, pipe, methods)
     _follow_scheduler(plan, pipe, methods)
     if hasattr(pipe, "prepare_latents"):
         methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
-    last_act = "maybe_free_model_hooks"
-    plan.tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
-    if plan.tells_end:
+    plan.tells_end = tells_end
+    if tells_end:
         if hasattr(pipe, "check_inputs"):  # the first act of a call; the one before may have ended in an error
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.end_call))
         # Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
-        methods.replace(pipe, last_act, lambda method: _after(method, plan.end_call))
+        methods.replace(pipe, last_act, lambda method: _after(_ending(plan, method), plan.end_call))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
@@ -144,6 +148,19 @@ def _after(method: Method, act: Callable[[], None]) -> Method:
         return result
 
     return called
+
+
+def _ending(plan: PlanState, method: Method) -> Method:
+    """Lets a pipeline put its own offloading on anew, which is no change of a user's."""
+
+    def clean_up(*args: Any, **kwargs: Any) -> Any:
+        plan.is_ending = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            plan.is_ending = False
+
+    return clean_up
 
 
 def _sharing_result(plan: PlanState, prepare_latents: Method) -> Method:

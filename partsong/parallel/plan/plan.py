@@ -14,13 +14,16 @@ from partsong.model_folders import DENOISERS
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
+from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
+from partsong.parallel.plan.checks import check_adapters
 from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.explain import Explanation, bytes_by_step, explain
 from partsong.parallel.plan.follow import follow_pipeline
+from partsong.parallel.plan.neighbours import refused_change
 from partsong.parallel.plan.state import PlanState
-from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop
+from partsong.parallel.ranks.mesh import AXES, Mesh
+from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop, refuse_shares
 
 __all__ = ["Plan", "parallelize"]
 
@@ -84,28 +87,59 @@ class Plan(PlanState):
     def __init__(
         self, target: Any, modules: list[nn.Module], strategies: tuple[Strategy, ...], mesh: Mesh, *, owns_mesh: bool
     ) -> None:
+        refuse_shares(strategies, mesh.degrees, mesh.shares)
         super().__init__(strategies, mesh)
-        self.target, self._owns_mesh = target, owns_mesh
+        self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
+        self._put_on()
+
+    def _put_on(self) -> None:
+        """Puts every hook on what the models are made of now."""
+        self.denoisers, self.controlnets, self.coders = [], [], []
         try:
-            for module in modules:
-                self.denoisers.append(Denoiser(self, module, self._hooks))
-                _refuse_pipeline(target, self.denoisers[-1])
-            self.loop = own_loop(strategies, mesh, target, modules)
-            self._cut_controlnets()
-            self._keep_from_others()
-            self.coders = [coder for s in strategies if (coder := s.codes(target, mesh)) is not None]
-            for coder in self.coders:
-                coder.attach(self._hooks, self.clock)
-            if not isinstance(target, nn.Module):
-                shares_decoder = not any(coder.decodes for coder in self.coders)
-                follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
+            check_adapters(self.mesh.axis(*AXES), self._modules)
+            with without_model_offload(self.target):
+                self._attach()
+            owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]
+            renewal = Renewal(self._take_off, self._put_on, self._refuses_change, lambda: self.is_ending)
+            watch_changes(renewal, owners, self._methods)
         except BaseException:
             self.undo()
             raise
+
+    def _attach(self) -> None:
+        target, strategies = self.target, self.strategies
+        for module in self._modules:
+            self.denoisers.append(Denoiser(self, module, self._hooks))
+            _refuse_pipeline(target, self.denoisers[-1])
+        self.loop = own_loop(strategies, self.mesh, target, self._modules)
+        self._cut_controlnets()
+        self._keep_from_others()
+        self.coders = [coder for s in strategies if (coder := s.codes(target, self.mesh)) is not None]
+        for coder in self.coders:
+            coder.attach(self._hooks, self.clock)
+        if not isinstance(target, nn.Module):
+            shares_decoder = not any(coder.decodes for coder in self.coders)
+            follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
+
+    def _take_off(self) -> None:
+        """Waits for what is under way and takes every hook off."""
+        try:
+            self.clock.begin()
+        finally:
+            self._methods.restore()
+            with without_model_offload(self.target):
+                self._hooks.remove()
+            self.clock.forget_callbacks()
+            self.scheduler = None
+
+    def _refuses_change(self, name: str, given: tuple[Any, ...]) -> str | None:
+        """Says why a change of the models cannot be made under this plan; None where it can."""
+        reasons = (refused_change(denoiser, name, given) for denoiser in self.denoisers)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _cut_controlnets(self) -> None:
         """Cuts the ControlNets of a pipeline whose scheduler tells the step."""
@@ -156,10 +190,8 @@ class Plan(PlanState):
     def undo(self) -> None:
         """Waits for what is under way and takes every hook off; may be called again."""
         try:
-            self.clock.begin()
+            self._take_off()
         finally:
-            self._hooks.remove()
-            self._methods.restore()
             if self._owns_mesh:
                 self.mesh.close()
                 self._owns_mesh = False

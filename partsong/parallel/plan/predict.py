@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,16 @@ from partsong.parallel.strategy import Strategy
 __all__ = ["Memory", "predict", "predict_memory"]
 
 
-def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any) -> Explanation:
+def predict(
+    module: nn.Module, *strategies: Strategy, ranks: int, shares: Sequence[float] | None = None, **inputs: Any
+) -> Explanation:
     """Predicts the bytes a plan would move for one call of a denoiser, on any number of ranks.
 
     Args:
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
+        shares: how fast each of them is, as for `Mesh`. Default: all alike.
         **inputs: the module's arguments for one call, full size; tensors on any device. Some models read values out of
             masks, ids or counts to know how long a sequence becomes; those count where they are given with values.
 
@@ -33,7 +37,7 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
 
     Raises:
         ArgumentTypeError: `module` is no module.
-        ArgumentError: degrees and ranks do not fit.
+        ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: the architecture or the combination has no correct parallel form, or the model's code needs
             more than shapes.
 
@@ -48,7 +52,7 @@ def predict(module: nn.Module, *strategies: Strategy, ranks: int, **inputs: Any)
         >>> len(explanation.bytes_per_step)
         2
     """
-    with DryRun(module, strategies, ranks, inputs) as run:
+    with DryRun(module, strategies, ranks, inputs, shares=shares) as run:
         for _ in range(run.calls):
             run.call()
         return run.plan.explain()
@@ -69,7 +73,14 @@ class Memory:
     kept: int
 
 
-def predict_memory(module: nn.Module, *strategies: Strategy, ranks: int, rank: int = 0, **inputs: Any) -> Memory:
+def predict_memory(
+    module: nn.Module,
+    *strategies: Strategy,
+    ranks: int,
+    rank: int = 0,
+    shares: Sequence[float] | None = None,
+    **inputs: Any,
+) -> Memory:
     """Predicts the memory that one rank needs for calls of a denoiser under a plan.
 
     It counts tensors: what an allocator wastes, what a kernel takes for itself and what torch loads come on top.
@@ -78,12 +89,13 @@ def predict_memory(module: nn.Module, *strategies: Strategy, ranks: int, rank: i
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
-        rank: which one; the first has the largest shares where they are unlike.
+        rank: which one; the first has the largest part where parts are uneven and all ranks are alike.
+        shares: how fast each rank is, as for `Mesh`. Default: all alike.
         **inputs: the module's arguments for one call, full size.
 
     Raises:
         ArgumentTypeError: `module` is no module.
-        ArgumentError: degrees and ranks do not fit.
+        ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: as for `predict`.
 
     Example:
@@ -98,7 +110,7 @@ def predict_memory(module: nn.Module, *strategies: Strategy, ranks: int, rank: i
         >>> both.working < alone.working
         True
     """
-    with DryRun(module, strategies, ranks, inputs, rank=rank) as run:
+    with DryRun(module, strategies, ranks, inputs, rank=rank, shares=shares) as run:
         given = (leaf for leaf in tree_leaves(run.inputs) if isinstance(leaf, Tensor))
         with LiveBytes(itertools.chain(run.state.values(), given)) as live:
             for _ in range(run.calls):

@@ -35,6 +35,8 @@ class PlanState:
         follow_scheduler: looks whether the pipeline has another scheduler by now, and follows that one.
         finished: bytes that each rank sent in every step of the parts of a call that are over; a pipeline may begin its
             scheduler several times in one call.
+        guider: returns the guidance of a modular pipeline; None where it has none.
+        is_ending: whether the pipeline's call is cleaning up behind itself.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
@@ -49,6 +51,8 @@ class PlanState:
         self.tells_end = True
         self.follow_scheduler: Callable[[], None] = lambda: None
         self.finished: list[tuple[int, ...]] = []
+        self.guider: Callable[[], Any] = lambda: None
+        self.is_ending = False
         self._in_loop, self._is_new_call = False, True
 
     def stages(self, clock: StepClock | None = None) -> list[Stage]:

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from partsong.errors import ArgumentError
-from partsong.knobs import Count, check_knobs
+from partsong.knobs import Count, Number, check_knobs
 from partsong.parallel.ranks.health import Heartbeat
+from partsong.parallel.ranks.shards import split_sizes
 
-__all__ = ["AXES", "Axis", "Mesh", "Network"]
+__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network", "check_shares", "shares_along"]
 
 _OPENED = itertools.count()
 
@@ -29,6 +30,8 @@ AXES: tuple[str, ...] = (
     *("data", "time", "cfg", "expert", "pipe", "stage", "clip"),
     *("patch", "ring", "ulysses", "tensor"),
 )
+#: Mesh axes over which tokens are cut, outermost first.
+TOKEN_AXES = ("patch", "ring", "ulysses")
 
 
 class Network(Protocol):
@@ -56,6 +59,7 @@ class Axis:
         dry: exchanges are only counted, for `partsong.parallel.predict`.
         network: hears of messages where exchanges are only counted; None where nobody listens.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
+        shares: how fast the place of each rank is, the same in all groups of the mesh; None where all are alike.
     """
 
     name: str
@@ -65,11 +69,30 @@ class Axis:
     dry: bool = False
     network: Network | None = None
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+    shares: tuple[float, ...] | None = None
 
     @property
     def size(self) -> int:
         """Returns the number of ranks along the axis."""
         return len(self.ranks)
+
+    def split(self, total: int, least: int = 1) -> tuple[int, ...]:
+        """Returns how much of a length each rank takes: by its share, or as even as can be.
+
+        Args:
+            total: the length.
+            least: what a rank takes at least where there are shares and `total` is enough for that.
+
+        Example:
+            >>> Axis("ulysses", (0, 1), 0).split(9), Axis("ulysses", (0, 1), 0, shares=(2.0, 1.0)).split(9)
+            ((5, 4), (6, 3))
+        """
+        return split_sizes(total, self.size, self.shares, least)
+
+    @property
+    def told_shares(self) -> str:
+        """Says by which shares a length is cut, to follow other words; empty where they are alike."""
+        return "" if self.shares is None else f" by shares {' : '.join(f'{share:g}' for share in self.shares)}"
 
 
 class Mesh:
@@ -90,11 +113,14 @@ class Mesh:
         time: ranks over the points of a trajectory that are solved for together.
         expert: ranks over models that were trained apart.
         tensor: ranks over the heads and columns of layers.
+        shares: how fast each rank is, in any unit, in the order of ranks. Strategies that cut tokens or rows give each
+            rank its share of them; what has no uneven form stays in equal parts. Default: all ranks are alike.
         device: the torch device type; None is ``cuda`` where there is a GPU, else ``cpu``.
         timeout: seconds until a stuck collective fails.
 
     Raises:
-        ArgumentError: a degree is not a positive integer, or the degrees do not multiply to the number of ranks.
+        ArgumentError: a degree is not a positive integer, the degrees do not multiply to the number of ranks, or the
+            shares are not one positive number for each rank, the same on all of them.
 
     Example:
         >>> with Mesh() as mesh:
@@ -116,6 +142,7 @@ class Mesh:
         expert: int = 1,
         tensor: int = 1,
         *,
+        shares: Sequence[float] | None = None,
         device: str | None = None,
         timeout: float = 120.0,
     ) -> None:
@@ -123,11 +150,17 @@ class Mesh:
         self.degrees = dict(zip(AXES, degrees, strict=True))
         self.rank, self.world_size = _rank_and_world()
         check_degrees(self.degrees, self.world_size)
+        self.shares = check_shares(shares, self.world_size)
         self.device = _local_device(device)
         self._owns_group = _start_group(self.device, self.world_size, timeout)
         self._axes: dict[tuple[str, ...], Axis] = {}
         self._heartbeat = Heartbeat.start(self.rank, self.world_size)
         self._device_mesh = self._build()
+        try:
+            _check_same(self.shares, self.world_size)
+        except ArgumentError:
+            self.close()
+            raise
 
     def _build(self) -> DeviceMesh | None:
         if self.world_size == 1:
@@ -175,7 +208,7 @@ class Mesh:
         """Returns a mesh of this rank alone, for work it does by itself, such as checking a result."""
         mesh = copy.copy(self)
         mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
-        mesh._axes, mesh._device_mesh, mesh._owns_group = {}, None, False
+        mesh.shares, mesh._axes, mesh._device_mesh, mesh._owns_group = None, {}, None, False
         return mesh
 
     def _make_axis(self, names: tuple[str, ...]) -> Axis:
@@ -186,7 +219,8 @@ class Mesh:
             sub = sub._flatten("_".join(names))
             _await_connections(sub.get_group())
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
-        return Axis("*".join(names), ranks, ranks.index(self.rank), sub.get_group())
+        shares = shares_along(names, self.degrees, self.shares)
+        return Axis("*".join(names), ranks, ranks.index(self.rank), sub.get_group(), shares=shares)
 
     def __enter__(self) -> Mesh:
         return self
@@ -224,6 +258,62 @@ def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
             f"the mesh degrees ({axes}) multiply to {product}, but there are {world_size} ranks; "
             f"start {product} rank{'s' if product > 1 else ''} or choose degrees whose product is {world_size}"
         )
+
+
+def check_shares(shares: Sequence[float] | None, world_size: int) -> tuple[float, ...] | None:
+    """Returns the shares of the ranks, or None where all are alike; refuses what is not a positive number for each."""
+    if shares is None:
+        return None
+    bound = Number(0, above=True)
+    if isinstance(shares, str) or not isinstance(shares, Sequence) or not all(map(bound.holds, shares)):
+        raise ArgumentError(f"shares={shares!r}: use one number above 0 for each rank, such as (2, 1)")
+    if len(shares) != world_size:
+        raise ArgumentError(
+            f"shares={tuple(shares)}: {len(shares)} given, but there are {world_size} ranks; give one for each"
+        )
+    return None if len(set(shares)) == 1 else tuple(map(float, shares))
+
+
+def shares_along(
+    names: Sequence[str], degrees: Mapping[str, int], shares: Sequence[float] | None
+) -> tuple[float, ...] | None:
+    """Returns the shares of the places along some axes; None where they are alike.
+
+    All groups of a mesh are cut alike. So where ranks at one place hold the same tokens, or wait for each other's, the
+    slowest tells its share. Where tokens are cut over other axes too, the ranks at one place together have their sum.
+
+    Args:
+        names: the axes, in the order of `AXES`.
+        degrees: ranks on each axis of the mesh.
+        shares: those of all ranks.
+
+    Example:
+        >>> degrees = dict.fromkeys(AXES, 1) | {"cfg": 2, "ulysses": 2}
+        >>> shares_along(("ulysses",), degrees, (4.0, 2.0, 3.0, 1.0)), shares_along(("cfg",), degrees, (2, 2, 1, 1))
+        ((3.0, 1.0), (4.0, 2.0))
+    """
+    if shares is None:
+        return None
+    grid = torch.tensor(shares, dtype=torch.float64).view(*(degrees[name] for name in AXES))
+    for place, name in enumerate(AXES):
+        if name not in names:
+            over = grid.sum if name in TOKEN_AXES else grid.amin
+            grid = over(dim=place, keepdim=True)
+    along = tuple(grid.flatten().tolist())
+    return None if len(set(along)) == 1 else along
+
+
+def _check_same(shares: tuple[float, ...] | None, world_size: int) -> None:
+    """Refuses shares that differ between ranks: their messages would not fit each other."""
+    if world_size == 1:
+        return
+    everyone: list[tuple[float, ...] | None] = [None] * world_size
+    dist.all_gather_object(everyone, shares)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise ArgumentError(
+                f"rank {rank} was given shares={theirs}, rank 0 shares={everyone[0]}; make the same mesh on every rank"
+            )
 
 
 def _rank_and_world() -> tuple[int, int]:

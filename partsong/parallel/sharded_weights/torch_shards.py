@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,14 +191,21 @@ class _Gathered(dist.Work):
 
 
 def _own_weights(units: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Lists the weights of each block that no block before it has; numbers without a dim cannot be cut."""
+    """Lists the weights of each block that no block before it has.
+
+    Numbers without a dim cannot be cut. Of weights of several types, those of the type with most bytes are shared out:
+    torch gathers one type, and the others, such as those of a LoRA, are small.
+    """
     seen: set[nn.Parameter] = set()
     owned = {}
     for unit in units:
         own = [weight for weight in dict.fromkeys(unit.parameters()) if weight.ndim and weight not in seen]
         seen.update(own)
+        sizes: Counter[torch.dtype] = Counter()
+        for weight in own:
+            sizes[weight.dtype] += weight.nbytes
         if own:
-            owned[unit] = own
+            owned[unit] = [weight for weight in own if weight.dtype == sizes.most_common(1)[0][0]]
     return owned
 
 
@@ -227,6 +235,7 @@ def _take_off(module: nn.Module) -> None:
     for group in state._fsdp_param_groups:
         handles += group._module_to_pre_save_state_dict_hook_handle.values()
         handles += group._module_to_pre_load_state_dict_hook_handle.values()
+        handles += [weight._post_load_hook_handle for weight in group.fsdp_params]
     for handle in handles:
         handle.remove()
     kind: Any = type(module)

@@ -191,14 +191,14 @@ def _heads(name: str, module: nn.Module) -> tuple[Part, tuple[int, int]] | None:
     """
     counted = next((name for name in _HEADS if type(getattr(module, name, None)) is int), None)
     heads, query = getattr(module, counted or "", 0), _child(module, "to_q")
-    if counted is None or not isinstance(query, nn.Linear) or query.out_features % heads:
+    if counted is None or not _is_column_layer(query) or query.out_features % heads:
         return None
     processor = getattr(module, "processor", None)
     if isinstance(processor, nn.Module) or type(processor).__name__ in _WHOLE_PROCESSORS:
         return None  # one that is a module may have projections of its own, as an image prompt's has
     width = query.out_features // heads
     key = _child(module, "to_k")
-    keys = key.out_features // width if isinstance(key, nn.Linear) else heads
+    keys = key.out_features // width if _is_column_layer(key) else heads
     sizes = {"q": (keys, heads // keys * width), "k": (keys, width), "v": (keys, width), "h": (keys, heads // keys)}
     own = list(module.parameters(recurse=False))
     scales = tuple(Columns(module, (sizes["h"],)) for each in own if each.shape == (heads,))
@@ -316,6 +316,10 @@ def _child(module: nn.Module, path: str) -> Any:
             return None
         module = children[name]
     return module
+
+
+def _is_column_layer(layer: Any) -> bool:
+    return isinstance(layer, nn.Linear) or is_linear(layer)
 
 
 def _single(layer: Any) -> Any:

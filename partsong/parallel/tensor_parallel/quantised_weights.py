@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.tensor_parallel.low_rank import base_of, variant_of
 
 __all__ = ["check_layers", "cut_weight", "is_linear"]
 
@@ -31,17 +32,24 @@ Runs = Sequence[tuple[int, int]]
 
 
 def is_linear(layer: Any) -> bool:
-    """Says whether a layer is a linear one, quantised or not, whose weight can be cut."""
-    return type(layer) is nn.Linear or type(layer).__name__ in _LINEAR
+    """Says whether a layer is a linear one, quantised or not and with a LoRA or without, whose weight can be cut."""
+    base = base_of(layer)
+    return type(base) is nn.Linear or type(base).__name__ in _LINEAR
 
 
 def check_layers(model: nn.Module) -> None:
     """Refuses a model with layers whose weights have no columns to cut.
 
     Raises:
-        UnsupportedError: names the layer and the quantiser.
+        UnsupportedError: names the layer, and the quantiser or what was put on it.
     """
     for name, module in model.named_modules():
+        variant = variant_of(module)
+        if variant is not None and base_of(module) is module and isinstance(module.base_layer, nn.Linear):
+            raise UnsupportedError(
+                f"TensorParallel: {name} has a {variant}, which looks across all columns of a weight, and a rank has "
+                f"only some; call fuse_lora() first, or {_ADVICE}"
+            )
         package = _PACKED.get(type(module).__name__)
         if package is not None:
             raise UnsupportedError(

@@ -23,6 +23,7 @@ from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
+from partsong.parallel.tensor_parallel.low_rank import readers_of, writers_of
 from partsong.parallel.tensor_parallel.parts import Columns, HeadTurns, Part
 from partsong.parallel.tensor_parallel.quantised_weights import cut_weight
 
@@ -59,6 +60,7 @@ class WeightColumns(Shards):
     """
 
     axes = ("tensor",)
+    stays_cut = True
 
     def __init__(self, adapter: Adapter, parts: tuple[Part, ...], axis: Axis, has_tokens: bool) -> None:
         self.adapter, self.axis = adapter, axis
@@ -119,11 +121,11 @@ class WeightColumns(Shards):
             start += units * size
         return runs
 
-    def _cut(self, part: Part, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
+    def _cut(self, part: Part, layer: Any, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
         """Leaves this rank's part of a weight in its layer."""
         runs = self._runs(columns)
-        hooks.put(columns.layer, name, cut_weight(getattr(columns.layer, name), runs, dim, part.name))
-        self._pieces[columns.layer, name] = WeightPiece(dim, tuple(runs))
+        hooks.put(layer, name, cut_weight(getattr(layer, name), runs, dim, part.name))
+        self._pieces[layer, name] = WeightPiece(dim, tuple(runs))
 
     def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
         """Keeps the positions of this rank's heads."""
@@ -143,22 +145,24 @@ class WeightColumns(Shards):
                 holder[name] = tree_map(narrowed, holder[name])
 
     def _cut_outputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
-        layer: Any = columns.layer
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if len(weight) != columns.width:  # one number for all
-                continue
-            self._cut(part, name, columns, 0, hooks)
-        if isinstance(layer, nn.Linear):
-            hooks.put(layer, "out_features", len(layer.weight))
+        for layer in writers_of(columns.layer):
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                if len(weight) != columns.width:  # one number for all
+                    continue
+                self._cut(part, layer, name, columns, 0, hooks)
+            if isinstance(layer, nn.Linear):
+                hooks.put(layer, "out_features", len(layer.weight))
 
     def _cut_inputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
-        layer: Any = columns.layer
-        self._cut(part, "weight", columns, 1, hooks)
-        hooks.put(layer, "in_features", sum(count for _, count in self._runs(columns)))
-        if layer.bias is not None and self.axis.index > 0:  # the first rank adds it, once
-            hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False))
-            self._pieces[layer, "bias"] = WeightPiece(0, ())
-        hooks.add(layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
+        for layer in readers_of(columns.layer):
+            self._cut(part, layer, "weight", columns, 1, hooks)
+            hooks.put(layer, "in_features", sum(count for _, count in self._runs(columns)))
+        if self.axis.index > 0:  # the first rank adds it, once
+            for layer in writers_of(columns.layer):
+                if (bias := getattr(layer, "bias", None)) is not None:
+                    hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(bias), requires_grad=False))
+                    self._pieces[layer, "bias"] = WeightPiece(0, ())
+        hooks.add(columns.layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
 
     def _norm_of(self, columns: Columns) -> Callable[[Callable[..., Any], dict[str, Any]], Tensor]:
         """Returns what runs in the place of a norm over the whole width."""

@@ -16,7 +16,7 @@ from partsong.parallel.cuts.row_blocks import (
     level_change,
     refuse_unknown,
 )
-from partsong.parallel.cuts.rows import RowLevels, RowSplit, halved
+from partsong.parallel.cuts.rows import RowSplit, halved
 from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
@@ -98,7 +98,8 @@ class AutoencoderParallel(Coder):
 
     def describe(self) -> list[str]:
         """Says what is split, in one line for each half that was called."""
-        return [f"{rows} input rows of the {name} over {self.axis.size} ranks" for name, rows in self.rows.items()]
+        over = f"over {self.axis.size} ranks{self.axis.told_shares}"
+        return [f"{rows} input rows of the {name} {over}" for name, rows in self.rows.items()]
 
 
 class RowHalf:
@@ -137,7 +138,7 @@ class RowHalf:
             raise UnsupportedError(f"{type(self.module).__name__}: {height} rows are no multiple of {factor}")
         doubled = tuple(height << power for power in range(self._doublings, -1, -1))
         heights = halved(height, self._paddings) if self._paddings else doubled
-        self.split.begin(RowLevels(heights, self.axis.size), self._doublings, len(image))
+        self.split.begin(self.split.levels_of(heights), self._doublings, len(image))
         rows = forward(**{**named, first: image[..., self.split.own, :].contiguous()})
         sizes = self.split.levels.sizes(self.split.level)
         assert rows.shape[-2] == sizes[self.axis.index], "a rank must return its own rows"

@@ -45,6 +45,7 @@ class ParallelVae(Strategy):
 
     denoises: ClassVar[bool] = False
     uses_all_ranks: ClassVar[bool] = True
+    uneven_axes: ClassVar[tuple[str, ...]] = AXES
 
     tile: Count | None = None
     overlap: Annotated[int, Whole(0)] | None = None

@@ -12,7 +12,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
-from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["TileHalf", "blend_weights", "tiles"]
 
@@ -70,7 +70,7 @@ class TileHalf:
         image: Tensor = named[first]
         self._check(image, named)
         cut = tiles(image.shape[-2] // self.taken, self.tile, self.overlap)
-        counts = split_sizes(len(cut), self.axis.size)
+        counts = self.axis.split(len(cut))
         runs = [cut[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
         bounds = [(run[0][0] * self.given, run[-1][1] * self.given) if run else (0, 0) for run in runs]
         compute = lambda tile: forward(**{**named, first: tile})  # noqa: E731

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.parallel.hooks.model_hooks import signature_of
+from partsong.parallel.hooks.model_hooks import kept_arguments, signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 
 __all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
@@ -103,7 +103,7 @@ class PausedCall:
         self.pipe = copy.copy(pipe)
         self.event: Event | None = None
         self._arguments = dict(arguments)
-        self._random = _RandomState(self._arguments, getattr(pipe, denoiser))
+        self._random = _RandomState(self._arguments, _device(pipe))
         self._events: SimpleQueue[Event | _Failed] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._closing = False
@@ -193,7 +193,7 @@ class PausedCall:
         signature = signature_of(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._pause(Denoise(dict(signature.bind(*args, **kwargs).arguments)))
+            return self._pause(Denoise(kept_arguments(signature.bind(*args, **kwargs).arguments)))
 
         # The user's own hooks and compiled code are the real module's, which the driver calls.
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
@@ -224,9 +224,14 @@ def _stop(*args: Any, **kwargs: Any) -> None:
     raise _Closed
 
 
+def _device(pipe: Any) -> torch.device:
+    """Returns where a pipeline computes: its weights may lie elsewhere, or nowhere, until they are needed."""
+    return torch.device(getattr(pipe, "_execution_device", getattr(pipe, "device", "cpu")))
+
+
 def _modes(pipe: Any) -> list[Callable[[], AbstractContextManager[Any]]]:
     """Lists the caller's torch modes, which a new thread has to enter itself."""
-    device = torch.device(getattr(pipe, "device", "cpu"))
+    device = _device(pipe)
     modes: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
@@ -241,8 +246,7 @@ def _modes(pipe: Any) -> list[Callable[[], AbstractContextManager[Any]]]:
 class _RandomState:
     """Holds the random generators of one call: clones of the caller's own, and a state for the default ones."""
 
-    def __init__(self, arguments: dict[str, Any], module: nn.Module) -> None:
-        device = next(module.parameters()).device
+    def __init__(self, arguments: dict[str, Any], device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self._state = self._read()
         given = arguments.get("generator")

@@ -1,0 +1,1 @@
+"""What users put on a pipeline, under every group of strategies."""

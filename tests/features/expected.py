@@ -1,0 +1,55 @@
+"""What is refused, by feature and group of strategies, and why; everything else runs."""
+
+from __future__ import annotations
+
+#: Words of the errors, by what the table below calls them.
+REASONS = {
+    "rows": "it works on rows of an image, not on tokens",
+    "columns": "has a DoRA, which looks across all columns of a weight, and a rank has only some; "
+    "call fuse_lora() first",
+    "convolutions": "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)",
+    "residuals": "was given; run a ControlNet with Ulysses instead",
+    "one by one": "keeps the whole weights, of which ranks have shares under",
+    "in one piece": "changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of",
+    "one after the other": "counts on steps that come one after the other, whole, which",
+    "two caches": "would both leave out blocks; call disable_cache(), or drop the strategy",
+    "compares": "decides by what a rank computes, which is not the same on all ranks of",
+    "counts branches": "counts the calls for each branch of guidance, and the ranks of CfgParallel make some of them",
+    "encodes": "has no encode_prompt(), so its embeddings cannot be sent; drop it",
+    "guider": "changes layers for one of its calls, and",
+}
+
+_ON_ROWS = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
+_CUT_ROWS = ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch")
+_SHARES = ("TensorParallel", "ShardedWeights")
+_REORDERED = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps", "DisplacedPatch", "PartialPatch")
+_EVERY = (
+    *("CfgParallel", "DataParallel", *_CUT_ROWS, *_SHARES, "PatchPipeline", "LaggedLayers"),
+    *("TimeParallel", "DraftedSteps", "StepCache", "ParallelVae", "EncodeOnce"),
+)
+_COUNTING = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
+
+#: Feature -> group -> reason.
+REFUSED: dict[str, dict[str, str]] = {
+    "LoRA on a UNet, convolutions too": _ON_ROWS,
+    "DoRA": {"TensorParallel": "columns"},
+    "DoRA on a UNet's convolutions": _ON_ROWS | dict.fromkeys(_CUT_ROWS, "convolutions"),
+    "ControlNet on a transformer": dict.fromkeys(("PatchPipeline", "TimeParallel", "DraftedSteps"), "residuals"),
+    "ControlNet on a UNet": _ON_ROWS | dict.fromkeys(("TimeParallel", "DraftedSteps"), "residuals"),
+    "IP-Adapter on a UNet": _ON_ROWS,
+    "enable_sequential_cpu_offload": dict.fromkeys(_SHARES, "one by one"),
+    "group offload": dict.fromkeys(_SHARES, "one by one"),
+    "group offload to disk": dict.fromkeys(_SHARES, "one by one"),
+    "enable_cache, PyramidAttentionBroadcast": _COUNTING,
+    "enable_cache, TaylorSeer": _COUNTING,
+    "enable_cache, TaylorSeer, one sample": _COUNTING | {"CfgParallel": "counts branches"},
+    "enable_cache, FirstBlockCache": dict.fromkeys(_EVERY, "compares"),
+    "layerwise casting": {"ShardedWeights": "in one piece"},
+    "another scheduler on a UNet": _ON_ROWS,
+    "three branches of guidance in a batch": _ON_ROWS | {"EncodeOnce": "encodes"},
+    "three branches of guidance, one by one": {"EncodeOnce": "encodes"},
+    "ModularPipeline": {"EncodeOnce": "encodes"},
+    "ModularPipeline, one sample": {"EncodeOnce": "encodes"},
+    "ModularPipeline, SkipLayerGuidance": {"EncodeOnce": "encodes"}
+    | dict.fromkeys(("CfgParallel", "PatchPipeline", "TimeParallel", "DraftedSteps"), "guider"),
+}

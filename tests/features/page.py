@@ -1,0 +1,80 @@
+"""Writes docs/with.md out of the table that the tests compare with what happens."""
+
+from __future__ import annotations
+
+from tests.features.expected import REASONS, REFUSED
+from tests.features.features import FEATURES, Feature
+from tests.features.groups import GROUPS
+
+_HEAD = """# What runs with what
+
+What users put on a pipeline, with each strategy. The page is written from the tests' own table by
+`python -m tests.tables`, and every cell is a test: two ranks and a tiny random pipeline of diffusers in float64,
+against the same pipeline with the same feature on one process without a plan. *yes* means that both pictures agree to
+1e-9, that a second one does too, that the bytes are those which `explain()` predicts, and that the pipeline makes the
+same picture after `undo()`. A number says why the feature is refused, [below](#reasons), with one error on all ranks
+before any work. Approximate strategies run at the setting at which they are exact.
+
+*before* and *after* say in which order it was tried: the feature first and then `parallelize()`, or the feature on a
+pipeline under a plan that has made a picture. Where both stand, the cell holds for both.
+"""
+
+_TAIL = """
+## Order
+
+Call diffusers' own methods in any order. Under a plan, those that change layers (`load_lora_weights`,
+`unload_lora_weights`, `fuse_lora`, `delete_adapters`, `load_ip_adapter`, `add_adapter`, `enable_cache`,
+`enable_layerwise_casting`, the offloads and their opposites) take the plan off, do their work on the bare model and put
+the plan on again. So call them on every rank, between pictures. That costs as much as `undo()` and `parallelize()`:
+nothing to speak of where ranks have whole weights; ShardedWeights gathers the whole model on every rank for a moment,
+TensorParallel puts its weights together again, and a model that was read in shares is read whole. `set_adapters`,
+which weighs what is loaded, costs nothing. Layers that were changed past these methods, such as by peft's own
+functions, are noticed and refused at the next picture.
+
+## LoRA
+
+TensorParallel cuts the two matrices of a LoRA with the layer they are on. Ranks compare their adapters whenever a plan
+is put on: other adapters, or others weights of them, on one rank are an error on all. Under a plan an adapter for
+another model is one error, also where diffusers only warns and goes on without it:
+
+    load_lora_weights() has changed no layer of this StableDiffusion3Pipeline; is the adapter one for another model?
+
+## Offloading
+
+These were tried on CPUs, where the device that computes is the one that weights wait on: hooks, orders and pictures
+are tested, the memory of a GPU is not. A plan's hooks stand inside of `enable_model_cpu_offload`, which takes off what
+is outside of it at the end of each call.
+
+## Caches of diffusers
+
+`enable_cache` counts steps or compares values. One that counts leaves out the same layers on every rank, so ranks never
+wait for each other in vain. One that compares would decide on each rank by what that rank has; StepCache does the same
+and its ranks decide together.
+
+## ControlNets
+
+They are cut as the model is and not repeated on every rank; [support](support.md) says which ones.
+
+## Modular pipelines
+
+Give them a generator: without one every rank draws noise of its own, and the first step tells so. EncodeOnce needs an
+`encode_prompt`, which they do not have.
+"""
+
+
+def with_page() -> str:
+    """The page, as Markdown."""
+    used = [key for groups in REFUSED.values() for key in groups.values()]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(used), 1)}
+    lines = ["| feature | pipeline | tried | " + " | ".join(f"`{group}`" for group in GROUPS) + " |"]
+    lines.append("|---" * (3 + len(GROUPS)) + "|")
+    for feature in FEATURES.values():
+        refused = REFUSED.get(feature.name, {})
+        cells = [f"no [{numbers[refused[group]]}]" if group in refused else "yes" for group in GROUPS]
+        lines.append(f"| {feature.name} | {_pipeline(feature)} | {', '.join(feature.orders)} | {' | '.join(cells)} |")
+    reasons = ["", "## Reasons", "", *(f"[{number}] ... {REASONS[key]} ...\n" for key, number in numbers.items())]
+    return "\n".join([_HEAD, *lines, *reasons[:-1], reasons[-1].rstrip("\n"), _TAIL])
+
+
+def _pipeline(feature: Feature) -> str:
+    return feature.on.partition(" ")[0].removesuffix("Pipeline") + ("" if feature.samples > 1 else ", one sample")
