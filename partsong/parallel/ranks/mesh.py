@@ -307,12 +307,12 @@ def _check_same(shares: tuple[float, ...] | None, world_size: int) -> None:
     """Refuses shares that differ between ranks: their messages would not fit each other."""
     if world_size == 1:
         return
-    everyone: list[tuple[float, ...] | None] = [None] * world_size
-    dist.all_gather_object(everyone, shares)
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
+    given: list[tuple[float, ...] | None] = [None] * world_size
+    dist.all_gather_object(given, shares)
+    for rank, theirs in enumerate(given):
+        if theirs != given[0]:
             raise ArgumentError(
-                f"rank {rank} was given shares={theirs}, rank 0 shares={everyone[0]}; make the same mesh on every rank"
+                f"rank {rank} was given shares={theirs}, rank 0 shares={given[0]}; make the same mesh on every rank"
             )
 
 
