@@ -6,11 +6,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.health import operation
 from partsong.parallel.ranks.mesh import Axis, Mesh
 
 __all__ = ["KnownLayers", "check_adapters", "check_device", "check_given"]
@@ -77,7 +78,12 @@ def check_adapters(everyone: Axis, models: Sequence[nn.Module]) -> None:
     Raises:
         UnsupportedError: names the rank and the model.
     """
-    table = agree(everyone, [float(_adapter_digest(model)) for model in models], name="comparison of adapters")
+    if everyone.dry or everyone.size == 1:
+        return
+    # Not one of the exchanges that the ledger counts: plans are often made before there is one.
+    table: list[Any] = [None] * everyone.size
+    with operation("comparison of adapters", everyone.ranks):
+        dist.all_gather_object(table, [_adapter_digest(model) for model in models], group=everyone.group)
     for rank, row in zip(everyone.ranks, table, strict=True):
         for model, own, first in zip(models, row, table[0], strict=True):
             if own != first:
