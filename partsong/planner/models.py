@@ -63,6 +63,7 @@ class ModelRow:
         joined: whether the branches are one call.
         coder: the class of its autoencoder.
         coder_config: values that differ from the defaults of that class.
+        clip: latent frames of a short clip that the autoencoder decodes; None where it decodes pictures.
         latent_channels: of what the autoencoder decodes.
         downscale: pixels of a latent's side.
         encoders: its text encoders.
@@ -84,6 +85,7 @@ class ModelRow:
     joined: bool = True
     coder: str = "AutoencoderKL"
     coder_config: Mapping[str, Any] = field(default_factory=dict)
+    clip: int | None = None
     latent_channels: int = 16
     downscale: int = 8
     encoders: tuple[Encoder, ...] = ()
@@ -145,6 +147,7 @@ _WAN: Mapping[str, Any] = {
     "branches": 2,
     "joined": False,
     "coder": "AutoencoderKLWan",
+    "clip": 3,
     "encoders": (_UMT5,),
 }
 
@@ -275,6 +278,7 @@ ROWS: tuple[ModelRow, ...] = (
         branches=2,
         joined=False,
         coder="AutoencoderKLQwenImage",
+        clip=1,
         encoders=(Encoder(name="Qwen2.5-VL-7B", parameters=8.29e9, tokens=100),),
     ),
     ModelRow(
@@ -301,6 +305,7 @@ ROWS: tuple[ModelRow, ...] = (
         frame_multiple=4,
         branches=2,
         coder="AutoencoderKLCogVideoX",
+        clip=3,
         coder_config={
             "block_out_channels": (128, 256, 256, 512),
             "down_block_types": ("CogVideoXDownBlock3D",) * 4,
@@ -324,6 +329,7 @@ ROWS: tuple[ModelRow, ...] = (
         frame_multiple=8,
         branches=2,
         coder="AutoencoderKLLTXVideo",
+        clip=3,
         latent_channels=128,
         downscale=32,
         encoders=(_t5(256),),
@@ -359,6 +365,7 @@ ROWS: tuple[ModelRow, ...] = (
         frames=129,
         frame_multiple=4,
         coder="AutoencoderKLHunyuanVideo",
+        clip=3,
         encoders=(Encoder(name="Llama-3-8B", parameters=8.03e9, tokens=351), _CLIP_L),
     ),
 )

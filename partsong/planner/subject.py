@@ -95,8 +95,6 @@ def subject_named(name: str) -> Subject:
 
 def _subject(row: ModelRow, denoiser: nn.Module, coder: nn.Module) -> Subject:
     config: Any = denoiser.config
-    channels = row.latent_channels
-    clip = None if row.frames == 1 and "Qwen" not in row.coder else 1 if row.frames == 1 else 3
     return Subject(
         name=row.name,
         denoiser=denoiser,
@@ -109,7 +107,7 @@ def _subject(row: ModelRow, denoiser: nn.Module, coder: nn.Module) -> Subject:
         frame_multiple=row.frame_multiple,
         branches=row.branches,
         joined=row.joined,
-        decoding=decoding_of(coder, channels, clip),
+        decoding=decoding_of(coder, row.latent_channels, row.clip),
         encoders=row.encoders,
     )
 
