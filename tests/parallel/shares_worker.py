@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import torch
 from diffusers import DiTTransformer2DModel
 from diffusers.utils import logging
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from partsong import (
     CfgParallel,
@@ -173,7 +173,10 @@ class Heavy:
 
 
 def slowed(nproc: int, times: int) -> list[dict[str, Any]]:
-    """One rank does a multiple of the work: measured shares, and processor seconds per step, even and by shares."""
+    """One rank does a multiple of the work: measured shares, and operations per step, in even parts and by shares.
+
+    Shares are measured in processor seconds. Operations are counted, and no other program changes their number.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = DiTTransformer2DModel(
@@ -197,13 +200,10 @@ def slowed(nproc: int, times: int) -> list[dict[str, Any]]:
         busy, tokens, apart = {}, {}, []
         for label, given in {"even": None, "by shares": shares}.items():
             with parallelize(model, Ulysses(), mesh=Mesh(ulysses=nproc, shares=given)) as plan:
-                seconds = []
-                for _ in range(5):
-                    start = time.thread_time()
+                with FlopCounterMode(display=False) as counter:
                     apart.append(error(model(**named).sample, want))
-                    seconds.append(time.thread_time() - start)
                 cut = plan.denoisers[0].cut
                 assert cut is not None
                 tokens[label] = cut.sizes["image"]
-            busy[label] = statistics.median(seconds)
+            busy[label] = counter.get_total_flops()
         return gathered({"shares": shares, "busy": busy, "tokens": tokens, "error": max(apart)})
