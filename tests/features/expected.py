@@ -5,8 +5,7 @@ from __future__ import annotations
 #: Words of the errors, by what the table below calls them.
 REASONS = {
     "rows": "it works on rows of an image, not on tokens",
-    "columns": "has a DoRA, which looks across all columns of a weight, and a rank has only some; "
-    "call fuse_lora() first",
+    "columns": "has a DoRA, which looks across all columns of a weight, and a rank has only some; call fuse_lora()",
     "convolutions": "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)",
     "residuals": "was given; run a ControlNet with Ulysses instead",
     "one by one": "keeps the whole weights, of which ranks have shares under",
@@ -53,3 +52,6 @@ REFUSED: dict[str, dict[str, str]] = {
     "ModularPipeline, SkipLayerGuidance": {"EncodeOnce": "encodes"}
     | dict.fromkeys(("CfgParallel", "PatchPipeline", "TimeParallel", "DraftedSteps"), "guider"),
 }
+
+#: What is refused only under a plan: fusing comes too late.
+REFUSED_AFTER: dict[str, dict[str, str]] = {"DoRA fused": {"TensorParallel": "columns"}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.features.expected import REASONS, REFUSED
+from tests.features.expected import REASONS, REFUSED, REFUSED_AFTER
 from tests.features.features import FEATURES, Feature
 from tests.features.groups import GROUPS
 
@@ -69,11 +69,17 @@ def with_page() -> str:
     lines = ["| feature | pipeline | tried | " + " | ".join(f"`{group}`" for group in GROUPS) + " |"]
     lines.append("|---" * (3 + len(GROUPS)) + "|")
     for feature in FEATURES.values():
-        refused = REFUSED.get(feature.name, {})
-        cells = [f"no [{numbers[refused[group]]}]" if group in refused else "yes" for group in GROUPS]
+        cells = [_cell(feature.name, group, numbers) for group in GROUPS]
         lines.append(f"| {feature.name} | {_pipeline(feature)} | {', '.join(feature.orders)} | {' | '.join(cells)} |")
     reasons = ["", "## Reasons", "", *(f"[{number}] ... {REASONS[key]} ...\n" for key, number in numbers.items())]
     return "\n".join([_HEAD, *lines, *reasons[:-1], reasons[-1].rstrip("\n"), _TAIL])
+
+
+def _cell(name: str, group: str, numbers: dict[str, int]) -> str:
+    refused, late = REFUSED.get(name, {}), REFUSED_AFTER.get(name, {})
+    if group in late:
+        return f"before yes, after no [{numbers[late[group]]}]"
+    return f"no [{numbers[refused[group]]}]" if group in refused else "yes"
 
 
 def _pipeline(feature: Feature) -> str:

@@ -11,7 +11,7 @@ from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.features import features_worker as worker
 from tests.features import wrong_worker
-from tests.features.expected import REASONS, REFUSED
+from tests.features.expected import REASONS, REFUSED, REFUSED_AFTER
 from tests.features.features import FEATURES
 from tests.features.features_worker import Cell, Outcome
 from tests.features.groups import GROUPS
@@ -28,6 +28,7 @@ ON_THREE: list[Cell] = [(name, "CfgParallel", "before") for name in FEATURES if 
 def expected(cell: Cell) -> str | None:
     """Words of the reason why a cell is refused; None where it has to run."""
     key = REFUSED.get(cell[0], {}).get(cell[1])
+    key = REFUSED_AFTER.get(cell[0], {}).get(cell[1]) if key is None and cell[2] == "after" else key
     return None if key is None else REASONS[key]
 
 
