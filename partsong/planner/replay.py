@@ -159,11 +159,10 @@ class Clock:
         return done
 
     def _wait(self, wait: Wait, place: int) -> None:
-        # Parts further on than the call has are counted from its end: a short trace stands for a deeper model.
         message = PostedAt(self._calls - wait.calls, place + wait.parts, wait.number)
         done = self._done.get(message, 0.0)
         if done > self.device:
-            self.waited += done - max(self.device, 0.0)
+            self.waited += done - self.device
             self.device = done
         if self.machine.device.host:
             self.host = self.device = self.now

@@ -75,7 +75,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, _Call, int]]] = {"flux-like": _f
 
 
 def run(nproc: int, repeats: int = 5, models: Sequence[str] = tuple(MODELS)) -> list[dict[str, Any]]:
-    """Calibrates, times every mix on every rank count up to `nproc`, and predicts it.
+    """Calibrates this machine with a number of ranks, times every mix on them, and predicts it.
 
     Args:
         nproc: ranks, one thread each.

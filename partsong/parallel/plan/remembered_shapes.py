@@ -31,7 +31,9 @@ class RememberedShapes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._left_out.setdefault(func, _aliases(func)):
+        if func not in self._left_out:
+            self._left_out[func] = _aliases(func)
+        if self._left_out[func]:
             return func(*args, **kwargs)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else None)
