@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import partsong
+from partsong.cores import usable_cores
 
 __all__ = ["describe_hardware", "describe_machine"]
 
@@ -26,7 +26,7 @@ def describe_machine() -> dict[str, Any]:
         "partsong": partsong.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
+        "cores": usable_cores(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -42,11 +42,6 @@ def describe_hardware() -> dict[str, Any]:
     """Returns what measurements depend on, a part of `describe_machine`, for files of results."""
     machine = describe_machine()
     return {name: machine[name] for name in ("system", "cores", "instruction_set", "gpus", "python", "packages")}
-
-
-def _cores() -> int:
-    # The cores this process may use, which in a container are fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
 from partsong.parallel.ranks.launch import launch
@@ -91,7 +92,7 @@ def understand(raw: Mapping[str, Any]) -> Calibration:
     Args:
         raw: what `measure` returned.
     """
-    ranks, cores = raw["ranks"], _cores()
+    ranks, cores = raw["ranks"], usable_cores()
     slots = ranks if raw["device"] == "cuda" else max(1, cores // raw["threads"])
     device = _device(raw)
     link = _link(raw, device) if ranks > 1 else Link(name="none", latency=0.0, bandwidth=math.inf, measured=True)
@@ -176,13 +177,8 @@ def hardware_name() -> str:
     if torch.cuda.is_available():
         text = f"{torch.cuda.device_count()}x {torch.cuda.get_device_name()}"
     else:
-        text = f"{_cores()} cores {torch.backends.cpu.get_cpu_capability()} {platform.machine()}"
+        text = f"{usable_cores()} cores {torch.backends.cpu.get_cpu_capability()} {platform.machine()}"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _cores() -> int:
-    # The cores this process may use, which in a container are fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory(kind: str) -> float:

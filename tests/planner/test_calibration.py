@@ -73,7 +73,7 @@ def test_what_operators_do_not_explain_slows_the_device() -> None:
 
 
 def test_ranks_beyond_the_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partsong.planner.calibration._cores", lambda: 2)
+    monkeypatch.setattr("partsong.planner.calibration.usable_cores", lambda: 2)
     seen = understand(raw(2))
     assert seen.machine(4).device.flops == pytest.approx(seen.device.flops / 2)
     assert seen.machine(1).device.flops == pytest.approx(seen.device.flops / 0.9)
