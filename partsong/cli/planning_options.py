@@ -18,7 +18,7 @@ class Planning(Common):
     """Predict time, memory and bytes of every legal mix of strategies, and say which one to use."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
-    """A published model (see `partsong list models`), a zoo name, or a local diffusers folder."""
+    """A published model such as flux-dev (an unknown name lists them), a zoo name, or a local diffusers folder."""
     gpus: Annotated[str | None, tyro.conf.arg(metavar="NxNAME")] = None
     """How many devices of which kind, such as 4x4090; if not given, this machine as `partsong calibrate` has
     measured it."""

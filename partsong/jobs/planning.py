@@ -90,6 +90,9 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
     command = f"partsong {'video' if subject.frames > 1 else 'image'} PROMPT --model {name} --nproc {nproc}"
     command += "".join(f" --strategy {format_knobs(strategy, strategies())}" for strategy in best.strategies)
     command += "".join(f" --{key} {value}" for key, value in sizes.items())
+    names = {"frames": "num_frames", "steps": "num_inference_steps"}
+    more = "".join(f", {names.get(key, key)}={value}" for key, value in sizes.items())
+    output = "video" if subject.frames > 1 else "images"
     mix = ", ".join(map(_written, best.strategies))
     kinds = ", ".join(dict.fromkeys(type(strategy).__name__ for strategy in best.strategies))
     if not best.strategies:
@@ -97,7 +100,7 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
     lines = [
         f"from partsong import {kinds}, generate, load_pipeline, parallelize  # in a program under torchrun",
         f'pipe = load_pipeline("{name}", {mix})',
-        f'images = generate(parallelize(pipe, {mix}), prompt="PROMPT")',
+        f'{output} = generate(parallelize(pipe, {mix}), prompt="PROMPT"{more})',
     ]
     return [command, "\n".join(lines)]
 

@@ -22,7 +22,7 @@ from partsong.planner.measured import rounds_of, skipped_share
 from partsong.planner.replay import StepTime, replay
 from partsong.planner.shallow import runs_of
 from partsong.planner.subject import Subject
-from partsong.planner.trace import CallTrace, Post, Wait, trace_calls
+from partsong.planner.trace import CallTrace, Post, Wait, blocks_are_equal, trace_calls
 from partsong.samplers.registry import (
     CfgParallel,
     DisplacedPatch,
@@ -151,8 +151,9 @@ class Tracer:
         first = whole.seconds + stages * (link.latency + hop / link.bandwidth)
         later = (steps - warm) * calls * patches * stage + (stages - 1) * stage
         sent = steps * calls * hop
-        held = whole.weights / stages + one.kept / stages
-        return Denoising(warm * first + later, 0.0, sent, patches, whole.working + int(one.kept / stages), int(held))
+        # Every stage keeps the keys and values of its own blocks.
+        working = whole.working + one.kept // stages
+        return Denoising(warm * first + later, 0.0, sent, patches, working, whole.weights // stages)
 
     def _total(self, trace: CallTrace, time: StepTime, steps: int, calls: int) -> Denoising:
         warm = min(trace.warmup, steps)
@@ -182,12 +183,16 @@ class Tracer:
     def _trace(self, mix: Sequence[Strategy], ranks: int, samples: int) -> CallTrace:
         key = (*mix, ranks, samples)
         if key not in self._traces:
-            inputs = self._inputs(samples)
-            self._traces[key] = trace_calls(self.subject.denoiser, mix, ranks, inputs, shapes=self._shapes)
+            inputs, whole = self._inputs(samples), not self._is_uniform
+            self._traces[key] = trace_calls(self.subject.denoiser, mix, ranks, inputs, shapes=self._shapes, whole=whole)
         return self._traces[key]
 
     def _inputs(self, samples: int) -> dict[str, Any]:
         return self.subject.call(replace(self.size, batch=samples))
+
+    @functools.cached_property
+    def _is_uniform(self) -> bool:
+        return self.subject.uniform or blocks_are_equal(self.subject.denoiser, self._inputs(1), self._shapes)
 
     @functools.cached_property
     def _blocks(self) -> int:

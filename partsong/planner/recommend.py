@@ -92,7 +92,7 @@ def recommend(
     on shapes, with a clock for each device and link.
 
     Args:
-        model: a name (`partsong plan --help` lists them), or a diffusers pipeline.
+        model: a name of `partsong.planner.MODELS`, or a diffusers pipeline.
         devices: ``4x4090``, a name of one device, or one that was measured.
         link: between devices: a name, or what was measured.
         height: pixels; None takes the model's own.

@@ -43,6 +43,7 @@ class Subject:
         decoding: what decoding takes; None where there is no autoencoder.
         encoders: its text encoders.
         dtype: of weights and latents.
+        uniform: whether it is known that one block may stand for its equals; otherwise the planner finds out.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Subject:
     decoding: DecoderCost | None = None
     encoders: tuple[Encoder, ...] = ()
     dtype: torch.dtype = torch.bfloat16
+    uniform: bool = False
 
     def check(self, height: int, width: int, frames: int) -> None:
         """Refuses sizes that the model cannot make.
@@ -109,6 +111,7 @@ def _subject(row: ModelRow, denoiser: nn.Module, coder: nn.Module) -> Subject:
         joined=row.joined,
         decoding=decoding_of(coder, row.latent_channels, row.clip),
         encoders=row.encoders,
+        uniform=True,  # tests trace every row both ways
     )
 
 

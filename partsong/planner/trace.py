@@ -21,7 +21,17 @@ from partsong.parallel.strategy import Strategy
 from partsong.planner.operators import OperatorWork, work_of
 from partsong.planner.shallow import EqualBlocks, runs_of, shallow
 
-__all__ = ["Event", "PostedAt", "CallPart", "Post", "CallTrace", "Wait", "looks_back", "trace_calls"]
+__all__ = [
+    "Event",
+    "PostedAt",
+    "CallPart",
+    "Post",
+    "CallTrace",
+    "Wait",
+    "blocks_are_equal",
+    "looks_back",
+    "trace_calls",
+]
 
 
 class PostedAt(NamedTuple):
@@ -121,6 +131,7 @@ def trace_calls(
     *,
     rank: int = 0,
     shapes: RememberedShapes | None = None,
+    whole: bool = False,
 ) -> CallTrace:
     """Traces calls of a denoiser under a plan on one of many ranks that need not exist.
 
@@ -133,6 +144,7 @@ def trace_calls(
         inputs: the module's arguments for one call, full size.
         rank: whose calls are traced.
         shapes: what earlier traces have remembered; None begins anew.
+        whole: whether every block is traced; see `blocks_are_equal`.
 
     Raises:
         UnsupportedError: as for `predict`.
@@ -141,9 +153,9 @@ def trace_calls(
     run = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
     weights = sum(weight.nbytes for weight in module.parameters())
     if any(strategy.cuts_weights for strategy in strategies):
-        with run() as whole:
-            weights = whole.weight_bytes()
-    runs = [] if any(strategy.cuts_blocks for strategy in strategies) else runs_of(module)
+        with run() as deep:
+            weights = deep.weight_bytes()
+    runs = [] if whole or any(strategy.cuts_blocks for strategy in strategies) else runs_of(module)
     try:
         return _traced(run, weights, runs)
     except (PartsongError, RuntimeError, TypeError, LookupError, AttributeError):
@@ -151,6 +163,24 @@ def trace_calls(
             raise
         # The model's code counts its blocks, or pairs those at the beginning with those at the end.
         return _traced(run, weights, [])
+
+
+def blocks_are_equal(module: nn.Module, inputs: Mapping[str, Any], shapes: RememberedShapes) -> bool:
+    """Says whether one block may stand for its equals: some models treat every fifth one otherwise.
+
+    Args:
+        module: a denoiser.
+        inputs: the module's arguments for one call.
+        shapes: what earlier traces have remembered.
+    """
+    some, every = (trace_calls(module, [], 1, inputs, shapes=shapes, whole=whole) for whole in (False, True))
+    return _arithmetic(some.steady) == _arithmetic(every.steady)
+
+
+def _arithmetic(call: Sequence[CallPart]) -> tuple[float, int]:
+    """Returns the operations of a call, and its operators that make any."""
+    work = [(event.flops, part.times) for part in call for event in part.events if isinstance(event, OperatorWork)]
+    return sum(flops * times for flops, times in work), sum(times for flops, times in work if flops)
 
 
 def _traced(begin: Callable[..., DryRun], weights: int, runs: Sequence[EqualBlocks]) -> CallTrace:

@@ -11,10 +11,12 @@ import pytest
 from partsong import CfgParallel, DisplacedPatch, Ring, ShardedWeights, SyncPatch, TensorParallel, TokenRing, Ulysses
 from partsong.errors import UnsupportedError
 from partsong.parallel import predict, predict_memory
+from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.planner import MODELS, subject_named, trace
 from partsong.planner.calls import Size
 from partsong.planner.operators import OperatorWork
 from partsong.planner.shallow import runs_of, shallow
+from tests.parallel.test_real_sizes import SIZES
 
 MIXES = {
     "ulysses": (Ulysses(),),
@@ -39,9 +41,16 @@ DEFAULT = {
     ("pixart-sigma", "sync-patch"),
     ("flux-schnell", "ulysses tensor-parallel"),
 }
+#: Mixes that have no form on a model, by what the support table and the strategies say.
+REFUSED = {
+    ("sd-1.5", "ulysses tensor-parallel"),
+    ("sdxl", "ulysses tensor-parallel"),
+    ("sana-1.6b", "displaced-patch"),
+}
 CASES = [
     pytest.param(model, mix, marks=() if (model, mix) in DEFAULT else pytest.mark.full)
     for model, mix in itertools.product(MODELS, MIXES)
+    if (model, mix) not in REFUSED
 ]
 
 
@@ -71,10 +80,7 @@ def totals(parts: tuple[trace.CallPart, ...]) -> Counter[str]:
 @pytest.mark.parametrize(("model", "mix"), CASES)
 def test_three_blocks_stand_for_all(model: str, mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, inputs = subject_named(model), inputs_of(model)
-    try:
-        short = trace.trace_calls(subject.denoiser, MIXES[mix], 4, inputs)
-    except UnsupportedError as reason:
-        pytest.skip(str(reason))
+    short = trace.trace_calls(subject.denoiser, MIXES[mix], 4, inputs)
     monkeypatch.setattr(trace, "runs_of", lambda module: [])
     whole = trace.trace_calls(subject.denoiser, MIXES[mix], 4, inputs)
     for one, other in ((short.first, whole.first), (short.steady, whole.steady)):
@@ -91,10 +97,7 @@ def test_three_blocks_stand_for_all(model: str, mix: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("model", "mix"), CASES)
 def test_bytes_are_those_that_predict_counts(model: str, mix: str) -> None:
     subject, inputs = subject_named(model), inputs_of(model)
-    try:
-        told = predict(subject.denoiser, *MIXES[mix], ranks=4, **inputs)
-    except UnsupportedError as reason:
-        pytest.skip(str(reason))
+    told = predict(subject.denoiser, *MIXES[mix], ranks=4, **inputs)
     short = trace.trace_calls(subject.denoiser, MIXES[mix], 4, inputs)
     steady, first = told.bytes_by_step[len(told.bytes_by_step) // 2][0], told.bytes_by_step[0][0]
     assert totals(short.steady)["sent"] + short.checks[1] == steady
@@ -109,6 +112,20 @@ def test_memory_is_that_of_the_whole_model(mix: str) -> None:
     whole = predict_memory(subject.denoiser, *MIXES[mix], ranks=4, **inputs)
     assert short.weights == whole.weights
     assert short.working == pytest.approx(whole.working, rel=0.1)
+
+
+@pytest.mark.parametrize("pair", sorted(REFUSED))
+def test_what_has_no_form_is_refused(pair: tuple[str, str]) -> None:
+    model, mix = pair
+    with pytest.raises(UnsupportedError):
+        trace.trace_calls(subject_named(model).denoiser, MIXES[mix], 4, inputs_of(model))
+
+
+@pytest.mark.parametrize(("model", "equal"), [("FluxTransformer2DModel", True), ("ConsisIDTransformer3DModel", False)])
+def test_blocks_that_do_more_than_their_equals_are_noticed(model: str, equal: bool) -> None:
+    """ConsisID attends to a face behind every other block."""
+    size = SIZES[model]
+    assert trace.blocks_are_equal(size.build(), size.inputs(1), RememberedShapes()) == equal
 
 
 def test_blocks_come_back_in_order() -> None:
