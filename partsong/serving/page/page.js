@@ -1,0 +1,113 @@
+// Begins the page: models, the job or chat that the address names, the key, and the server's health.
+
+import { Fault, call, key } from "./wire.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./compose.js";
+import { Gallery } from "./gallery.js";
+import { Stage } from "./stage.js";
+import { $, say } from "./words.js";
+
+const HEALTH = 10000;
+
+const gallery = new Gallery({ onFault: notify });
+const composer = new Composer({ onMade: made });
+const stage = new Stage({ onJob: (job) => gallery.put(job), onReuse: (job) => composer.reuse(job) });
+const chat = new Chat({ onFault: notify });
+
+/** Shows what went wrong as a sentence. A missing or wrong key shows the field for it. */
+function notify(fault) {
+  if (!(fault instanceof Fault)) throw fault;
+  if (fault.status === 401) return askKey(fault);
+  $("notice-text").textContent = fault.message;
+  $("notice").hidden = false;
+  return undefined;
+}
+
+function askKey(fault) {
+  say($("key-fault"), key.get() ? fault.message : "");
+  key.forget();
+  for (const id of ["create-view", "chat-view", "views", "forget-key"]) $(id).hidden = true;
+  $("key-form").hidden = false;
+  $("key").value = "";
+  $("key").focus();
+}
+
+function made(job) {
+  gallery.put(job);
+  history.pushState(null, "", `#job=${job.id}`);
+  gallery.mark(job.id);
+  show("create");
+  stage.open(job.id, job).catch(notify);
+  if (matchMedia("(max-width: 859px)").matches) $("stage").scrollIntoView({ block: "start" });
+}
+
+async function start() {
+  let models;
+  try {
+    models = (await call("/v1/models")).data;
+  } catch (fault) {
+    return notify(fault);
+  }
+  $("notice").hidden = $("key-form").hidden = true;
+  $("forget-key").hidden = !key.get();
+  const draws = models.filter((model) => ["image", "video"].includes(model.kind));
+  const talks = models.filter((model) => ["text", "thinking"].includes(model.kind));
+  $("views").hidden = !(draws.length && talks.length);
+  start.first = draws.length ? "create" : "chat";
+  if (draws.length) composer.setModels(draws);
+  if (talks.length) chat.setModels(talks);
+  await route();
+  return undefined;
+}
+
+/** Shows what the address names. Without a name it is the job that runs now, so that a reload loses nothing. */
+async function route() {
+  const place = location.hash.slice(1);
+  const id = place.startsWith("job=") ? decodeURIComponent(place.slice(4)) : null;
+  show(place === "chat" || (!place && start.first === "chat") ? "chat" : "create");
+  if (start.first !== "create") return;
+  try {
+    if (!gallery.jobs.size) await gallery.refresh();
+    const running = place ? null : [...gallery.jobs.values()].find((job) => job.status === "in_progress" && job.kind !== "chat" && !job.twin_of);
+    gallery.mark(id || running?.id);
+    if (id || running) await stage.open(id || running.id);
+    else if (place !== "chat") { stage.close(); gallery.render(); }
+  } catch (fault) {
+    notify(fault);
+  }
+}
+
+function show(view) {
+  for (const name of ["create", "chat"]) {
+    $(`${name}-view`).hidden = name !== view;
+    if (name === view) $(`to-${name}`).setAttribute("aria-current", "page");
+    else $(`to-${name}`).removeAttribute("aria-current");
+  }
+}
+
+async function health() {
+  let text = "ready";
+  let good = true;
+  try {
+    await call("/ready");
+  } catch (fault) {
+    good = false;
+    text = fault.status === 503 ? "not ready" : fault.status ? "unknown" : "no answer";
+    $("health").title = fault.message;
+  }
+  if (good) $("health").removeAttribute("title");
+  $("health").dataset.good = good;
+  $("health-text").textContent = text;
+  setTimeout(health, HEALTH);
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set($("key").value.trim());
+  start();
+});
+$("forget-key").addEventListener("click", () => { key.forget(); location.reload(); });
+$("notice-close").addEventListener("click", () => { $("notice").hidden = true; });
+addEventListener("hashchange", route);
+start();
+health();
