@@ -30,7 +30,7 @@ from partsong.samplers.text import (
 )
 from partsong.samplers.text.request import DecodeRequest, check_request
 
-__all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "prepare_text", "run_text"]
+__all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "plain_ids", "prepare_text", "run_text"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,7 +286,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
     if job.zoo_name is not None and (tokenizer.mask_token is None or tokenizer.mask_token not in job.prompt):
         zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # refuses unknown words, which the model would answer anyway
     if not (has_template if job.chat is None else job.chat) or not job.prompt:
-        return _plain_ids(job.prompt, tokenizer)
+        return plain_ids(job.prompt, tokenizer)
     try:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": job.prompt}], tokenize=False, add_generation_prompt=True
@@ -298,7 +298,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _plain_ids(prompt: str, tokenizer: Any) -> list[int]:
+def plain_ids(prompt: str, tokenizer: Any) -> list[int]:
     """Returns tokens with those the tokenizer adds before a text, but not those it adds after an unfinished one."""
     bare, whole = (list(tokenizer(prompt, add_special_tokens=special).input_ids) for special in (False, True))
     if tokenizer.mask_token_id in bare:

@@ -1,0 +1,249 @@
+"""Reads the bodies of requests for chats and texts, and refuses what would be ignored."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from partsong.serving.errors import ApiError
+from partsong.serving.texts.events import TextRequest
+from partsong.serving.texts.limits import TextLimits
+
+__all__ = ["AnswerBody", "ChatBody", "ChatMessageBody", "StreamOptionsBody", "TextBody", "read_body", "read_fields"]
+
+#: Fields of the API that change nothing here, with the values that ask for nothing; other values are refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False, 0),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+}
+_WHY = {
+    "tools": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy, "
+    "or with the strategy single, where tools go through",
+    "functions": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy",
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _PartBody(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessageBody(_Body):
+    """Holds a message of a chat. The fields that replies have and requests do not need may stand there, empty."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_PartBody]
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Returns role and text, as `TextRequest` has them."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return "system" if self.role == "developer" else self.role, "".join(parts)
+
+
+class StreamOptionsBody(_Body):
+    """Says what a stream brings besides the text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    include_threads: bool = False
+
+
+class AnswerBody(_Body):
+    """Holds what requests for chats and for texts share.
+
+    `extract`, `budget_tokens`, `budget_calls`, `budget_seconds`, `cache` and `block_size` are extensions; see
+    `TextRequest`.
+    """
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptionsBody | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+    extract: str | None = None
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_calls: Annotated[int, Field(ge=1)] | None = None
+    budget_seconds: Annotated[float, Field(gt=0)] | None = None
+    cache: str | None = None
+    block_size: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def options(self) -> StreamOptionsBody:
+        """Returns what a stream brings besides the text."""
+        return self.stream_options or StreamOptionsBody()
+
+    @property
+    def length(self) -> int | None:
+        """Returns the most tokens that an answer may have; None leaves it to the model."""
+        return self.max_tokens
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Returns role and text of each message."""
+        raise NotImplementedError
+
+    def as_request(self, strategy: str, limits: TextLimits) -> TextRequest:
+        """Returns the request, with a random seed where the body names none.
+
+        Raises:
+            ApiError: it asks for more than the limits allow.
+        """
+        if self.n not in (None, 1):
+            how = f"ask {self.n} times with other seeds, or use a strategy such as self-consistency:num={self.n}"
+            raise ApiError(400, f"n={self.n}: one request gives one answer here; {how}", param="n")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is for stream=true; leave it out", param="stream_options")
+        pairs, length = self.pairs(), self.length
+        _check_size(pairs, limits)
+        if length is not None and length > limits.max_tokens:
+            message = f"{length} tokens were asked for; this server writes {limits.max_tokens} at most"
+            raise ApiError(400, message, param="max_tokens")
+        return TextRequest(
+            messages=pairs,
+            plain=isinstance(self, TextBody),
+            strategy=strategy,
+            seed=secrets.randbits(32) if self.seed is None else self.seed,
+            max_tokens=length,
+            temperature=self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            extract=self.extract,
+            budget_tokens=self.budget_tokens,
+            budget_calls=self.budget_calls,
+            budget_seconds=self.budget_seconds,
+            cache=self.cache,
+            block_size=self.block_size,
+            threads=self.options.include_threads,
+        )
+
+
+class TextBody(AnswerBody):
+    """Holds a request to continue a text."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Returns the text as a message of the user."""
+        return (("user", self.prompt if isinstance(self.prompt, str) else self.prompt[0]),)
+
+
+class ChatBody(AnswerBody):
+    """Holds a request to answer in a chat."""
+
+    messages: Annotated[list[ChatMessageBody], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def length(self) -> int | None:
+        """Returns the most tokens that an answer may have; None leaves it to the model."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Returns role and text of each message."""
+        return tuple(message.pair for message in self.messages)
+
+
+AnyBody = TypeVar("AnyBody", bound=AnswerBody)
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """Reads the body of a request as a JSON object.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, f"the body is a JSON {type(fields).__name__}; send an object")
+    return fields
+
+
+def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
+    """Checks the fields of a request.
+
+    Raises:
+        ApiError: a field is unknown, of another type, out of bounds, or asks for what is not done here.
+    """
+    for name, neutral in _NEUTRAL.items():
+        value = fields.get(name)
+        if value not in neutral:
+            why = _WHY.get(name, "this server does not support it")
+            raise ApiError(400, f"{name}={_short(value)}: {why}; leave {name} out", param=name)
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if name not in _NEUTRAL})
+    except ValidationError as error:
+        raise _refused(kind, error) from None
+
+
+def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
+    """Returns the first thing that is wrong with a body, in words."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL}))
+        message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(first["loc"]) == 1 else "")
+    elif first["type"] == "missing":
+        message = f"{param} is missing"
+    else:
+        message = f"{param}={_short(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return ApiError(400, message, param=param)
+
+
+def _check_size(pairs: Sequence[tuple[str, str]], limits: TextLimits) -> None:
+    if len(pairs) > limits.max_messages:
+        message = f"the chat has {len(pairs)} messages; this server reads {limits.max_messages} at most"
+        raise ApiError(400, message, param="messages")
+    size = sum(len(text) for _, text in pairs)
+    if size > limits.max_characters:
+        message = f"the messages have {size} characters; this server reads {limits.max_characters} at most"
+        raise ApiError(400, message, param="messages")
+    try:
+        "".join(text for _, text in pairs).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "a message has half of a surrogate pair, which is no character", param="messages") from None
+    role, text = pairs[-1]
+    if role != "user":
+        raise ApiError(400, f"the last message is of the role {role}; end with one of the user", param="messages")
+    if not text.strip():
+        raise ApiError(400, "the last message is empty; say what to answer", param="messages")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,54 @@
+"""Answers requests with a causal language model in this process, by any thinking strategy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from partsong.jobs.engines import EngineArguments, open_engine
+from partsong.reasoning.local.engine import LocalEngine, check_parameters
+from partsong.serving.texts.events import TextDone, TextEvent, TextRequest
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names
+
+__all__ = ["ThinkingTexts"]
+
+
+class ThinkingTexts:
+    """Holds a `LocalEngine`, which all requests share.
+
+    Args:
+        model: a zoo name, a folder or a hub id.
+        limits: what requests may ask for.
+        **how: fields of `EngineArguments`.
+
+    Raises:
+        ArgumentError: the model cannot be loaded.
+    """
+
+    kind = "thinking"
+
+    def __init__(self, model: str, limits: TextLimits, **how: Any) -> None:
+        self.model, self.limits, self.strategies = model, limits, thinking_names()
+        engine = open_engine(EngineArguments(pretrained=model, **how))
+        assert isinstance(engine, LocalEngine)
+        self.engine = engine
+        # Texts to continue are read as they stand; their calls run in the same batch.
+        self._plain = copy.copy(engine)
+        self._plain.tokenizer = copy.deepcopy(engine.tokenizer)
+        self._plain.tokenizer.chat_template = None
+
+    def prepare(self, request: TextRequest) -> ThinkingJob:
+        """Checks a request before any call; errors as in `prepare_thinking`."""
+        job = prepare_thinking(request, self.limits, self.model)
+        check_parameters(job.parameters, self.engine.model.vocab_size)
+        return job
+
+    async def run(self, job: ThinkingJob, emit: Callable[[TextEvent], None]) -> TextDone:
+        """Answers a request; see `ThinkingJob.run`."""
+        return await job.run(self._plain if job.request.plain else self.engine, emit)
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        await self.engine.close()

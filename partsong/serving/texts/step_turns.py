@@ -1,0 +1,120 @@
+"""Decodes several texts in one thread, a step of each in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["StepTurns"]
+
+Steps = Generator[Any, None, Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """Holds a text that is decoded, and who waits for it."""
+
+    steps: Steps
+    on_step: Callable[[Any], None]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: bool = False
+
+    def step(self, step: Any) -> None:
+        if not self.cancelled and not self.future.done():
+            self.on_step(step)
+
+    def leave(self, value: Any, error: BaseException | None) -> None:
+        self.left.set()
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+
+
+class StepTurns:
+    """Runs generators in a thread of its own, one step of each in turn, so that a long text does not hold up a short.
+
+    Every model forward happens in that thread, because two threads that share the cores make each other slow.
+
+    >>> def count(last):
+    ...     yield from range(last)
+    ...     return "done"
+    >>> async def main():
+    ...     turns, seen = StepTurns(), []
+    ...     value = await turns.run(count(2), seen.append)
+    ...     turns.close()
+    ...     return seen, value
+    >>> asyncio.run(main())
+    ([0, 1], 'done')
+    """
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._turns: deque[_Turn] = deque()
+        self._closing = False
+        # A new thread has its own number of cores; the caller's setting shall hold here, too.
+        self._cores = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
+
+    async def run(self, steps: Steps, on_step: Callable[[Any], None]) -> Any:
+        """Runs a generator to its end and returns its value; cancelling ends it before its next step.
+
+        Args:
+            steps: the generator. Its errors are raised here.
+            on_step: called in the loop of the caller with every step.
+        """
+        loop = asyncio.get_running_loop()
+        turn = _Turn(steps, on_step, loop, loop.create_future())
+        with self._wake:
+            self._turns.append(turn)
+            self._wake.notify()
+        try:
+            return await turn.future
+        except asyncio.CancelledError:
+            turn.cancelled = True
+            await turn.left.wait()
+            raise
+
+    def close(self) -> None:
+        """Ends the thread after the step it is in."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._cores)
+        while (turn := self._next()) is not None:
+            value, error, ended = None, None, turn.cancelled
+            try:
+                if ended:
+                    turn.steps.close()
+                else:
+                    turn.loop.call_soon_threadsafe(turn.step, next(turn.steps))
+            except StopIteration as end:
+                value, ended = end.value, True
+            except Exception as failure:  # noqa: BLE001 - whoever waits must learn of any error, and the others go on
+                error, ended = failure, True
+            if ended:
+                turn.loop.call_soon_threadsafe(turn.leave, value, error)
+            else:
+                with self._wake:
+                    self._turns.append(turn)
+
+    def _next(self) -> _Turn | None:
+        """Waits for a text whose turn it is; returns None once this is closed."""
+        with self._wake:
+            while not self._turns and not self._closing:
+                self._wake.wait()
+            return None if self._closing else self._turns.popleft()

@@ -1,0 +1,264 @@
+"""Serves the models of another server that speaks the OpenAI API: passed through as they are, or asked many times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from json.decoder import scanstring
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from partsong.errors import UnsupportedError
+from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.remote import OpenAIEngine, RemoteError
+from partsong.reasoning.remote.address import Secret, check_address, is_loopback
+from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError, RequestRefusedError
+from partsong.serving.errors import ApiError
+from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ["PassedReply", "Upstream", "UpstreamText", "with_model"]
+
+#: Seconds an idle connection is kept. Many servers close theirs after 5 s, and a request sent just then is lost.
+_IDLE_SECONDS = 2.0
+#: What is passed on of a request. The key is not: the one that clients send is this server's own.
+_ASKED = ("content-type", "accept", "accept-encoding", "user-agent")
+#: What belongs to one connection, and is not passed back.
+_OWN = ("connection", "keep-alive", "transfer-encoding", "server", "date", "trailer", "upgrade", "set-cookie")
+
+
+class PassedReply:
+    """Holds a reply of the other server, whose body comes over the line as it is read.
+
+    Args:
+        response: what the client of the other server returned.
+        place: what is given back when the reply has ended.
+
+    Attributes:
+        status: status of HTTP.
+        headers: those that say what the body is.
+    """
+
+    def __init__(self, response: httpx2.Response, place: contextlib.ExitStack) -> None:
+        self._response, self._place = response, place
+        self.status = response.status_code
+        self.headers = {name: value for name, value in response.headers.items() if name.lower() not in _OWN}
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yields the bytes of the body, as compressed as they came."""
+        async for chunk in self._response.aiter_raw():
+            yield chunk
+
+    async def close(self) -> None:
+        """Hangs up if the body has not ended; closing twice does nothing."""
+        self._place.close()
+        await self._response.aclose()
+
+
+class Upstream:
+    """Holds the connections to another server.
+
+    Args:
+        base_url: address of its API, mostly ending in ``/v1``.
+        api_key: its key; None takes the environment's ``OPENAI_API_KEY``, an empty text sends none.
+        connect_seconds: how long a connection may take. Answers may take as long as they need.
+
+    Raises:
+        ArgumentError: the address cannot be used.
+        UnsupportedError: the client is not installed.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None = None, connect_seconds: float = 5.0) -> None:
+        try:
+            import httpx2
+        except ImportError as error:
+            raise UnsupportedError(f"{error}; install partsong[reasoning] to ask other servers") from error
+        self._key = Secret.find(api_key)
+        self.base_url = check_address(base_url, has_key=bool(self._key), plain_http=False)
+        host = urlsplit(self.base_url).hostname or ""
+        self._client: httpx2.AsyncClient = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(None, connect=connect_seconds),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
+            # A proxy from the environment is of no use on the way to this machine.
+            trust_env=not is_loopback(host),
+        )
+
+    async def models(self) -> list[str]:
+        """Returns the names of the models that the server offers.
+
+        Raises:
+            ApiError: the server does not name them.
+        """
+        engine = self.engine("models", "chat")
+        try:
+            return await engine.models()
+        except RemoteError as error:
+            raise _as_api_error(error) from error
+        finally:
+            await engine.close()
+
+    def engine(self, model: str, endpoint: Any) -> OpenAIEngine:
+        """Returns an engine that asks the server."""
+        return OpenAIEngine(
+            model, base_url=self.base_url, api_key=self._key.reveal() if self._key else "", endpoint=endpoint
+        )
+
+    async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx2.Response:
+        """Passes a request on byte for byte, and returns the reply before its body has been read.
+
+        Args:
+            path: below the address of the API, such as ``/chat/completions``.
+            body: of the request.
+            headers: of the request, names in lower case.
+
+        Raises:
+            ApiError: the server cannot be reached.
+        """
+        import httpx2
+
+        # Without this, the client would ask for compressed replies on behalf of somebody who cannot read them.
+        sent = {"accept-encoding": "identity", **{name: headers[name] for name in _ASKED if name in headers}}
+        if self._key:
+            sent["authorization"] = f"Bearer {self._key.reveal()}"
+        request = self._client.build_request("POST", f"{self.base_url}{path}", content=body, headers=sent)
+        try:
+            return await self._client.send(request, stream=True, follow_redirects=False)
+        except httpx2.HTTPError as error:
+            reason = self._key.clean(str(error)) or type(error).__name__
+            message = f"the server {self.base_url} cannot be reached: {reason}"
+            raise ApiError(502, message, code="upstream_unreachable") from None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+
+class UpstreamText:
+    """Answers requests with a model of another server; see `ServedText`.
+
+    Without a strategy, and with ``single``, requests and replies go through as they are, tools and streams included.
+
+    Args:
+        name: what the server calls the model, and clients too.
+        upstream: the server; several models share it, and whoever made it closes it.
+        limits: what requests may ask for.
+
+    Attributes:
+        name: what clients call the model.
+        limits: what requests may ask for.
+    """
+
+    def __init__(self, name: str, upstream: Upstream, limits: TextLimits | None = None) -> None:
+        self.name, self.upstream, self.limits = name, upstream, limits or TextLimits()
+        self.limits.validate()
+        self.in_flight = 0
+        self._engines = {plain: upstream.engine(name, "completions" if plain else "chat") for plain in (False, True)}
+
+    @property
+    def ready(self) -> bool:
+        """Returns True: whether the other server answers shows when it is asked."""
+        return True
+
+    async def start(self) -> None:
+        """Does nothing: there is nothing to load."""
+
+    async def close(self) -> None:
+        """Closes the engines' connections."""
+        for engine in self._engines.values():
+            await engine.close()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the model as ``GET /v1/models`` lists it, without ``created``."""
+        row = {"id": self.name, "object": "model", "owned_by": "partsong", "kind": "thinking"}
+        return {**row, "strategies": thinking_names(), "defaults": {}}
+
+    async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Yields what happens while a strategy answers a request; see `ServedText.run`."""
+        with self._place():
+            job = prepare_thinking(request, self.limits, None)
+            yield TextAccepted()
+            async with contextlib.aclosing(_events(job, self._engines[request.plain])) as events:
+                async for event in events:
+                    yield event
+
+    async def pass_through(self, path: str, body: bytes, headers: Mapping[str, str]) -> PassedReply:
+        """Passes a request on as `Upstream.send` does; it counts as under way until the reply is closed."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._place())
+            return PassedReply(await self.upstream.send(path, body, headers), stack.pop_all())
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Counts a request for the length of a block, or refuses it."""
+        if self.in_flight >= self.limits.max_in_flight:
+            message = f"model {self.name} has {self.in_flight} requests under way, the most it takes; try again soon"
+            raise ApiError(429, message, code="too_many_requests", retry_after=1.0)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    r"""Puts a model's name into the body of a request, and changes no other byte.
+
+    >>> with_model(b'{"model": "a:single",  "tools": [{"model": "a:single"}]}', "a")
+    b'{"model": "a",  "tools": [{"model": "a:single"}]}'
+    """
+    text, decoder = body.decode("utf-8", "surrogateescape"), json.JSONDecoder(strict=False)
+    spans: list[tuple[int, int]] = []
+    at = text.index("{") + 1
+    while True:
+        at = _skip(text, at, ",")
+        if text[at] == "}":
+            break
+        key, at = scanstring(text, at + 1, False)
+        at = _skip(text, at, ":")
+        _, end = decoder.raw_decode(text, at)
+        if key == "model":
+            spans.append((at, end))
+        at = end
+    for start, end in reversed(spans):
+        text = text[:start] + json.dumps(name, ensure_ascii=False) + text[end:]
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _skip(text: str, at: int, mark: str) -> int:
+    while text[at] in " \t\r\n" + mark:
+        at += 1
+    return at
+
+
+async def _events(job: ThinkingJob, engine: OpenAIEngine) -> AsyncGenerator[TextEvent, None]:
+    """Yields the events of a job that runs in this process; closing cancels it."""
+    events: asyncio.Queue[TextEvent | None] = asyncio.Queue()
+    task = asyncio.ensure_future(job.run(engine, events.put_nowait))
+    task.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        while (event := await events.get()) is not None:
+            yield event
+        yield task.result()
+    except EngineError as error:
+        raise _as_api_error(error) from error
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _as_api_error(error: EngineError) -> ApiError:
+    """Returns what another server did wrong as an error of this one, which stands between it and the client."""
+    wait = error.wait if isinstance(error, RemoteError) else None
+    if isinstance(error, RateLimitError):
+        return ApiError(429, str(error), code="upstream_rate_limit", retry_after=wait or 1.0)
+    if isinstance(error, ModelNotServedError):
+        return ApiError(404, str(error), param="model", code="model_not_found")
+    if isinstance(error, RequestRefusedError):
+        return ApiError(400, str(error), code="upstream_refused")
+    return ApiError(502, str(error), code="upstream_failed")

@@ -1,0 +1,175 @@
+"""Runs in the process of a served text model: loads it, and answers the requests that come over the wire.
+
+The process ends when its end of the wire says that the server is gone, however that happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from partsong.errors import PartsongError
+from partsong.serving.errors import ApiError, as_api_error
+from partsong.serving.texts.events import TextAccepted, TextDone, TextEvent, TextRequest, record_of
+from partsong.serving.texts.wire import TextSpec, Wire
+
+__all__ = ["OpenedText", "serve_text"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class OpenedText(Protocol):
+    """Answers requests with a model in this process.
+
+    Attributes:
+        kind: "text" for a diffusion language model, "thinking" for one that strategies ask.
+        strategies: what may follow the model's name.
+    """
+
+    kind: str
+
+    @property
+    def strategies(self) -> list[str]:
+        """Returns what may follow the model's name."""
+        ...
+
+    def prepare(self, request: TextRequest) -> Any:
+        """Checks a request before any work and returns what `run` takes."""
+        ...
+
+    async def run(self, job: Any, emit: Callable[[TextEvent], None]) -> TextDone:
+        """Answers a request, and stops when its task is cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """Gives back what the model holds."""
+        ...
+
+
+def serve_text(spec: TextSpec, end: socket.socket) -> None:
+    """Serves a model until the server closes the wire; the target of the process."""
+    # Ctrl-C reaches every process of a terminal, and it is for the server to end this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_serve(spec, end))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of torch and tokenizers may still run, and nothing of this process is needed any more.
+    os._exit(0)
+
+
+async def _serve(spec: TextSpec, end: socket.socket) -> None:
+    wire = await Wire.over(end)
+    opening = asyncio.ensure_future(asyncio.to_thread(_open, spec))
+    # A server that goes away while the model is loaded ends this process as well.
+    first = asyncio.ensure_future(wire.receive())
+    await asyncio.wait({opening, first}, return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():
+        os._exit(1)
+    try:
+        opened = opening.result()
+    except Exception as error:  # noqa: BLE001 - loading a model can fail in any way, and the server must learn how
+        wire.send({"failed": _refusal(error)})
+        await wire.drain()
+        return
+    wire.send({"ready": {"kind": opened.kind, "strategies": list(opened.strategies)}})
+    await _Desk(wire, opened).work(first)
+    await opened.close()
+
+
+def _open(spec: TextSpec) -> OpenedText:
+    """Loads the model as what it is: one that writes token after token, or one that decides tokens in any order."""
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from partsong import zoo
+    from partsong.errors import UnsupportedError
+    from partsong.jobs.text_source import find_text_model
+    from partsong.model_folders import model_folder, read_settings
+    from partsong.reasoning.local import smollm2
+    from partsong.samplers.text.families import adapter_of
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    is_zoo = spec.model in zoo.MODELS
+    if spec.threads or is_zoo:
+        torch.set_num_threads(spec.threads or 1)
+    settings = read_settings(model_folder(spec.model, others={smollm2.NAME: smollm2.folder}))
+    try:
+        is_causal = adapter_of(settings, spec.adapter).noise == "none"
+    except UnsupportedError:
+        if settings.get("mask_token_id") is not None:
+            raise
+        is_causal = True  # the engine knows more causal families, and says so if this is none
+    if is_causal:
+        from partsong.serving.texts.local_thinking import ThinkingTexts
+
+        how: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "speculate": spec.speculate}
+        return ThinkingTexts(spec.model, spec.limits, weights=spec.weights, **how)
+    from partsong.serving.texts.diffusion import DiffusionTexts
+
+    source = find_text_model(spec.model, spec.adapter)
+    return DiffusionTexts(source, spec)
+
+
+class _Desk:
+    """Takes records from the wire, and runs a task for each request."""
+
+    def __init__(self, wire: Wire, opened: OpenedText) -> None:
+        self._wire, self._opened = wire, opened
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def work(self, first: asyncio.Future[dict[str, Any] | None]) -> None:
+        """Works until the wire closes; requests under way are then cancelled."""
+        record = await first
+        while record is not None:
+            self._take(record)
+            record = await self._wire.receive()
+        left = list(self._tasks.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        number = record.get("number")
+        match record["do"]:
+            case "ping":
+                self._wire.send({"pong": True})
+            case "answer":
+                assert isinstance(number, int)
+                task = asyncio.ensure_future(self._answer(number, record["request"]))
+                self._tasks[number] = task
+                task.add_done_callback(lambda task: self._leave(number, task))
+            case "cancel" if number in self._tasks:
+                self._tasks[number].cancel()
+
+    def _leave(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(number)
+        if task.cancelled():  # perhaps before it began
+            self._wire.send({"number": number, "cancelled": True})
+
+    async def _answer(self, number: int, record: Mapping[str, Any]) -> None:
+        def emit(event: TextEvent) -> None:
+            self._wire.send({"number": number, "event": record_of(event)})
+
+        try:
+            job = self._opened.prepare(TextRequest.from_json(record))
+            emit(TextAccepted())
+            emit(await self._opened.run(job, emit))
+        except Exception as error:  # noqa: BLE001 - one request may fail in any way, and the others go on
+            self._wire.send({"number": number, "error": _refusal(error)})
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    """Returns an error as the server passes it on; what nobody foresaw is logged here and not shown to clients."""
+    if isinstance(error, PartsongError):
+        known = as_api_error(error)
+    else:
+        _LOG.error("a request failed", exc_info=error)
+        known = ApiError(500, f"the model failed: {type(error).__name__}; the server's log says more")
+    return {"status": known.status, "message": str(known), "param": known.param, "code": known.code}
