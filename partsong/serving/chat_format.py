@@ -67,7 +67,8 @@ class ReplyForm:
         last = self._chunk({} if self.chat else "", event.finish)
         chunks = [{**last, "partsong": dict(event.report)}]
         if self.usage:
-            chunks.append({**self._part_head(), "choices": [], "usage": _usage(event)})
+            report = dict(event.report)
+            chunks.append({**self._part_head(), "choices": [], "usage": _usage(event), "partsong": report})
         return chunks
 
     def _chunk(self, content: Mapping[str, Any] | str, finish: str | None = None) -> dict[str, Any]:

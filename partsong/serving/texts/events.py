@@ -76,7 +76,7 @@ class ThreadNews:
 
     Attributes:
         thread: id of the call.
-        label: the branch that it belongs to.
+        label: the branch that it belongs to, and which of its samples it is.
         text: what is new in its text.
         status: how it is with the call.
     """

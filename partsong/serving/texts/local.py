@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -34,11 +35,13 @@ class LocalText:
         name: what clients call the model.
         limits: what requests may ask for.
         starts: how often the process has been started.
+        outcomes: how many requests were "done", "failed" and "cancelled".
     """
 
     def __init__(self, spec: TextSpec) -> None:
         spec.limits.validate()
         self.spec, self.name, self.limits, self.starts = spec, spec.name, spec.limits, 0
+        self.outcomes: Counter[str] = Counter()
         self._numbers, self._waiting = itertools.count(), 0
         self._process: TextProcess | None = None
         self._about: dict[str, Any] = {}
@@ -95,10 +98,9 @@ class LocalText:
             async for event in events:
                 yield event
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the model as ``GET /v1/models`` lists it, without ``created``."""
-        about = {"kind": "text", "strategies": [], **self._about}
-        return {"id": self.name, "object": "model", "owned_by": "partsong", **about, "defaults": {}}
+    def model_rows(self) -> list[dict[str, Any]]:
+        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
+        return [{"id": self.name, "kind": "text", "strategies": [], **self._about, "defaults": {}}]
 
     async def _wait_for_process(self) -> TextProcess:
         self._waiting += 1
@@ -117,7 +119,7 @@ class LocalText:
 
     async def _begin(self) -> None:
         self.starts += 1
-        process = self._process = TextProcess(self.spec)
+        process = self._process = TextProcess(self.spec, self.outcomes)
         await process.start()
         self._about = process.about
         self._is_there.set()

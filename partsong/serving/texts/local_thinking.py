@@ -6,8 +6,10 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from partsong.errors import ArgumentError
 from partsong.jobs.engines import EngineArguments, open_engine
 from partsong.reasoning.local.engine import LocalEngine, check_parameters
+from partsong.reasoning.local.prompt import prompt_ids
 from partsong.serving.texts.events import TextDone, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
 from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names
@@ -40,9 +42,17 @@ class ThinkingTexts:
         self._plain.tokenizer.chat_template = None
 
     def prepare(self, request: TextRequest) -> ThinkingJob:
-        """Checks a request before any call; errors as in `prepare_thinking`."""
+        """Checks a request before any call; errors as in `prepare_thinking`.
+
+        Raises:
+            ArgumentError: the model's chat template refuses the messages, or they fill its context.
+        """
         job = prepare_thinking(request, self.limits, self.model)
         check_parameters(job.parameters, self.engine.model.vocab_size)
+        tokenizer = self._plain.tokenizer if request.plain else self.engine.tokenizer
+        size, room = len(prompt_ids(tokenizer, job.chat)), self.engine.model.context
+        if size >= room:
+            raise ArgumentError(f"the messages have {size} tokens, and the model reads {room} in all: shorten them")
         return job
 
     async def run(self, job: ThinkingJob, emit: Callable[[TextEvent], None]) -> TextDone:

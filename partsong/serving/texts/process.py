@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ class TextProcess:
 
     Args:
         spec: what it serves.
+        outcomes: counts how requests end: "done", "failed" and "cancelled".
 
     Attributes:
         about: what it says of its model: ``kind`` and ``strategies``; empty before it is ready.
@@ -35,9 +37,10 @@ class TextProcess:
         how: how it ended, in words; "" while it runs.
     """
 
-    def __init__(self, spec: TextSpec) -> None:
+    def __init__(self, spec: TextSpec, outcomes: Counter[str]) -> None:
         self.spec, self.about, self.how = spec, dict[str, Any](), ""
         self.heard, self.alive = 0.0, False
+        self.outcomes = outcomes
         self._requests: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._ended = asyncio.Event()
 
@@ -130,11 +133,8 @@ class TextProcess:
             self.heard = loop.time()
             if not self._first.done():
                 self._first.set_result(record)
-            elif (number := record.get("number")) in self._requests:
-                self._requests[number].put_nowait(record)
-                event = record.get("event")
-                if event is None or event["kind"] == TextDone.__name__:
-                    del self._requests[number]
+            elif "number" in record:
+                self._hand_out(record["number"], record)
         self.alive = False
         self._wire.close()
         await asyncio.to_thread(self._process.join, _GRACE)
@@ -147,12 +147,21 @@ class TextProcess:
         self._fail_all()
         self._ended.set()
 
+    def _hand_out(self, number: int, record: dict[str, Any]) -> None:
+        records = self._requests[number]
+        records.put_nowait(record)
+        event = record.get("event")
+        if event is None or event["kind"] == TextDone.__name__:
+            self.outcomes["done" if event else "cancelled" if "cancelled" in record else "failed"] += 1
+            del self._requests[number]
+
     def _fail_all(self) -> None:
         ended = {"ended": f"the process of model {self.spec.name} {self.how}"}
         if not self._first.done():
             self._first.set_result(ended)
         for records in self._requests.values():
             records.put_nowait(ended)
+        self.outcomes["failed"] += len(self._requests)
         self._requests.clear()
 
 

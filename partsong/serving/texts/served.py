@@ -51,8 +51,8 @@ class ServedText(Protocol):
         """
         ...
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the model as ``GET /v1/models`` lists it, without ``created``."""
+    def model_rows(self) -> list[dict[str, Any]]:
+        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
         ...
 
 

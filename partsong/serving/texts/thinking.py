@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from partsong.jobs.engines import extractor
 from partsong.reasoning.calls.answer import Answer, Extract
@@ -54,6 +54,11 @@ class ThinkingJob:
     budget: Budget
     parameters: Parameters
 
+    @property
+    def chat(self) -> list[Message]:
+        """Returns the messages as calls have them."""
+        return [Message(cast(Any, role), (text,)) for role, text in self.request.messages]
+
     async def run(self, engine: Engine, emit: Emit) -> TextDone:
         """Answers the request; the calls that still run end with the task that waits for this.
 
@@ -64,12 +69,12 @@ class ThinkingJob:
         Raises:
             PartsongError: there is no answer.
         """
-        *before, (_, question) = self.request.messages
+        *before, last = self.chat
         if before:
-            engine = ChatEngine(engine, [Message(role, (text,)) for role, text in before])  # type: ignore[arg-type]
+            engine = ChatEngine(engine, before)
         watcher = _Watcher(emit, threads=self.request.threads, streams=self.thinking.name == SINGLE)
         run = Run(engine, seed=self.request.seed, budget=self.budget, observer=watcher)
-        answer = await self.thinking(run, question, extract=self.extract, parameters=self.parameters, **self.own)
+        answer = await self.thinking(run, last.text, extract=self.extract, parameters=self.parameters, **self.own)
         if answer.text.startswith(watcher.shown) and answer.text != watcher.shown:
             emit(TextDelta(answer.text[len(watcher.shown) :]))
         return self._done(run, answer)
@@ -156,7 +161,8 @@ class _Watcher:
 
     def _news(self, node: CallNode, text: str) -> ThreadNews:
         before = self._written.get(node.name, "")
-        news = ThreadNews(node.name, "/".join(node.request.path), text, "running")
+        label = f"{'/'.join(node.request.path)} {node.request.sample}"
+        news = ThreadNews(node.name, label, text, "running")
         if node.end is None:
             self._written[node.name] = before + text
             return news

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from partsong.errors import UnsupportedError
 from partsong.reasoning.calls.engine import EngineError
-from partsong.reasoning.remote import OpenAIEngine, RemoteError
+from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError, RequestRefusedError
 from partsong.serving.errors import ApiError
@@ -67,23 +67,24 @@ class Upstream:
     Args:
         base_url: address of its API, mostly ending in ``/v1``.
         api_key: its key; None takes the environment's ``OPENAI_API_KEY``, an empty text sends none.
-        connect_seconds: how long a connection may take. Answers may take as long as they need.
+        patience: timeouts and retries of the calls that strategies make. What is passed through is sent once, and may
+            take as long as it needs once there is a connection.
 
     Raises:
         ArgumentError: the address cannot be used.
         UnsupportedError: the client is not installed.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, connect_seconds: float = 5.0) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None = None, patience: Patience | None = None) -> None:
         try:
             import httpx2
         except ImportError as error:
             raise UnsupportedError(f"{error}; install partsong[reasoning] to ask other servers") from error
-        self._key = Secret.find(api_key)
+        self._key, self.patience = Secret.find(api_key), patience or Patience()
         self.base_url = check_address(base_url, has_key=bool(self._key), plain_http=False)
         host = urlsplit(self.base_url).hostname or ""
         self._client: httpx2.AsyncClient = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=connect_seconds),
+            timeout=httpx2.Timeout(None, connect=self.patience.connect),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
             # A proxy from the environment is of no use on the way to this machine.
             trust_env=not is_loopback(host),
@@ -105,9 +106,9 @@ class Upstream:
 
     def engine(self, model: str, endpoint: Any) -> OpenAIEngine:
         """Returns an engine that asks the server."""
-        return OpenAIEngine(
-            model, base_url=self.base_url, api_key=self._key.reveal() if self._key else "", endpoint=endpoint
-        )
+        key = self._key.reveal() if self._key else ""
+        where: dict[str, Any] = {"base_url": self.base_url, "api_key": key, "patience": self.patience}
+        return OpenAIEngine(model, endpoint=endpoint, **where)
 
     async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx2.Response:
         """Passes a request on byte for byte, and returns the reply before its body has been read.
@@ -173,10 +174,9 @@ class UpstreamText:
         for engine in self._engines.values():
             await engine.close()
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the model as ``GET /v1/models`` lists it, without ``created``."""
-        row = {"id": self.name, "object": "model", "owned_by": "partsong", "kind": "thinking"}
-        return {**row, "strategies": thinking_names(), "defaults": {}}
+    def model_rows(self) -> list[dict[str, Any]]:
+        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
+        return [{"id": self.name, "kind": "thinking", "strategies": thinking_names(), "defaults": {}}]
 
     async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yields what happens while a strategy answers a request; see `ServedText.run`."""
