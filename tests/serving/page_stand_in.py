@@ -12,7 +12,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -42,6 +42,8 @@ class StandIn:
         requests: bodies of the requests that wanted a job or an answer.
         refuse: raised by the next request of that path, once.
         hung_up: is set when a client leaves in the middle of a chat.
+        edits: what an edit answers: name, data and picture of each event.
+        forms: type and content of each form that came with an edit.
     """
 
     def __init__(self, key: str | None = None) -> None:
@@ -51,6 +53,9 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.refuse: dict[str, ApiError] = {}
         self.hung_up = threading.Event()
+        self.edits: list[tuple[str, dict[str, Any], bytes]] = []
+        self.forms: list[tuple[str, bytes]] = []
+        self.news = threading.Condition()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.streams: dict[str, list[asyncio.Queue[str | None]]] = {}
         self.chat: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -90,7 +95,9 @@ class StandIn:
             "note": None,
         }
         job.update(fields)
-        self.jobs[job["id"]] = job
+        with self.news:
+            self.jobs[job["id"]] = job
+            self.news.notify_all()
         return job
 
     def change(self, id: str, **fields: Any) -> None:
@@ -107,8 +114,8 @@ class StandIn:
 
     def send(self, id: str, text: str | None) -> None:
         """Sends raw text to all who follow a job; None ends their streams."""
-        assert self.loop is not None
         for stream in self.streams.get(id, []):
+            assert self.loop is not None
             self.loop.call_soon_threadsafe(stream.put_nowait, text)
 
     def finish(self, id: str, outputs: dict[str, bytes], kind: str = "image", **fields: Any) -> None:
@@ -125,6 +132,11 @@ class StandIn:
             "outputs": [{"url": f"/v1/files/{name}", "kind": kind} for name in outputs],
         }
         self.change(id, **{**ended, **fields})
+
+    def wait(self, is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
+        """Waits until a request has made something so; says whether it came about in time."""
+        with self.news:
+            return self.news.wait_for(is_so, seconds)
 
     def say(self, chunk: dict[str, Any] | None) -> None:
         """Sends a chunk of an answer; None ends it."""
@@ -234,7 +246,9 @@ def _add_jobs(app: FastAPI, stand_in: StandIn) -> None:
     async def followed(id: str) -> StreamingResponse:
         job = stand_in.job(id)
         stream: asyncio.Queue[str | None] = asyncio.Queue()
-        stand_in.streams.setdefault(id, []).append(stream)
+        with stand_in.news:
+            stand_in.streams.setdefault(id, []).append(stream)
+            stand_in.news.notify_all()
         stream.put_nowait(f": a comment\n\nevent: job\ndata: {json.dumps(job)}\n\n")
         if job["status"] in FINAL:
             stream.put_nowait(None)
@@ -259,6 +273,15 @@ def _add_others(app: FastAPI, stand_in: StandIn) -> None:
         if isinstance(content, bytes):
             return Response(content, media_type=media_type)
         return StreamingResponse(_drain(content), media_type=media_type)
+
+    @app.post("/v1/images/edits")
+    async def edit(request: Request) -> Response:
+        stand_in.forms.append((request.headers["content-type"], await request.body()))
+        events = [
+            f"event: {name}\ndata: {json.dumps({'type': name, 'b64_json': base64.b64encode(png).decode(), **data})}\n\n"
+            for name, data, png in stand_in.edits
+        ]
+        return Response("".join(events), media_type="text/event-stream")
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> StreamingResponse:

@@ -1,14 +1,14 @@
 // A chat with text and thinking models: the answer as it is written, and the threads behind it as they run.
 
-import { call, events, open } from "./wire.js";
+import { events, open } from "./wire.js";
 import { $, announce, h, number, say } from "./words.js";
 
 const SAVED = "partsong-chat";
 const ENDED = ["finished", "cancelled", "stopped", "failed"];
+/** What an answer cost, in the order in which it is shown. */
 const COUNTS = {
-  prompt_tokens: "in the prompt", completion_tokens: "written", total_tokens: "in all",
-  tokens_total: "in all threads", tokens_critical: "one after another", tokens_accepted: "in the answer",
-  tokens_cancelled: "discarded", prefill_cached: "of the prompt read once and shared",
+  completion_tokens: "tokens written", tokens_critical: "one after another", tokens_accepted: "in the answer",
+  tokens_cancelled: "cancelled", prompt_tokens: "read", calls: "calls", forwards: "forwards", tokens_per_forward: "tokens per forward",
 };
 
 export class Chat {
@@ -129,7 +129,7 @@ export class Chat {
     const delta = chunk.choices?.[0]?.delta;
     if (delta?.content) answer.content.append(delta.content);
     if (chunk.partsong && "thread" in chunk.partsong) this.thread(chunk.partsong, answer);
-    if (chunk.usage) this.counts(chunk, answer);
+    else if (chunk.partsong || chunk.usage) this.counts(chunk, answer);
     if (low) scrollTo({ top: document.documentElement.scrollHeight });
   }
 
@@ -174,17 +174,18 @@ export class Chat {
     if (!word) answer.threads.open = false;
   }
 
+  /** Shows what the answer cost. The report of a strategy and the usage of all its calls come in chunks of their own. */
   counts(chunk, answer) {
-    const extra = chunk.partsong || chunk.usage.partsong || {};
-    const { completion_tokens: written, prompt_tokens: prompt } = chunk.usage;
-    const rows = Object.entries({ completion_tokens: written, prompt_tokens: prompt, ...extra })
-      .filter(([, value]) => typeof value === "number")
-      .map(([name, value]) => {
-        const shown = Number.isInteger(value) ? number(value) : value.toPrecision(3);
-        return COUNTS[name] ? `${shown} ${COUNTS[name]}` : `${name.replaceAll("_", " ")} ${shown}`;
-      });
+    const { completion_tokens: written, prompt_tokens: prompt } = chunk.usage || {};
+    answer.costs = { ...answer.costs, ...(chunk.usage ? { completion_tokens: written, prompt_tokens: prompt } : {}), ...chunk.partsong };
+    const rows = Object.entries(COUNTS).filter(([name]) => typeof answer.costs[name] === "number").map(([name, words]) => {
+      const value = answer.costs[name];
+      return `${Number.isInteger(value) ? number(value) : value.toPrecision(3)} ${value === 1 ? words.replace(/s$/, "") : words}`;
+    });
+    if (answer.costs.seed != null) rows.push(`seed ${answer.costs.seed}`);
     answer.usage?.remove();
-    answer.usage = h("p", { class: "usage" }, h("span", {}, "Tokens: "), rows.join(" · "));
-    answer.turn.append(answer.usage);
+    const found = answer.costs.answer ? h("b", {}, `Answer: ${answer.costs.answer}`) : null;
+    answer.usage = h("p", { class: "usage" }, found, rows.join(" · "));
+    if (rows.length) answer.turn.append(answer.usage);
   }
 }

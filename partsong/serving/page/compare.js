@@ -115,7 +115,7 @@ export class Comparison {
 
   renderNumbers(job) {
     const rows = [];
-    if (job.max_abs_diff != null) rows.push(["Largest difference", difference(job.max_abs_diff), "max_abs_diff, on values from 0 to 1"]);
+    if (job.max_abs_diff != null) rows.push(["Largest difference", difference(job.max_abs_diff), levels(job.max_abs_diff)]);
     if (job.psnr_to_serial != null) rows.push(["PSNR to the twin", decibel(job.psnr_to_serial), "above 40 dB a difference is hard to see"]);
     const [own, twin] = [elapsed(job), elapsed(this.twin)];
     if (own && twin) rows.push(["Time", `${seconds(own)} and ${seconds(twin)}`, `the twin took ${(twin / own).toFixed(2)} times as long`]);
@@ -124,4 +124,10 @@ export class Comparison {
     say($("twin-sentence"), verdict(job));
     announce(`The twin is done. Largest difference ${job.max_abs_diff}.`);
   }
+}
+
+/** Pictures hold whole levels from 0 to 255, so a difference is best pictured as a number of them. */
+function levels(value) {
+  const count = Math.round(value * 255);
+  return `of 1${count ? `: ${count} of 255 levels in one place` : ""} (max_abs_diff)`;
 }

@@ -12,6 +12,8 @@ const HINTS = {
   [OTHER]: "As on the command line. Several are joined with +.",
 };
 
+const draw = () => crypto.getRandomValues(new Uint32Array(1))[0];
+
 export class Composer {
   /** `onMade` gets the job that the server took. */
   constructor({ onMade }) {
@@ -24,7 +26,7 @@ export class Composer {
     });
     $("model").addEventListener("change", () => this.modelChanged());
     $("strategy").addEventListener("change", () => this.strategyChanged());
-    $("new-seed").addEventListener("click", () => { $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0]; this.keep(); });
+    $("new-seed").addEventListener("click", () => { $("seed").value = draw(); this.keep(); });
   }
 
   setModels(models) {
@@ -114,7 +116,7 @@ export class Composer {
     const strategy = $("strategy").value === OTHER ? $("other").value.trim() || "auto" : $("strategy").value;
     return {
       kind: video ? "video" : "image", model: $("model").value, prompt, strategy, size,
-      n: video ? 1 : value("count") || 1, seed: value("seed"), num_inference_steps: value("steps"),
+      n: video ? 1 : value("count") || 1, seed: value("seed") ?? draw(), num_inference_steps: value("steps"),
       guidance_scale: value("guidance"), negative_prompt: $("negative").value.trim() || undefined,
       num_frames: video ? value("frames") : undefined,
     };

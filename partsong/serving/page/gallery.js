@@ -13,6 +13,8 @@ export class Gallery {
     this.onFault = onFault;
     this.jobs = new Map();
     this.tiles = new Map();
+    this.order = new Map(); // larger is newer, since times of day are whole seconds
+    this.newest = this.oldest = 0;
     this.last = null;
     $("older").addEventListener("click", () => this.older());
     document.addEventListener("visibilitychange", () => this.poll());
@@ -21,7 +23,7 @@ export class Gallery {
   /** Lists the newest jobs again. Those already shown keep their tiles. */
   async refresh() {
     const { data, has_more: more } = await call(`/v1/jobs?limit=${PAGE}`);
-    for (const job of data) this.jobs.set(job.id, job);
+    for (const job of [...data].reverse()) this.remember(job);
     if (this.last === null) this.place(data, more);
     this.render();
     this.poll();
@@ -31,13 +33,21 @@ export class Gallery {
   async older() {
     try {
       const { data, has_more: more } = await call(`/v1/jobs?limit=${PAGE}&after=${encodeURIComponent(this.last)}`);
-      for (const job of data) this.jobs.set(job.id, job);
+      for (const job of data) {
+        if (!this.order.has(job.id)) this.order.set(job.id, (this.oldest -= 1));
+        this.remember(job);
+      }
       this.place(data, more);
       this.render();
       this.tiles.get(data.find((job) => this.tiles.has(job.id))?.id)?.querySelector("a").focus();
     } catch (fault) {
       this.onFault(fault);
     }
+  }
+
+  remember(job) {
+    if (!this.order.has(job.id)) this.order.set(job.id, (this.newest += 1));
+    this.jobs.set(job.id, job);
   }
 
   place(data, more) {
@@ -48,7 +58,7 @@ export class Gallery {
   /** Takes news of one job without asking the server. */
   put(job) {
     const known = this.jobs.get(job.id);
-    this.jobs.set(job.id, job);
+    this.remember(job);
     if (known && known.status === job.status && known.outputs.length === job.outputs.length) this.fill(job);
     else this.render();
   }
@@ -67,7 +77,8 @@ export class Gallery {
 
   render() {
     const hidden = (job) => job.kind === "chat" || (job.twin_of && this.jobs.has(job.twin_of));
-    const listed = [...this.jobs.values()].filter((job) => !hidden(job)).sort((a, b) => b.created_at - a.created_at || (a.id < b.id ? 1 : -1));
+    const listed = [...this.jobs.values()].filter((job) => !hidden(job))
+      .sort((a, b) => this.order.get(b.id) - this.order.get(a.id));
     const wanted = new Set(listed.map((job) => job.id));
     for (const [id, tile] of this.tiles) if (!wanted.has(id)) { tile.remove(); this.tiles.delete(id); }
     listed.forEach((job, index) => {

@@ -39,7 +39,9 @@ export async function call(path, options) {
 async function sentence(response) {
   const text = await response.text();
   try {
-    const message = JSON.parse(text).error.message;
+    const body = JSON.parse(text);
+    if (body.missing) return `Not ready: ${body.missing.join("; ")}.`;
+    const { message } = body.error;
     const wait = response.headers.get("Retry-After");
     return wait ? `${message} (Try again in ${wait} s.)` : message;
   } catch {

@@ -60,8 +60,9 @@ export const state = (job) => STATES[job.status] || job.status;
 
 export const stepText = (job) => (job.steps ? `Step ${number(job.step || 0)} of ${number(job.steps)}` : "Running");
 
-/** How long a job ran so far, in seconds, or null before its start. */
+/** How long a job ran so far, in seconds, or null before its start. Times of day are whole seconds, so `seconds` wins. */
 export function elapsed(job) {
+  if (job.seconds != null) return job.seconds;
   if (!job.started_at) return null;
   return Math.max(0, (job.completed_at || Date.now() / 1000) - job.started_at);
 }
@@ -82,7 +83,7 @@ const CLASSES = {
   approximate: "This strategy is approximate: it trades a little difference for less waiting.",
 };
 export function verdict(job) {
-  const same = job.max_abs_diff === 0 ? "Equal to the last bit." : "";
+  const same = job.max_abs_diff === 0 ? "Every pixel is equal." : "";
   return [same, CLASSES[job.class] || ""].filter(Boolean).join(" ");
 }
 
