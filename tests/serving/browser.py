@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -63,6 +63,30 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
         assert not complaints, complaints
     finally:
         context.close()
+
+
+def field(page: Page, name: str) -> Locator:
+    """The field with a label; both views have some of the same name, and only one is shown."""
+    return page.get_by_label(name, exact=True).filter(visible=True)
+
+
+#: Draws an image element and reads it back: its levels, width and height.
+DRAW = """selector => {
+  const image = document.querySelector(selector);
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  return [[...context.getImageData(0, 0, canvas.width, canvas.height).data], canvas.width, canvas.height];
+}"""
+
+
+def pixels(page: Page, selector: str) -> np.ndarray:
+    """What an image element shows once it is there, `[H, W, 3]`."""
+    loaded = "s => { const image = document.querySelector(s); return image?.complete && image.naturalWidth > 0; }"
+    page.wait_for_function(loaded, arg=selector)
+    levels, width, height = page.evaluate(DRAW, selector)
+    return np.array(levels, np.uint8).reshape(height, width, 4)[..., :3]
 
 
 def png(seed: int, size: int = 64) -> bytes:

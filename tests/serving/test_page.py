@@ -16,11 +16,11 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install 'partsong[serv
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'partsong[serve]'")
 
 from partsong.serving.errors import ApiError
-from tests.serving.browser import chromium, lacking, opened, png
+from tests.serving.browser import chromium, field, lacking, opened, pixels, png
 from tests.serving.page_stand_in import StandIn, serve
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Page
 
 if lacking():
     pytest.skip(lacking() or "", allow_module_level=True)
@@ -52,37 +52,12 @@ def page(browser: Browser, server: StandIn) -> Iterator[Page]:
         yield page
 
 
-def field(page: Page, name: str) -> Locator:
-    """The field with a label; both views have some of the same name, and only one is shown."""
-    return page.get_by_label(name, exact=True).filter(visible=True)
-
-
 def make(page: Page, server: StandIn, prompt: str = "a red circle") -> dict[str, Any]:
     """Sends the form and waits until the page follows the job."""
     field(page, "Prompt").fill(prompt)
     page.get_by_role("button", name="Make").click()
     assert server.wait(lambda: any(server.streams.values())), "the page follows no job"
     return server.jobs[max(server.jobs)]
-
-
-#: Draws an image element and reads it back: its levels, width and height.
-DRAW = """selector => {
-  const image = document.querySelector(selector);
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  return [[...context.getImageData(0, 0, canvas.width, canvas.height).data], canvas.width, canvas.height];
-}"""
-
-
-def pixels(page: Page, selector: str) -> np.ndarray:
-    """What an image element shows, `[H, W, 3]`: drawn in the page and read back."""
-    page.wait_for_function(
-        "s => { const i = document.querySelector(s); return i?.complete && i.naturalWidth > 0 }", arg=selector
-    )
-    levels, width, height = page.evaluate(DRAW, selector)
-    return np.array(levels, np.uint8).reshape(height, width, 4)[..., :3]
 
 
 def same(shown: np.ndarray, content: bytes) -> bool:

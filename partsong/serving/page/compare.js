@@ -27,6 +27,7 @@ export class Comparison {
   /** Shows a job's twin if it has one. `twin` is that job where it is at hand. */
   render(job, twin = null) {
     this.job = job;
+    this.measure().catch((fault) => say($("twin-fault"), fault.message));
     if (!job.twin || this.twin?.id === job.twin || this.asked === job.twin) return;
     this.asked = job.twin;
     this.begin(job, twin).catch((fault) => say($("twin-fault"), fault.message)).finally(() => { this.asked = null; });
@@ -48,7 +49,7 @@ export class Comparison {
         },
       });
     }
-    if (!signal.aborted && this.twin.status === "completed") await this.measure(signal);
+    if (!signal.aborted) await this.measure();
   }
 
   lay(job) {
@@ -100,11 +101,13 @@ export class Comparison {
   }
 
   /** Asks for the numbers, which exist once both are done. */
-  async measure(signal) {
+  async measure() {
+    const { signal } = this.following || {};
+    if (this.measured || this.job.status !== "completed" || this.twin?.status !== "completed") return;
+    this.measured = this.job.id;
     const job = await call(`/v1/jobs/${encodeURIComponent(this.job.id)}`);
     if (signal.aborted) return;
     Object.assign(this.job, job);
-    this.measured = job.id;
     this.renderNumbers(job);
     await this.showMap();
   }

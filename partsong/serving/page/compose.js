@@ -12,6 +12,9 @@ const HINTS = {
   [OTHER]: "As on the command line. Several are joined with +.",
 };
 
+/** Says whether a number is none, or out of range. Which sizes a model takes is for the server to say. */
+const isWrong = ({ validity, step }) => !validity.valid && !(validity.stepMismatch && step > 1);
+
 const draw = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 export class Composer {
@@ -30,6 +33,7 @@ export class Composer {
   }
 
   setModels(models) {
+    if (this.models.length) this.keep();
     this.models = models;
     const groups = [["image", "Pictures"], ["video", "Videos"]].map(([kind, label]) => {
       const options = models.filter((model) => model.kind === kind).map((model) => h("option", { value: model.id }, model.id));
@@ -97,7 +101,7 @@ export class Composer {
     say($("prompt-fault"), prompt ? "" : "Write what should be made.");
     $("prompt").setAttribute("aria-invalid", String(!prompt));
     if (!prompt) { $("prompt").focus(); return null; }
-    const wrong = [...$("create-form").querySelectorAll("input[type=number]")].find((field) => !field.validity.valid && field.offsetParent);
+    const wrong = [...$("create-form").querySelectorAll("input[type=number]")].find((field) => field.offsetParent && isWrong(field));
     for (const field of $("create-form").querySelectorAll("input[type=number]")) field.setAttribute("aria-invalid", String(field === wrong));
     if (wrong) {
       say($("create-fault"), `${wrong.labels[0].textContent}: ${wrong.validationMessage}`);

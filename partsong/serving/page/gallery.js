@@ -61,13 +61,16 @@ export class Gallery {
     this.remember(job);
     if (known && known.status === job.status && known.outputs.length === job.outputs.length) this.fill(job);
     else this.render();
+    this.poll();
   }
 
   /** Asks again while something runs that this page does not follow itself, such as another client's job. */
   poll() {
-    clearTimeout(this.timer);
-    if (document.hidden || ![...this.jobs.values()].some((job) => !isFinal(job))) return;
-    this.timer = setTimeout(() => this.refresh().catch(() => this.poll()), POLL);
+    if (this.timer || document.hidden || ![...this.jobs.values()].some((job) => !isFinal(job))) return;
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      this.refresh().catch(() => this.poll());
+    }, POLL);
   }
 
   mark(id) {

@@ -42,22 +42,26 @@ function made(job) {
 }
 
 async function start() {
-  let models;
   try {
-    models = (await call("/v1/models")).data;
+    await offer();
   } catch (fault) {
     return notify(fault);
   }
   $("notice").hidden = $("key-form").hidden = true;
   $("forget-key").hidden = !key.get();
+  await route();
+  return undefined;
+}
+
+/** Lists the models in both forms. Those of pictures name their strategies only once their ranks are there. */
+async function offer() {
+  const models = (await call("/v1/models")).data;
   const draws = models.filter((model) => ["image", "video"].includes(model.kind));
   const talks = models.filter((model) => ["text", "thinking"].includes(model.kind));
   $("views").hidden = !(draws.length && talks.length);
   start.first = draws.length ? "create" : "chat";
   if (draws.length) composer.setModels(draws);
   if (talks.length) chat.setModels(talks);
-  await route();
-  return undefined;
 }
 
 /** Shows what the address names. Without a name it is the job that runs now, so that a reload loses nothing. */
@@ -86,19 +90,19 @@ function show(view) {
 }
 
 async function health() {
-  let text = "ready";
-  let good = true;
+  const before = $("health").dataset.good;
+  let fault = null;
   try {
     await call("/ready");
-  } catch (fault) {
-    good = false;
-    text = fault.status === 503 ? "not ready" : fault.status ? "unknown" : "no answer";
-    $("health").title = fault.message;
+  } catch (error) {
+    fault = error;
   }
-  if (good) $("health").removeAttribute("title");
-  $("health").dataset.good = good;
-  $("health-text").textContent = text;
-  setTimeout(health, HEALTH);
+  const word = !fault ? "ready" : fault.status === 503 ? "starting" : fault.status ? "unknown" : "no answer";
+  $("health").dataset.good = fault ? (fault.status === 503 ? "soon" : "false") : "true";
+  $("health-text").textContent = word;
+  say($("model-hint"), fault?.status === 503 ? fault.message : "");
+  if (!fault && before === "soon" && start.first) offer().catch(notify);
+  setTimeout(health, fault ? HEALTH / 5 : HEALTH);
 }
 
 $("key-form").addEventListener("submit", (event) => {

@@ -35,6 +35,7 @@ export class Stage {
     this.following.abort();
     this.comparison.close();
     this.job = null;
+    document.title = "partsong";
     $("stage").hidden = true;
   }
 
@@ -109,6 +110,7 @@ export class Stage {
   renderProgress() {
     const { job } = this;
     $("stage-progress").hidden = isFinal(job);
+    document.title = isFinal(job) ? "partsong" : `${job.progress || 0} % · partsong`;
     if (job.status === "queued") {
       $("stage-bar").removeAttribute("value");
       $("stage-step").textContent = waiting(job.position);
@@ -167,7 +169,10 @@ export class Stage {
     const { job } = this;
     if (!job) return;
     const done = job.status === "completed" && job.outputs.length > 0;
-    $("cancel").hidden = isFinal(job);
+    const { twin } = this.comparison;
+    const twinRuns = Boolean(twin) && !isFinal(twin);
+    $("cancel").hidden = isFinal(job) && !twinRuns;
+    $("cancel").textContent = isFinal(job) ? "Cancel the twin" : "Cancel";
     $("twin").hidden = !done || Boolean(job.twin) || job.strategy === "serial" || job.kind === "chat";
     $("reuse").hidden = false;
     $("to-original").hidden = !job.twin_of;
@@ -195,7 +200,8 @@ export class Stage {
   async cancel() {
     $("cancel").disabled = true;
     try {
-      const job = await call(`/v1/jobs/${this.job.id}/cancel`, { method: "POST" });
+      const { id } = isFinal(this.job) ? this.comparison.twin : this.job;
+      const job = await call(`/v1/jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" });
       if (this.job?.id === job.id) this.render(job);
       $("stage").focus();
     } catch (fault) {
@@ -209,7 +215,7 @@ export class Stage {
     $("twin").disabled = true;
     say($("twin-fault"), "");
     try {
-      const twin = await call(`/v1/jobs/${id}/twin`, { method: "POST" });
+      const twin = await call(`/v1/jobs/${encodeURIComponent(id)}/twin`, { method: "POST" });
       if (this.job?.id === id) {
         this.job.twin = twin.id;
         this.comparison.render(this.job, twin);

@@ -55,7 +55,7 @@ export async function* events(response) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(broken);
       if (done) return;
       rest += value;
       // A carriage return at the end may be half of a line end, so it waits for the next piece.
@@ -70,6 +70,10 @@ export async function* events(response) {
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+function broken(error) {
+  throw error.name === "AbortError" ? error : new Fault("The connection to the server was lost.");
 }
 
 function parse(block) {
