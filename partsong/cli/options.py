@@ -9,6 +9,7 @@ import tyro
 
 from partsong.cli.option_types import Common, Count, Path, Positive, Seed, Temperature, Words
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
+from partsong.cli.serving_options import Serving
 from partsong.knobs import Number, Whole
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Planning",
     "Reasoning",
     "Sampling",
+    "Serving",
     "Text",
     "Think",
     "Video",
@@ -383,6 +385,7 @@ Command = (
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Planning, tyro.conf.subcommand("plan")]
     | Annotated[Calibrating, tyro.conf.subcommand("calibrate")]
+    | Annotated[Serving, tyro.conf.subcommand("serve")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]

@@ -213,11 +213,14 @@ def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
 
 def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
     """Returns the first thing that is wrong with a body, in words."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(map(str, first["loc"]))
+    errors = error.errors(include_url=False, include_context=False)
+    # A list where a text may stand as well is first compared with the text, which says nothing of what is wrong in it.
+    first = next((each for each in errors if each["type"] != "string_type"), errors[0])
+    place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    param = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL}))
-        message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(first["loc"]) == 1 else "")
+        message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(place) == 1 else "")
     elif first["type"] == "missing":
         message = f"{param} is missing"
     else:

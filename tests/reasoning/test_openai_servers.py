@@ -43,7 +43,7 @@ def llama() -> Iterator[LocalServer]:
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     if lacking := missing("fastapi", "uvicorn"):
-        pytest.skip(f"needs {', '.join(lacking)}: pip install 'partsong[serve]'")
+        pytest.skip(f"needs {', '.join(lacking)}: pip install 'partsong[transformers-serve]'")
     folder = tmp_path_factory.mktemp("served") / "lists-ar"
     shutil.copytree(ZOO / "lists-ar", folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())

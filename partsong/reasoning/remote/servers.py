@@ -218,7 +218,7 @@ def llama_server(
 def transformers_server(
     model: str | Path, *, threads: int = 1, endpoint: str = "chat", seconds: float = 120.0
 ) -> LocalServer:
-    """Returns a server that runs ``transformers serve``, from the extra `serve`.
+    """Returns a server that runs ``transformers serve``, from the extra `transformers-serve`.
 
     It reports no log-probabilities, and a seed counts for the whole process: samples come out the same again only when
     one call is made at a time (``engine(connections=1)``).
@@ -233,7 +233,7 @@ def transformers_server(
         UnsupportedError: the extra is not installed.
     """
     for package in ("transformers", "fastapi", "uvicorn"):
-        _check_installed(package, "pip install 'partsong[serve]'")
+        _check_installed(package, "pip install 'partsong[transformers-serve]'")
     name = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
 
     def command(port: int) -> list[str]:

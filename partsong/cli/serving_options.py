@@ -1,0 +1,60 @@
+"""Declares the options of ``partsong serve``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from partsong.cli.option_types import Common, Count, Path, Positive
+from partsong.knobs import Number, Whole
+
+__all__ = ["Serving"]
+
+_Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(Common):
+    """Serve pictures, videos, text and thinking over HTTP, with the endpoints of the OpenAI API and a page."""
+
+    model: Annotated[_Repeated, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ()
+    """A zoo name, a local folder of diffusers or transformers, or a hub id; repeat it for several. Each has its own
+    processes."""
+    nproc: Count = None
+    """Ranks for each model of pictures or videos; 1 if not given."""
+    strategy: Annotated[_Repeated, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")] = ()
+    """How the ranks share the work where a client does not say; repeat it to combine several. If not given, what the
+    planner recommends for this machine, or ulysses where `partsong calibrate` has not measured it."""
+    upstream: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """Also serve the models of a server that speaks the OpenAI API, such as http://127.0.0.1:8080/v1, with every way
+    to think. Its key is read from the environment variable OPENAI_API_KEY."""
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
+    """Address to listen on. Any other than this machine's own demands a key."""
+    port: Annotated[int, Whole(0), tyro.conf.arg(metavar="N")] = 8000
+    """Port to listen on; 0 takes a free one."""
+    key_file: Path = None
+    """File with the key that clients must show; if not given, the environment variable PARTSONG_API_KEY holds it."""
+    folder: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder for outputs and the journal of jobs; if not given, partsong/serve in the user's cache."""
+    lora: Annotated[_Repeated, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")] = ()
+    """An adapter that clients may ask for by this name; repeat it for several."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
+    threads: Count = None
+    """Threads per rank; if not given, 1 for several ranks or a zoo model, and torch's own choice otherwise."""
+    max_rows: Positive = 16
+    """Most samples in one call of a model; guidance counts twice."""
+    max_active: Positive = 16
+    """Most jobs of a model that take turns step by step."""
+    max_waiting: Positive = 64
+    """Most jobs of a model that wait; further ones are refused with 429."""
+    max_pixels: Positive = 4096 * 4096
+    """Most pixels of one picture or frame."""
+    max_frames: Positive = 1000
+    """Most frames of one video."""
+    max_steps: Positive = 200
+    """Most denoising steps of one job."""
+    keep_hours: Annotated[float, Number(0.0, above=True), tyro.conf.arg(metavar="HOURS")] = 24.0
+    """How long outputs are kept."""

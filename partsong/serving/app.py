@@ -1,0 +1,160 @@
+"""Makes the web application of a server: its routes, who may use them, and what an error looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from partsong import __version__
+from partsong.errors import PartsongError
+from partsong.serving import chat_api, images_api, jobs_api, page_api, videos_api
+from partsong.serving.errors import ApiError, as_api_error
+from partsong.serving.server import Server
+
+__all__ = ["build_app"]
+
+_log = logging.getLogger(__name__)
+
+#: What anybody may see without a key: the page and its parts, which hold nothing, and whether the server lives.
+_OPEN = (*page_api.PAGE_PATHS, "/health", "/ready")
+
+
+def build_app(server: Server) -> FastAPI:
+    """Returns the application; its lifespan starts the server and ends it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.close()
+
+    app = FastAPI(title="partsong", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.server = server
+    for api in (jobs_api, images_api, videos_api, chat_api, page_api):
+        app.include_router(api.router)
+    app.add_exception_handler(PartsongError, _partsong_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(_Gate, server=server)
+    return app
+
+
+def _reply(error: ApiError) -> JSONResponse:
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    return JSONResponse(error.as_json(), status_code=error.status, headers=headers)
+
+
+async def _partsong_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PartsongError)
+    return _reply(as_api_error(error))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = dict(error.errors()[0])
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    if first["type"] == "extra_forbidden":
+        message = f"{place} is not known here; leave it out"
+    else:
+        message = f"{place or 'the body'}: {first['msg']}"
+    return _reply(ApiError(400, message, param=place or None, code="invalid_value"))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _reply(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _reply(ApiError(500, "the server failed on this request; its log says why"))
+
+
+class _Gate:
+    """Lets in requests that show the key, are not too large, and arrive in time.
+
+    Args:
+        app: what is behind it.
+        server: holds the key and the limits.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app, self.server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if not self._has_key(scope["path"], headers):
+            await _refuse(send, ApiError(401, "show the key of this server as Authorization: Bearer KEY"))
+            return
+        limits = self.server.limits
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > limits.body:
+            await _refuse(send, ApiError(413, f"a request has at most {limits.body} bytes", code="too_large"))
+            return
+        body = _Body(receive, limits.body, limits.body_seconds)
+        try:
+            await self.app(scope, body.receive, send)
+        except _BodyError as error:
+            await _refuse(send, error.told)
+
+    def _has_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
+        if self.server.key is None or path in _OPEN:
+            return True
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.server.key.encode())
+
+
+class _BodyError(Exception):
+    """Ends a request whose body is too large or too slow; no handler of the application answers it."""
+
+    def __init__(self, told: ApiError) -> None:
+        super().__init__(str(told))
+        self.told = told
+
+
+class _Body:
+    """Hands the parts of a body on while they are few enough and come in time."""
+
+    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
+        self._receive, self._most, self._seconds = receive, most, seconds
+        self._size, self._is_complete = 0, False
+        self._deadline: float | None = None
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()  # the only message that still comes: the client has hung up
+        now = asyncio.get_running_loop().time()
+        self._deadline = now + self._seconds if self._deadline is None else self._deadline
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - now))
+        except TimeoutError:
+            raise _BodyError(ApiError(408, f"the request did not arrive within {self._seconds:g} s")) from None
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise _BodyError(ApiError(413, f"a request has at most {self._most} bytes", code="too_large"))
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    body = json.dumps(error.as_json()).encode()
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

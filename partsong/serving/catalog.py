@@ -1,0 +1,99 @@
+"""Finds the models that a server is to serve, from small files; nothing heavy is imported for models of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partsong import zoo
+from partsong.errors import ArgumentError
+from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
+from partsong.model_folders import ZOO
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.server import PictureModel
+
+__all__ = ["picture_model", "serves_pictures", "usual_strategy"]
+
+
+def serves_pictures(name: str) -> bool:
+    """Says whether a model makes pictures or videos, and not text."""
+    if name in zoo.MODELS:
+        return zoo.MODELS[name].kind != "text"
+    folder = ZOO / name if (ZOO / name).is_dir() else Path(name)
+    return not folder.is_dir() or (folder / "model_index.json").is_file()
+
+
+def picture_model(
+    name: str, *, nproc: int, strategies: Sequence[str], loras: Mapping[str, Path], **settings: Any
+) -> PictureModel:
+    """Describes how a model of pictures or videos is served.
+
+    Args:
+        name: a zoo name, a folder, or a hub id; clients know a folder by its last part.
+        nproc: number of ranks.
+        strategies: what runs it where a client does not say; ``auto`` chooses one that fits.
+        loras: adapters by the names that clients know them by.
+        **settings: further fields of `GroupSettings`.
+
+    Raises:
+        ArgumentError: the model is not there.
+        UnsupportedError: it needs code of its own.
+    """
+    source = find_pipeline(name)
+    given = GroupSettings(
+        folder=source.folder,
+        pipeline=source.pipeline,
+        zoo_name=source.zoo_name,
+        defaults=source.defaults,
+        loras=dict(loras),
+        address="",
+        authkey=b"",
+        **settings,
+    )
+    chosen, advice = tuple(strategies), None
+    if chosen in ((), ("auto",)):
+        chosen, advice = usual_strategy(source, nproc)
+    elif "auto" in chosen:
+        raise ArgumentError("--strategy auto chooses all strategies; leave the others out")
+    return PictureModel(
+        name=Path(name).name if source.zoo_name is None and Path(name).is_dir() else name,
+        nproc=nproc,
+        settings=given,
+        kind=_kind(source),
+        strategy=chosen,
+        advice=advice,
+    )
+
+
+def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...], str]:
+    """Returns what the planner recommends on this machine, or a usual choice where it was not measured; and why.
+
+    Args:
+        source: the model.
+        nproc: number of ranks.
+    """
+    if nproc == 1:
+        return (), "one rank has nobody to share with"
+    from partsong.jobs.planning import machine_here, subject_for
+    from partsong.planner.recommend import advise
+
+    try:
+        machine = machine_here(nproc)
+    except ArgumentError as error:
+        return ("ulysses",), f"ulysses, which is exact and suits most models: {error}"
+    subject, _ = subject_for(str(source.folder))
+    sizes = {name: source.defaults.get(name) for name in ("height", "width")}
+    advice = advise(subject, machine, steps=source.defaults.get("num_inference_steps"), **sizes)
+    return (tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()), advice.sentence
+
+
+def _kind(source: PipelineSource) -> str:
+    if source.zoo_name is not None:
+        return zoo.MODELS[source.zoo_name].kind
+    import inspect
+
+    from partsong.jobs.pipelines import pipeline_class
+
+    known = inspect.signature(pipeline_class(source.pipeline).__call__).parameters
+    return "video" if "num_frames" in known else "image"

@@ -1,0 +1,202 @@
+"""Keeps a group of ranks alive for one model: starts it, talks to it, and starts it anew when a rank dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+from partsong.errors import DistributedError, PartsongError
+from partsong.serving.messages import Check, Checked, FromRanks, Pulse, Ready, Stop, ToRanks, Work
+from partsong.serving.ranks.settings import GroupSettings
+
+__all__ = ["WorkerGroup"]
+
+_log = logging.getLogger(__name__)
+
+#: Starts that may fail one after the other before the group is given up, and seconds of rest before the next.
+_STARTS, _REST = 3, 1.0
+#: Seconds that ranks have to end by themselves.
+_GRACE = 3.0
+#: Pulses that may be missing before the group no longer counts as ready.
+_MISSED = 30
+#: One group starts at a time: while its ranks are started, their variables stand in the environment.
+_STARTING = threading.Lock()
+
+
+class WorkerGroup:
+    """Runs ranks in processes of their own, and reports what they say on the server's event loop.
+
+    Args:
+        name: of the model.
+        nproc: number of ranks.
+        settings: what they serve.
+        on_message: takes what the ranks say.
+        on_down: takes the error that ended the ranks; they are started anew unless the second argument is True.
+
+    Attributes:
+        facts: what the ranks said of their model when they were ready last; None before.
+        broken: why the group was given up; None while it was not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nproc: int,
+        settings: GroupSettings,
+        *,
+        on_message: Callable[[WorkerGroup, FromRanks], None],
+        on_down: Callable[[WorkerGroup, PartsongError], None],
+    ) -> None:
+        self.name, self.nproc = name, nproc
+        self.facts: Ready | None = None
+        self.broken: PartsongError | None = None
+        self._on_message, self._on_down = on_message, on_down
+        self._loop = asyncio.get_running_loop()
+        authkey = os.urandom(32)
+        self._listener = Listener(authkey=authkey)
+        self._settings = replace(settings, address=str(self._listener.address), authkey=authkey)
+        self._authkey = authkey
+        self._line: Connection | None = None
+        self._sending = threading.Lock()
+        self._is_closing = False
+        self._heard = 0.0
+        self._is_up = False
+        self._hung_up = threading.Event()
+        self._checks: dict[str, asyncio.Future[Checked]] = {}
+        self._threads = [
+            threading.Thread(target=target, name=f"{what} {name}", daemon=True)
+            for what, target in (("ranks of", self._run), ("line to", self._listen))
+        ]
+
+    def start(self) -> None:
+        """Starts the ranks; returns at once."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Says whether all ranks have answered lately."""
+        return self._is_up and time.monotonic() - self._heard < _MISSED * self._settings.pulse
+
+    def send(self, message: ToRanks) -> bool:
+        """Asks the ranks for something; says whether there was a line to them."""
+        with self._sending:
+            if self._line is None:
+                return False
+            try:
+                self._line.send(message)
+            except OSError:  # they have just ended; what ends them is reported by the other thread
+                return False
+            return True
+
+    async def check(self, work: Work) -> Checked:
+        """Asks whether a job could be carried out.
+
+        Raises:
+            DistributedError: the ranks are not there.
+        """
+        answer = self._checks[work.id] = self._loop.create_future()
+        try:
+            if not (self._is_up and self.send(Check(work))):
+                raise DistributedError(f"the ranks of {self.name} are starting; try again in a few seconds")
+            return await asyncio.wait_for(answer, 30.0)
+        except TimeoutError:
+            raise DistributedError(f"the ranks of {self.name} do not answer") from None
+        finally:
+            self._checks.pop(work.id, None)
+
+    async def close(self) -> None:
+        """Ends the ranks."""
+        self._is_closing = True
+        self.send(Stop())
+        await asyncio.to_thread(self._join)
+
+    def _join(self) -> None:
+        self._threads[0].join(_GRACE)
+        for child in multiprocessing.active_children() if self._threads[0].is_alive() else ():
+            child.terminate()  # they load a model, or make a long call, and all groups end together
+        self._threads[0].join()
+        with contextlib.suppress(OSError):
+            Client(self._listener.address, authkey=self._authkey).close()  # wakes the other thread up
+        self._threads[1].join(5.0)
+        self._listener.close()
+
+    def _run(self) -> None:
+        """Runs the ranks again and again; in a thread of its own."""
+        from partsong.parallel.ranks.launch import launch
+        from partsong.serving.ranks.loop import serve_ranks
+
+        failed = 0
+        while not self._is_closing and failed < _STARTS:
+            self._hung_up.clear()
+            error: PartsongError = DistributedError(f"the ranks of {self.name} ended")
+            try:
+                launch(serve_ranks, self.nproc, self._settings)
+            except PartsongError as raised:
+                error = raised
+            if self._line is not None:
+                self._hung_up.wait(5.0)  # what they said before they ended comes first
+            failed = 0 if self._is_up else failed + 1
+            if self._is_closing:
+                return
+            _log.warning("the ranks of %s ended: %s", self.name, error)
+            self._call(self._down, error, failed >= _STARTS)
+            time.sleep(_REST if failed else 0.0)
+
+    def _listen(self) -> None:
+        """Takes what the ranks say, of one start after the other; in a thread of its own."""
+        while not self._is_closing:
+            try:
+                line = self._listener.accept()
+            except (OSError, EOFError, AuthenticationError):  # somebody without the key
+                continue
+            if self._is_closing:
+                line.close()
+                return
+            with self._sending:
+                self._line = line
+            try:
+                while True:
+                    self._call(self._take, line.recv())
+            except (EOFError, OSError):
+                pass
+            with self._sending:
+                self._line = None
+                line.close()
+            self._hung_up.set()
+
+    def _call(self, action: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(action, *args)
+        except RuntimeError:  # the loop has ended before the ranks did
+            self._is_closing = True
+
+    def _take(self, message: FromRanks) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, Checked):
+            if (future := self._checks.get(message.id)) is not None and not future.done():
+                future.set_result(message)
+            return
+        if isinstance(message, Ready):
+            self.facts, self._is_up = message, True
+        if not isinstance(message, Pulse):
+            self._on_message(self, message)
+
+    def _down(self, error: PartsongError, is_final: bool) -> None:
+        self._is_up = False
+        if is_final:
+            self.broken = error
+        for future in self._checks.values():
+            if not future.done():
+                future.set_exception(DistributedError(f"the ranks of {self.name} ended: {error}"))
+        self._on_down(self, error)

@@ -1,0 +1,198 @@
+"""Answers ``/v1/images``: pictures from text, and from a picture and text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import UploadFile
+
+from partsong.serving.errors import ApiError
+from partsong.serving.jobs import Job
+from partsong.serving.server import PictureModel, Server
+from partsong.serving.waiting import completed, event, events_while_there, failure
+
+__all__ = ["ImageRequest", "read_size", "router"]
+
+router = APIRouter(prefix="/v1/images")
+
+_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
+
+
+class ImageRequest(BaseModel):
+    """Says which pictures to make, by the names of the OpenAI API and some of diffusers.
+
+    Fields of the OpenAI API that cannot be honoured are taken at their neutral value and refused at any other.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str
+    model: str | None = None
+    n: int = 1
+    size: str | None = None
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] = 100
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] = 0
+    quality: Literal["auto", "standard"] = "auto"
+    background: Literal["auto", "opaque"] = "auto"
+    moderation: Literal["auto", "low"] = "auto"
+    input_fidelity: Literal["low", "high"] | None = None
+    user: str | None = None
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
+    negative_prompt: str | None = None
+    strength: Annotated[float, Field(gt=0, le=1)] | None = None
+    strategy: str | None = None
+    lora: str | None = None
+    deadline: Annotated[float, Field(gt=0)] | None = None  # seconds from now
+
+
+@router.post("/generations")
+async def generations(body: ImageRequest, request: Request) -> Any:
+    """Makes pictures of a prompt."""
+    server: Server = request.app.state.server
+    model = server.model(body.model, "image")
+    return await _answer(server, model, body, request, "image_generation", {})
+
+
+@router.post("/edits")
+async def edits(request: Request) -> Any:
+    """Makes pictures of a prompt and a picture, and of a mask where the pipeline takes one."""
+    server: Server = request.app.state.server
+    form = await request.form(max_files=4, max_fields=64)
+    files = {name: value for name, value in form.multi_items() if isinstance(value, UploadFile)}
+    fields = {name: value for name, value in form.multi_items() if not isinstance(value, UploadFile)}
+    try:
+        body = ImageRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_value") from None
+    unknown = set(files) - {"image", "image[]", "mask"}
+    picture = files.get("image") or files.get("image[]")
+    if picture is None or unknown:
+        raise ApiError(400, "send one file as image, and perhaps one as mask", param="image")
+    model = server.model(body.model, "image")
+    facts = server.facts(model)
+    if not facts.takes_picture:
+        raise ApiError(400, f"{model.name} makes pictures of text alone", param="image", code="no_picture")
+    if "mask" in files and not facts.takes_mask:
+        raise ApiError(400, f"{model.name} takes no mask", param="mask", code="no_mask")
+    kept = {"picture": await _keep(server, picture, "image")}
+    if "mask" in files:
+        kept["mask"] = await _keep(server, files["mask"], "mask")
+    return await _answer(server, model, body, request, "image_edit", kept)
+
+
+async def _answer(
+    server: Server, model: PictureModel, body: ImageRequest, request: Request, kind: str, kept: dict[str, str]
+) -> Any:
+    width, height = read_size(body.size)
+    server.limits.check(prompt=body.prompt, num=body.n, width=width, height=height, steps=body.num_inference_steps)
+    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strength", "strategy", "lora")
+    asked = {name: value for name in names if (value := getattr(body, name)) is not None}
+    asked |= {"prompt": body.prompt, "n": body.n, **kept}
+    if width is not None:
+        asked |= {"width": width, "height": height}
+    deadline = None if body.deadline is None else time.time() + body.deadline
+    previews = body.partial_images if body.stream else 0
+    job = await server.submit(model, asked, previews=previews, deadline=deadline)
+    if body.stream:
+        return StreamingResponse(_stream(server, job, body, kind), media_type="text/event-stream")
+    job = await completed(server, job, request)
+    return {
+        "created": int(job.created_at),
+        "data": [_datum(server, name, body, request) for name in job.files],
+        "background": "opaque",
+        "output_format": body.output_format,
+        "quality": body.quality,
+        "size": job.as_json()["size"] or _size_of(server, job),
+        "partsong": job.as_json(),
+    }
+
+
+async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> AsyncIterator[str]:
+    """Yields previews as they come, then the pictures."""
+    common = {"created_at": int(job.created_at), "quality": body.quality, "background": "opaque"}
+    index = 0
+    async for shown in events_while_there(server, job):
+        if shown is None:
+            yield ": waiting\n\n"
+            continue
+        for picture in shown[1][:1]:
+            data = {"type": f"{kind}.partial_image", "partial_image_index": index, "step": shown[0], **common}
+            data |= {
+                "b64_json": base64.b64encode(picture).decode(),
+                "output_format": "png",
+                "size": body.size or "auto",
+            }
+            yield event(f"{kind}.partial_image", json.dumps(data))
+            index += 1
+    if job.status != "completed":
+        yield event("error", json.dumps(failure(job).as_json()))
+        return
+    for name in job.files:
+        data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}
+        data |= {"b64_json": _encoded(server, name, body), "size": _size_of(server, job), "partsong": job.as_json()}
+        yield event(f"{kind}.completed", json.dumps(data))
+
+
+def read_size(text: str | None) -> tuple[int | None, int | None]:
+    """Reads ``WxH``; None for both where the model shall choose.
+
+    Raises:
+        ApiError: it is something else.
+    """
+    if text in (None, "auto"):
+        return None, None
+    width, _, height = str(text).partition("x")
+    if not (width.isdigit() and height.isdigit() and 0 < len(width) < 6 and 0 < len(height) < 6):
+        raise ApiError(400, f"size {text!r}: write WIDTHxHEIGHT in pixels, such as 512x512", param="size")
+    return int(width), int(height)
+
+
+def _datum(server: Server, name: str, body: ImageRequest, request: Request) -> dict[str, Any]:
+    if body.response_format == "url":
+        return {"url": str(request.url_for("file", name=name)), "revised_prompt": None}
+    return {"b64_json": _encoded(server, name, body), "revised_prompt": None}
+
+
+def _encoded(server: Server, name: str, body: ImageRequest) -> str:
+    data = server.file(name).read_bytes()
+    if body.output_format != "png":
+        buffer = io.BytesIO()
+        with Image.open(io.BytesIO(data)) as picture:
+            picture.convert("RGB").save(buffer, _FORMATS[body.output_format], quality=body.output_compression)
+        data = buffer.getvalue()
+    return base64.b64encode(data).decode()
+
+
+def _size_of(server: Server, job: Job) -> str:
+    with Image.open(server.file(job.files[0])) as picture:
+        return f"{picture.width}x{picture.height}"
+
+
+async def _keep(server: Server, upload: UploadFile, what: str) -> str:
+    """Writes a picture that a client has sent, as a plain PNG file; returns its name."""
+    name = f"sent_{secrets.token_hex(12)}.png"
+    try:
+        with Image.open(io.BytesIO(await upload.read())) as picture:
+            if picture.width * picture.height > server.limits.pixels:
+                raise ApiError(400, f"{what} has more than {server.limits.pixels} pixels", param=what)
+            picture.convert("RGBA" if what == "mask" else "RGB").save(server.file(name), "PNG")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        raise ApiError(400, f"{what} is no picture that can be read; send PNG, JPEG or WebP", param=what) from None
+    return name

@@ -1,0 +1,246 @@
+"""Answers for jobs of any kind, their files, the models, and how the server is."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from partsong.serving.errors import ApiError
+from partsong.serving.jobs import Job
+from partsong.serving.server import SERIAL, Server
+from partsong.serving.twins import difference_map
+from partsong.serving.waiting import event
+
+__all__ = ["JobRequest", "page_of", "router"]
+
+router = APIRouter()
+
+#: Names of files that the server makes itself; nothing else is looked for.
+_FILE = re.compile(r"(image|video)_[0-9a-f]{24}(-\d+)?\.(png|mp4)")
+#: Previews of a job that somebody may watch.
+_PREVIEWS = 6
+
+
+class JobRequest(BaseModel):
+    """Says what to make, without waiting for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["image", "video"]
+    prompt: str
+    model: str | None = None
+    n: int = 1
+    size: str | None = None
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
+    negative_prompt: str | None = None
+    strategy: str | None = None
+    lora: str | None = None
+    num_frames: int | None = None
+    fps: Annotated[float, Field(gt=0, le=240)] | None = None
+
+
+@router.post("/v1/jobs", status_code=202)
+async def create(body: JobRequest, request: Request) -> dict[str, Any]:
+    """Begins a job."""
+    from partsong.serving.images_api import read_size
+
+    server: Server = request.app.state.server
+    model = server.model(body.model, body.kind)
+    width, height = read_size(body.size)
+    server.limits.check(
+        prompt=body.prompt,
+        num=body.n,
+        width=width,
+        height=height,
+        steps=body.num_inference_steps,
+        frames=body.num_frames,
+    )
+    asked = {
+        name: value for name, value in body.model_dump(exclude={"kind", "model", "size"}).items() if value is not None
+    }
+    if width is not None:
+        asked |= {"width": width, "height": height}
+    return _shown(server, await server.submit(model, asked, previews=_PREVIEWS))
+
+
+@router.get("/v1/jobs")
+async def every(
+    request: Request, after: str | None = None, limit: int = 20, status: str | None = None
+) -> dict[str, Any]:
+    """Lists jobs, the newest first."""
+    server: Server = request.app.state.server
+    jobs = [job for job in reversed(server.jobs.values()) if status in (None, job.status)]
+    shown, has_more = page_of(jobs, after, limit)
+    return {"object": "list", "data": [_shown(server, job) for job in shown], "has_more": has_more}
+
+
+@router.get("/v1/jobs/{name}")
+async def one(name: str, request: Request) -> dict[str, Any]:
+    """Says where a job stands."""
+    server: Server = request.app.state.server
+    return _shown(server, _job(server, name))
+
+
+@router.post("/v1/jobs/{name}/cancel")
+@router.delete("/v1/jobs/{name}")
+async def cancel(name: str, request: Request) -> dict[str, Any]:
+    """Drops a job wherever it stands."""
+    server: Server = request.app.state.server
+    job = _job(server, name)
+    server.cancel(job)
+    async for _ in server.watchers.changes(job, 1.0):
+        pass
+    return _shown(server, job)
+
+
+@router.get("/v1/jobs/{name}/events")
+async def events(name: str, request: Request) -> StreamingResponse:
+    """Tells of each change of a job until it has ended; whoever stops listening does not stop the job."""
+    server: Server = request.app.state.server
+    return StreamingResponse(_events(server, _job(server, name)), media_type="text/event-stream")
+
+
+@router.post("/v1/jobs/{name}/twin", status_code=202)
+async def twin(name: str, request: Request) -> dict[str, Any]:
+    """Begins the serial twin of a job: the same call on one rank, with nothing attached."""
+    server: Server = request.app.state.server
+    job = _job(server, name)
+    if job.kind == "chat" or job.twin_of is not None:
+        raise ApiError(400, "only a picture or a video has a serial twin")
+    if job.twin in server.jobs:
+        return _shown(server, server.jobs[job.twin])
+    model = server.model(job.model, job.kind)
+    made = await server.submit(model, {**job.request, "strategy": SERIAL}, twin_of=job.id, previews=_PREVIEWS)
+    job.twin = made.id
+    server.save(job)
+    return _shown(server, made)
+
+
+@router.get("/v1/jobs/{name}/difference")
+async def difference(name: str, request: Request, index: int = 0) -> Response:
+    """Returns where a picture differs from its serial twin: black where equal, white where most."""
+    server: Server = request.app.state.server
+    job = _job(server, name)
+    other = server.jobs.get(job.twin or job.twin_of or "")
+    if other is None or {job.status, other.status} != {"completed"} or job.kind != "image":
+        raise ApiError(409, f"job {name} and its serial twin are not both completed pictures", code="no_twin")
+    if not 0 <= index < len(job.files):
+        raise ApiError(400, f"index={index}; the job has {len(job.files)} pictures", param="index")
+    pair = server.file(job.files[index]), server.file(other.files[index])
+    drawn, largest = await asyncio.to_thread(difference_map, *pair)
+    return Response(drawn, media_type="image/png", headers={"X-Max-Abs-Diff": f"{largest:.6g}"})
+
+
+@router.get("/v1/files/{name}", name="file")
+async def file(name: str, request: Request) -> Response:
+    """Returns a picture, or a video as far as it is there and then as it grows."""
+    from partsong.serving.videos_api import growing_file
+
+    server: Server = request.app.state.server
+    path = server.file(name)
+    job = server.jobs.get(path.stem)
+    if _FILE.fullmatch(name) is None or not (path.is_file() or job is not None):
+        raise ApiError(404, f"there is no file {name!r}; files are removed after a time", code="not_found")
+    if path.suffix == ".mp4" and job is not None and not job.has_ended:
+        return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
+    if not path.is_file():
+        raise ApiError(404, f"there is no file {name!r} yet", code="not_found")
+    return FileResponse(path)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """Lists what is served."""
+    server: Server = request.app.state.server
+    return {"object": "list", "data": server.model_rows()}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """Describes one model."""
+    server: Server = request.app.state.server
+    for row in server.model_rows():
+        if row["id"] == name:
+            return row
+    raise ApiError(404, f"no model {name!r} is served here", param="model", code="model_not_found")
+
+
+@router.get("/v1/support")
+async def support() -> dict[str, Any]:
+    """Says which strategy works on which architecture."""
+    from partsong.samplers.support import support_rows
+
+    return {"rows": await asyncio.to_thread(support_rows)}
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Says that the server lives."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Says whether all ranks have answered lately."""
+    server: Server = request.app.state.server
+    missing = server.missing
+    return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Returns the counters as Prometheus reads them."""
+    server: Server = request.app.state.server
+    return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def page_of(jobs: Sequence[Job], after: str | None, limit: int) -> tuple[Sequence[Job], bool]:
+    """Returns some jobs that follow a named one, and whether more follow.
+
+    Raises:
+        ApiError: the limit is out of range, or the named one is not there.
+    """
+    if not 1 <= limit <= 100:
+        raise ApiError(400, f"limit={limit}; use a number from 1 to 100", param="limit")
+    start = 0
+    if after is not None:
+        places = [place for place, job in enumerate(jobs) if job.id == after]
+        if not places:
+            raise ApiError(404, f"there is no job {after!r}", param="after", code="not_found")
+        start = places[0] + 1
+    return jobs[start : start + limit], len(jobs) > start + limit
+
+
+async def _events(server: Server, job: Job) -> AsyncIterator[str]:
+    shown = 0
+    yield event("job", json.dumps(_shown(server, job)))
+    async for changed in server.watchers.changes(job, 5.0):
+        step, pictures = server.watchers.preview(job.id)
+        if step > shown:
+            shown = step
+            for index, picture in enumerate(pictures):
+                data = {"b64_json": base64.b64encode(picture).decode(), "step": step, "index": index}
+                yield event("preview", json.dumps(data))
+        yield event("job", json.dumps(_shown(server, job))) if changed else ": waiting\n\n"
+    yield event("job", json.dumps(_shown(server, job)))
+
+
+def _shown(server: Server, job: Job) -> dict[str, Any]:
+    return job.as_json(server.position(job))
+
+
+def _job(server: Server, name: str) -> Job:
+    job = server.jobs.get(name)
+    if job is None:
+        raise ApiError(404, f"there is no job {name!r}; jobs are forgotten after a time", code="not_found")
+    return job

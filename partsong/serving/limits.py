@@ -1,0 +1,65 @@
+"""Holds what one request may ask for, and what a server holds at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partsong.serving.errors import ApiError
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Says how much one request may ask for.
+
+    Attributes:
+        pixels: of one picture.
+        frames: of one video.
+        steps: of one job.
+        num: pictures of one request.
+        prompt: characters of a prompt.
+        body: bytes of a request.
+        body_seconds: how long a request may take to arrive.
+        waiting: jobs of one model that wait; more are refused until some are done.
+        kept_seconds: how long the files of a job are kept.
+    """
+
+    pixels: int = 4096 * 4096
+    frames: int = 1000
+    steps: int = 200
+    num: int = 10
+    prompt: int = 10_000
+    body: int = 50_000_000
+    body_seconds: float = 30.0
+    waiting: int = 64
+    kept_seconds: float = 24 * 3600.0
+
+    def check(
+        self,
+        *,
+        prompt: str,
+        num: int = 1,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int | None = None,
+        frames: int | None = None,
+    ) -> None:
+        """Refuses a request that asks for more.
+
+        Raises:
+            ApiError: names the field, what was asked, and the most that is allowed.
+        """
+        if not prompt.strip():
+            raise ApiError(400, "the prompt is empty; say what to draw", param="prompt")
+        if len(prompt) > self.prompt:
+            raise ApiError(400, f"the prompt has {len(prompt)} characters; use at most {self.prompt}", param="prompt")
+        for name, value, most in (
+            ("n", num, self.num),
+            ("num_inference_steps", steps, self.steps),
+            ("num_frames", frames, self.frames),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise ApiError(400, f"{name}={value}; use a number from 1 to {most}", param=name)
+        if width is not None and height is not None and not 0 < width * height <= self.pixels:
+            raise ApiError(400, f"size {width}x{height} has more than {self.pixels} pixels", param="size")

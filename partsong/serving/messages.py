@@ -1,0 +1,211 @@
+"""Names what a server's parent process and the first rank of a group tell each other, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partsong.errors import PartsongError
+
+__all__ = [
+    "Cancel",
+    "Cancelled",
+    "Check",
+    "Checked",
+    "Failed",
+    "Finished",
+    "FromRanks",
+    "Pulse",
+    "Ready",
+    "Spent",
+    "Started",
+    "Stepped",
+    "Stop",
+    "Submit",
+    "ToRanks",
+    "Work",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Says what a group shall sample.
+
+    Attributes:
+        id: name of the job.
+        prompt: what to sample.
+        arguments: further arguments of the pipeline's call.
+        num: how many pictures of the prompt; 1 for a video.
+        seed: of the noise; picture i draws from the seed and i, as ``partsong image`` does.
+        strategies: as on the command line; empty for the serial twin, which the first rank makes alone.
+        lora: an adapter by the name it is known by; None for none.
+        out: files to write, one per picture, or one for the video.
+        picture: the file of a picture to begin with, for pipelines that take one; None for text alone.
+        mask: the file of its mask; None for none.
+        num_frames: frames of a video to deliver; None takes the pipeline's own number, and for pictures.
+        fps: frames per second of a video.
+        deadline: when it should be done, in seconds of `time.time`; None for no hurry.
+        previews: how many unfinished pictures to show on the way.
+    """
+
+    id: str
+    prompt: str
+    arguments: Mapping[str, Any]
+    num: int = 1
+    seed: int = 0
+    strategies: tuple[str, ...] = ()
+    lora: str | None = None
+    out: tuple[Path, ...]
+    picture: Path | None = None
+    mask: Path | None = None
+    num_frames: int | None = None
+    fps: float = 16.0
+    deadline: float | None = None
+    previews: int = 0
+
+    @property
+    def setting(self) -> tuple[tuple[str, ...], str | None]:
+        """Returns what the model has to be set to for it: jobs of one setting can take turns."""
+        return self.strategies, self.lora
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Asks for a job."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Asks whether a job could be carried out; the answer is a `Checked`."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Asks to drop a job wherever it stands."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Asks the group to end once no call of the model is at work."""
+
+
+ToRanks = Submit | Check | Cancel | Stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Says that all ranks hold the model.
+
+    Attributes:
+        strategies: what the ranks can run the model with, as written on a command line.
+        defaults: arguments of a call that a client need not give.
+        kind: what the model makes, ``image`` or ``video``.
+        takes_picture: whether a call can begin with a picture.
+        takes_mask: whether it can have a mask as well.
+    """
+
+    strategies: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    kind: str
+    takes_picture: bool = False
+    takes_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Says that all ranks have answered just now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """Answers a `Check`.
+
+    Attributes:
+        id: of the job.
+        kind: ``exact``, ``bounded`` or ``approximate``.
+        error: why it cannot be carried out; None where it can.
+    """
+
+    id: str
+    kind: str = "exact"
+    error: PartsongError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Says that a job is at work."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Counts what one rank spent on a job so far.
+
+    Attributes:
+        bytes_sent: to other ranks.
+        seconds_waiting: for messages of others.
+    """
+
+    bytes_sent: int = 0
+    seconds_waiting: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stepped:
+    """Says that a job has made a step.
+
+    Attributes:
+        id: of the job.
+        step: steps made.
+        steps: steps in all; 0 where nobody knows.
+        spent: by rank.
+        previews: PNG files of what the pictures look like by now; empty where none was made.
+    """
+
+    id: str
+    step: int
+    steps: int
+    spent: tuple[Spent, ...] = ()
+    previews: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """Says that a job is done and its files are written.
+
+    Attributes:
+        id: of the job.
+        spent: by rank.
+        seconds: wall time from its first step to its files.
+    """
+
+    id: str
+    spent: tuple[Spent, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Says that a job was dropped."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Says that a job ended in an error of its own, which all ranks met alike."""
+
+    id: str
+    error: PartsongError
+
+
+FromRanks = Ready | Pulse | Checked | Started | Stepped | Finished | Cancelled | Failed

@@ -1,0 +1,33 @@
+"""Counts what a server does, in the form that Prometheus reads."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class Metrics:
+    """Holds the counters of one server; labels are the model and the strategy and nothing that a client writes."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        model, both = ("model",), ("model", "strategy")
+        self.running = Gauge("partsong_requests_running", "Jobs at work", model, registry=registry)
+        self.waiting = Gauge("partsong_requests_waiting", "Jobs that wait for their turn", model, registry=registry)
+        self.seconds = Histogram(
+            "partsong_request_seconds", "From request to result", both, buckets=_SECONDS, registry=registry
+        )
+        self.queued = Histogram(
+            "partsong_queue_seconds", "From request to its first step", model, buckets=_SECONDS, registry=registry
+        )
+        self.steps = Counter("partsong_steps", "Denoising steps made", both, registry=registry)
+        self.bytes_sent = Counter("partsong_bytes_sent", "Bytes between ranks", both, registry=registry)
+        self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
+        self.restarts = Counter("partsong_restarts", "Starts of a group after its first", model, registry=registry)
+
+    def text(self) -> bytes:
+        """Returns all of it as Prometheus reads it."""
+        return generate_latest(self._registry)

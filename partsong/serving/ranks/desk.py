@@ -1,0 +1,121 @@
+"""Decides on a group's first rank what all of its ranks do next."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from partsong.serving.messages import Cancel, Stop, Submit, Work
+from partsong.serving.ranks.orders import Orders
+from partsong.serving.turns import Standing, charge, choose, entry_time
+
+__all__ = ["Desk"]
+
+#: Seconds that a job of another setting waits at most before no more jobs of the setting at work are let in.
+_PATIENCE = 5.0
+
+_Setting = tuple[tuple[str, ...], str | None]
+
+
+class Desk:
+    """Keeps the jobs of a group in order.
+
+    Jobs whose strategies keep nothing between steps take turns, as many at once as fit, all under one setting of the
+    model. Any other job runs whole, alone. When the jobs at work are done the oldest job in the queue says what the
+    model is set to next.
+
+    Args:
+        can_join: says whether jobs of some strategies can take turns.
+        max_rows: most samples in one call of the model.
+        max_active: most jobs that take turns.
+
+    Attributes:
+        waiting: jobs that have not begun, the oldest first.
+        standings: of the jobs that take turns.
+    """
+
+    def __init__(self, can_join: Callable[[tuple[str, ...]], bool], *, max_rows: int, max_active: int) -> None:
+        self.waiting: list[Work] = []
+        self.standings: dict[str, Standing] = {}
+        self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
+        self._setting: _Setting | None = None
+        self._arrivals = itertools.count()
+        self._since: dict[str, tuple[int, float]] = {}
+        self._known: set[str] = set()
+        self._dropped: list[str] = []
+        self._ends = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Says whether there is nothing to do."""
+        return not (self.waiting or self.standings or self._dropped or self._ends)
+
+    def take(self, message: Submit | Cancel | Stop) -> str | None:
+        """Notes what the server asks for; returns the name of a job that was dropped before it began."""
+        if isinstance(message, Stop):
+            self._ends = True
+        elif isinstance(message, Submit):
+            if message.work.id not in self._known:  # a server sends again what it does not know to have arrived
+                self._known.add(message.work.id)
+                self.waiting.append(message.work)
+                self._since[message.work.id] = next(self._arrivals), time.monotonic()
+        elif message.id in self.standings:
+            self._dropped.append(message.id)
+        elif any(work.id == message.id for work in self.waiting):
+            self.waiting = [work for work in self.waiting if work.id != message.id]
+            self._since.pop(message.id)
+            return message.id
+        return None
+
+    def orders(self) -> Orders:
+        """Returns what the ranks do next, and takes it as done."""
+        if self._ends:
+            return Orders(ends=True)
+        dropped, self._dropped = tuple(self._dropped), []
+        for name in dropped:
+            self.forget(name)
+        if not self.standings and self.waiting and not self._can_join(self.waiting[0].strategies):
+            work = self.waiting.pop(0)
+            self._since.pop(work.id)
+            self._setting = None
+            return Orders(dropped=dropped, whole=work)
+        setting, begun = self._admit()
+        chosen = choose([each for each in self.standings.values() if each.shape], max_rows=self._max_rows, now=_now())
+        return Orders(dropped=dropped, setting=setting, begun=begun, steps=tuple(chosen))
+
+    def forget(self, name: str) -> None:
+        """Takes a job that has ended off the list."""
+        self.standings.pop(name, None)
+
+    def unset(self) -> None:
+        """Notes that the model has to be set anew."""
+        self._setting = None
+
+    def charge(self, names: tuple[str, ...], seconds: float) -> None:
+        """Notes that some jobs shared a step."""
+        charge([self.standings[name] for name in names if name in self.standings], seconds)
+
+    def _admit(self) -> tuple[_Setting | None, tuple[Work, ...]]:
+        """Lets jobs in; returns the setting if it changes, and the jobs."""
+        changed = None
+        if not self.standings and self.waiting and self.waiting[0].setting != self._setting:
+            changed = self._setting = self.waiting[0].setting
+        begun: list[Work] = []
+        for work in list(self.waiting):
+            if len(self.standings) >= self._max_active:
+                break
+            if work.setting != self._setting:
+                if time.monotonic() - self._since[work.id][1] > _PATIENCE:
+                    break  # it has waited long enough; nobody else gets in before it
+                continue
+            arrived, _ = self._since.pop(work.id)
+            used = entry_time(list(self.standings.values()))
+            self.standings[work.id] = Standing(work.id, arrived, deadline=work.deadline, used=used)
+            self.waiting.remove(work)
+            begun.append(work)
+        return changed, tuple(begun)
+
+
+def _now() -> float:
+    return time.time()

@@ -1,0 +1,157 @@
+"""Carries out on one rank what the first rank of a group has decided."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from partsong.errors import PartsongError
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh
+from partsong.serving.messages import Spent, Work
+from partsong.serving.ranks.orders import Orders, compare_ranks
+from partsong.serving.ranks.paused_job import PausedJob
+from partsong.serving.ranks.served_model import ServedModel
+from partsong.serving.ranks.whole_job import WholeJob
+
+__all__ = ["Floor", "Outcome"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Says what became of orders.
+
+    Attributes:
+        stepped: jobs that have made a step and go on.
+        done: jobs that have come to their end.
+        failed: jobs that ended in an error, with it.
+        dropped: jobs that were dropped.
+        spent: by rank.
+        seconds: how long the ranks took.
+    """
+
+    stepped: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, PartsongError] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    spent: tuple[Spent, ...] = ()
+    seconds: float = 0.0
+
+    def number(self) -> float:
+        """Returns a number that tells one outcome from another."""
+        text = repr((sorted(self.stepped), sorted(self.done), sorted(self.failed), sorted(self.dropped)))
+        return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
+
+
+class Floor:
+    """Holds the jobs at work on one rank.
+
+    Args:
+        model: what runs them.
+        mesh: all ranks.
+
+    Attributes:
+        jobs: by name. Those of the serial twin are on the first rank alone.
+    """
+
+    def __init__(self, model: ServedModel, mesh: Mesh) -> None:
+        self.jobs: dict[str, PausedJob] = {}
+        self._model, self._mesh, self._everyone = model, mesh, mesh.axis("data")
+
+    def carry_out(self, orders: Orders, report: Callable[[Work, int, int], bool]) -> Outcome:
+        """Does what was decided.
+
+        Args:
+            orders: the same on every rank.
+            report: takes a job that runs whole, its steps made and in all; says on the first rank whether to drop it.
+
+        Raises:
+            RankError: the ranks came to different ends.
+            Exception: the model failed in the middle of a call, from which only a new start helps.
+        """
+        outcome, begin = Outcome(), time.perf_counter()
+        with Ledger(flops=False) as record:
+            for name in orders.dropped:
+                self._end(name)
+                outcome.dropped.append(name)
+            self._set(orders, outcome)
+            for work in orders.begun:
+                if work.id not in outcome.failed and self._takes_part(work):
+                    self._begin(work, outcome)
+            if orders.whole is not None:
+                WholeJob(self._model, self._mesh, orders.whole, report).run(outcome)
+            here = [self.jobs[name] for name in orders.steps if name in self.jobs]
+            if here:
+                self._step(here, outcome)
+            amounts = record.summary()
+        spent = Spent(int(amounts["bytes_sent"]), amounts["seconds_waiting"])
+        alone = not self._model.setting[0] and orders.whole is None
+        outcome.spent = compare_ranks(self._everyone, 0.0 if alone else outcome.number(), spent)
+        outcome.seconds = time.perf_counter() - begin
+        return outcome
+
+    def close(self) -> None:
+        """Ends every job where it stands."""
+        for name in list(self.jobs):
+            self._end(name)
+
+    def _takes_part(self, work: Work) -> bool:
+        return bool(work.strategies) or self._mesh.is_main
+
+    def _set(self, orders: Orders, outcome: Outcome) -> None:
+        if orders.setting is None:
+            return
+        try:
+            self._model.switch(orders.setting)
+        except PartsongError as error:
+            outcome.failed |= {work.id: error for work in orders.begun}
+
+    def _begin(self, work: Work, outcome: Outcome) -> None:
+        try:
+            job = self.jobs[work.id] = PausedJob(self._model, work, decodes=self._mesh.is_main)
+            job.begin()
+            if job.is_done:
+                self._end(work.id)
+                outcome.done.append(work.id)
+        except PartsongError as error:
+            self._end(work.id)
+            outcome.failed[work.id] = error
+
+    def _step(self, jobs: list[PausedJob], outcome: Outcome) -> None:
+        """Makes one call of the denoiser for all of the jobs, and lets each go on to its next."""
+        joined, nums = self._model.joined, [job.work.num for job in jobs]
+        named = joined.join([job.arguments for job in jobs], nums) if len(jobs) > 1 else jobs[0].arguments
+        try:
+            with torch.no_grad():
+                output = self._model.denoiser(**named)
+        except PartsongError as error:  # refused on all ranks alike
+            for job in jobs:
+                self._end(job.work.id)
+                outcome.failed[job.work.id] = error
+            return
+        for index, job in enumerate(jobs):
+            part = output if len(jobs) == 1 else joined.part(output, nums, index)
+            self._go_on(job, part, outcome)
+
+    def _go_on(self, job: PausedJob, output: Any, outcome: Outcome) -> None:
+        try:
+            has_stepped = job.answer(output)
+        except PartsongError as error:
+            self._end(job.work.id)
+            outcome.failed[job.work.id] = error
+            return
+        if job.is_done:
+            self._end(job.work.id)
+            outcome.done.append(job.work.id)
+        elif has_stepped:
+            outcome.stepped.append(job.work.id)
+
+    def _end(self, name: str) -> None:
+        job = self.jobs.pop(name, None)
+        if job is not None:
+            job.close()

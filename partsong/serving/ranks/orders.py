@@ -1,0 +1,101 @@
+"""Tells all ranks of a group what the first one has decided, and checks that they carry it out alike."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partsong.errors import RankError
+from partsong.parallel.ranks.collectives import agree, broadcast
+from partsong.parallel.ranks.mesh import Axis
+from partsong.serving.messages import Spent, Work
+
+__all__ = ["Orders", "compare_ranks", "share_orders", "share_switch"]
+
+#: Bytes that the first message holds; longer orders need a second one.
+_SHORT = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """Says what every rank does next.
+
+    Attributes:
+        dropped: jobs to drop.
+        setting: what the model is set to from here on; None leaves it as it is.
+        begun: jobs to begin.
+        steps: jobs that make a step together.
+        whole: a job that runs to its end in the pipeline's own loop; None for none.
+        ends: whether the ranks end.
+    """
+
+    dropped: tuple[str, ...] = ()
+    setting: tuple[tuple[str, ...], str | None] | None = None
+    begun: tuple[Work, ...] = ()
+    steps: tuple[str, ...] = ()
+    whole: Work | None = None
+    ends: bool = False
+
+
+def share_orders(axis: Axis, orders: Orders | None) -> Orders:
+    """Gives every rank the first one's orders; the others give None."""
+    if axis.size == 1:
+        assert orders is not None
+        return orders
+    body = b"" if orders is None else pickle.dumps(orders)
+    first = torch.zeros(8 + _SHORT, dtype=torch.uint8)
+    if orders is not None:
+        first[:8] = _bytes(len(body).to_bytes(8, "little"))
+        first[8 : 8 + len(body)] = _bytes(body[:_SHORT])
+    first = _broadcast(axis, first)
+    length = int.from_bytes(first[:8].numpy().tobytes(), "little")
+    taken = first[8 : 8 + length]
+    if length > _SHORT:
+        rest = torch.zeros(length - _SHORT, dtype=torch.uint8)
+        if orders is not None:
+            rest[:] = _bytes(body[_SHORT:])
+        taken = torch.cat([taken, _broadcast(axis, rest)])
+    return orders if orders is not None else pickle.loads(taken.numpy().tobytes())  # made by our own first rank
+
+
+def share_switch(axis: Axis, is_on: bool) -> bool:
+    """Gives every rank the first one's switch."""
+    return bool(_broadcast(axis, torch.tensor([is_on], dtype=torch.uint8)).item())
+
+
+def compare_ranks(axis: Axis, outcome: float, spent: Spent) -> tuple[Spent, ...]:
+    """Checks that a number that tells the outcome of a step is the same on all ranks.
+
+    Args:
+        axis: all ranks.
+        outcome: tells what became of the jobs on this rank.
+        spent: what this rank spent on the step.
+
+    Returns:
+        What each rank spent.
+
+    Raises:
+        RankError: the outcomes differ; names the rank.
+    """
+    table = agree(axis, [outcome, spent.bytes_sent, spent.seconds_waiting], name="comparison of a step's outcome")
+    for place, row in enumerate(table):
+        if row[0] != table[0][0]:
+            rank = axis.ranks[place]
+            raise RankError(f"rank {rank} came to another end of a step than rank {axis.ranks[0]}", rank)
+    return tuple(Spent(int(row[1]), row[2]) for row in table)
+
+
+def _bytes(data: bytes) -> Any:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+
+
+def _broadcast(axis: Axis, tensor: torch.Tensor) -> torch.Tensor:
+    if axis.size == 1:
+        return tensor
+    is_nccl = dist.get_backend(axis.group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+    return broadcast(axis, tensor.to(device), name="orders of the first rank").cpu()

@@ -1,0 +1,205 @@
+"""Holds a group's pipeline on one rank, and the plan that it runs under at the moment."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from partsong import zoo
+from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.jobs.pipelines import RANK_TIMEOUT, pipeline_class, read_pipeline, usual_dtype
+from partsong.model_folders import DENOISERS
+from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.parallel.adapters import adapter_for
+from partsong.parallel.strategy import combined_kind, refuse
+from partsong.samplers.generate import check_arguments, check_prompt
+from partsong.samplers.registry import parse_strategy, strategies
+from partsong.seeds import generators
+from partsong.serving.messages import Checked, Ready, Work
+from partsong.serving.ranks.joined_calls import JoinedCalls
+from partsong.serving.ranks.settings import GroupSettings
+
+#: What a model is set to: strategies, and the name of an adapter or None.
+Setting = tuple[tuple[str, ...], str | None]
+
+__all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "description"]
+
+
+class ServedModel:
+    """Runs one pipeline under one plan at a time.
+
+    Calls that take turns run the pipeline's own loop on every rank and share the denoiser's calls, so the plan is on
+    the denoiser alone. A job that runs whole has a plan on the pipeline.
+
+    Args:
+        settings: what to serve.
+        mesh: all ranks, which is closed last.
+
+    Attributes:
+        pipe: the pipeline.
+        denoiser: its transformer or UNet; of several, the first.
+        part: the name of that component.
+        joined: joins calls of the denoiser.
+        setting: the strategies that the denoiser runs under, and the adapter that is switched on.
+        makes_videos: whether it makes videos.
+        tells_steps: whether the pipeline's call tells of its steps.
+        sample: the denoiser's argument with the latents.
+        defaults: arguments of a call that a client need not give.
+    """
+
+    def __init__(self, settings: GroupSettings, mesh: Mesh) -> None:
+        dtype = settings.dtype or usual_dtype(settings.folder, mesh.device)
+        pipe = zoo.complete(settings.zoo_name, read_pipeline(settings.folder, settings.pipeline, dtype))
+        self.pipe = pipe.to(mesh.device)
+        self.pipe.set_progress_bar_config(disable=True)
+        for name, path in settings.loras.items():
+            self.pipe.load_lora_weights(str(path), adapter_name=name)
+        if settings.loras:
+            self.pipe.disable_lora()
+        self.part = next(name for name in DENOISERS if isinstance(getattr(pipe, name, None), nn.Module))
+        self.denoiser: nn.Module = getattr(pipe, self.part)
+        self.joined = JoinedCalls(adapter_for(self.denoiser))
+        known = inspect.signature(type(pipe).__call__).parameters
+        self.makes_videos, self.tells_steps = "num_frames" in known, "callback_on_step_end" in known
+        self.sample, self.defaults = adapter_for(self.denoiser).sample, dict(settings.defaults)
+        self.setting: Setting = ((), None)
+        self._mesh, self._meshes = mesh, {tuple(mesh.degrees.items()): mesh}
+        self._plan: Plan | None = None
+
+    def switch(self, setting: Setting) -> None:
+        """Puts the strategies of a setting on the denoiser and switches its adapter on.
+
+        Raises:
+            PartsongError: as for `parallelize`; nothing is attached then.
+        """
+        self._take_off()
+        names, lora = setting
+        self._switch_lora(lora)
+        if names and self._mesh.world_size > 1:
+            self._plan = parallelize(self.denoiser, *map(parse_strategy, names), mesh=self._mesh_for(names))
+        self.setting = setting
+
+    def whole_plan(self, setting: Setting) -> Plan:
+        """Returns a plan on the pipeline, for one job."""
+        self._take_off()
+        names, lora = setting
+        self._switch_lora(lora)
+        self.setting = ((), lora)
+        return parallelize(self.pipe, *map(parse_strategy, names), mesh=self._mesh_for(names))
+
+    def _switch_lora(self, name: str | None) -> None:
+        if name == self.setting[1]:
+            return
+        if name is None:
+            self.pipe.disable_lora()
+        else:
+            self.pipe.enable_lora()
+            self.pipe.set_adapters(name)
+
+    def _take_off(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.undo()
+
+    def _mesh_for(self, names: tuple[str, ...]) -> Mesh:
+        degrees = mesh_for([parse_strategy(name) for name in names], self._mesh.world_size)
+        key = tuple(degrees.items())
+        if key not in self._meshes:
+            self._meshes[key] = Mesh(**degrees, timeout=RANK_TIMEOUT)
+        return self._meshes[key]
+
+    def close(self) -> None:
+        """Takes everything off and closes all meshes but the first."""
+        self._take_off()
+        for mesh in self._meshes.values():
+            if mesh is not self._mesh:
+                mesh.close()
+
+
+def call_arguments(model: ServedModel, work: Work) -> dict[str, Any]:
+    """Returns the arguments of the pipeline's call for a job."""
+    arguments = {**work.arguments, "prompt": work.prompt, "output_type": "np"}
+    if model.makes_videos:
+        return {**arguments, "generator": generators(work.seed, 1)[0]}
+    arguments["generator"] = generators(work.seed, work.num)
+    # Some pipelines have no num_images_per_prompt, so every text becomes a list.
+    texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
+    arguments |= {name: [text] * work.num for name, text in texts.items()}
+    for name, path in (("image", work.picture), ("mask_image", work.mask)):
+        if path is not None:
+            with Image.open(path) as picture:
+                arguments[name] = picture.convert("RGB" if name == "image" else "L")
+    return arguments
+
+
+def check_work(model: ServedModel, mesh: Mesh, work: Work) -> Checked:
+    """Says whether a job could be carried out, without any work and without the other ranks."""
+    try:
+        chosen = tuple(parse_strategy(name) for name in work.strategies)
+        degrees = mesh_for(chosen, mesh.world_size if chosen else 1)
+        refuse(chosen, adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
+        check_arguments(type(model.pipe), work.arguments)
+        check_prompt(work.prompt)
+        _check_sizes(model, work)
+        return Checked(id=work.id, kind=combined_kind(chosen))
+    except PartsongError as error:
+        return Checked(id=work.id, error=error)
+
+
+def description(settings: GroupSettings, model: ServedModel, mesh: Mesh) -> Ready:
+    """Describes the model to the server."""
+    known = inspect.signature(pipeline_class(settings.pipeline).__call__).parameters
+    return Ready(
+        strategies=tuple(_legal(model, mesh)),
+        defaults=dict(settings.defaults),
+        kind="video" if "num_frames" in known else "image",
+        takes_picture="image" in known,
+        takes_mask="mask_image" in known,
+    )
+
+
+def can_join(names: tuple[str, ...], calls_per_step: int) -> bool:
+    """Says whether jobs under these strategies can take turns step by step.
+
+    What a strategy keeps from one step to the next belongs to one generation, so only those that keep nothing can.
+    `CfgParallel` keeps something where the pipeline calls its model once per branch.
+    """
+    return all(_is_stateless(parse_strategy(name), calls_per_step) for name in names)
+
+
+def _is_stateless(strategy: Strategy, calls_per_step: int) -> bool:
+    if "cfg" in strategy.axes and calls_per_step > 1:
+        return False
+    keeps = strategy.has_loop or strategy.reads_last_step or strategy.uses_all_ranks
+    return strategy.kind == "exact" and strategy.denoises and not keeps
+
+
+def _legal(model: ServedModel, mesh: Mesh) -> list[str]:
+    """Lists the strategies that the ranks can run the model with as they are."""
+    legal = []
+    for name, kind in strategies().items():
+        strategy = kind()
+        try:
+            degrees = mesh_for([strategy], mesh.world_size)
+            refuse((strategy,), adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
+        except PartsongError:
+            continue
+        if mesh.world_size > 1 and strategy.denoises:
+            legal.append(name)
+    return legal
+
+
+def _check_sizes(model: ServedModel, work: Work) -> None:
+    """Refuses sizes that the pipeline's own check would refuse, before anything is encoded."""
+    factor = int(getattr(model.pipe, "vae_scale_factor", 8))
+    for name in ("height", "width"):
+        side = work.arguments.get(name)
+        if side is not None and side % factor:
+            raise ArgumentError(f"{name}={side} is no multiple of {factor}; use {side - side % factor} or another")
+    steps = work.arguments.get("num_inference_steps")
+    if steps is not None and steps < 1:
+        raise UnsupportedError(f"num_inference_steps={steps}; make at least one step")

@@ -1,0 +1,95 @@
+"""Runs one job to its end in the loop that its strategies need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from partsong.errors import PartsongError
+from partsong.jobs.video_run import sample_video
+from partsong.parallel import Mesh, Plan
+from partsong.samplers.generate import generate
+from partsong.samplers.long_video.frame_counts import frames_to_sample
+from partsong.serving.messages import Work
+from partsong.serving.ranks.orders import share_switch
+from partsong.serving.ranks.paused_job import refused, write_output
+from partsong.serving.ranks.served_model import ServedModel, call_arguments
+from partsong.videos import VideoWriter
+
+if TYPE_CHECKING:
+    from partsong.serving.ranks.floor import Outcome
+
+__all__ = ["WholeJob"]
+
+
+class _Dropped(BaseException):
+    """Unwinds a call that is to be dropped; no pipeline catches it."""
+
+
+class WholeJob:
+    """Runs a job under a plan on the whole pipeline.
+
+    The pipeline's own loop tells of each step, and all ranks leave it at the same one. A strategy's own loop cannot be
+    left by one rank alone: there the first rank's office ends the ranks.
+
+    Args:
+        model: what runs it.
+        mesh: all ranks.
+        work: the job.
+        report: takes the job, its steps made and in all; says on the first rank whether to drop it.
+    """
+
+    def __init__(self, model: ServedModel, mesh: Mesh, work: Work, report: Callable[[Work, int, int], bool]) -> None:
+        self._model, self._mesh, self._work, self._report = model, mesh, work, report
+
+    def run(self, outcome: Outcome) -> None:
+        """Runs it and notes what became of it."""
+        work = self._work
+        try:
+            with self._model.whole_plan(work.setting) as plan:
+                self._sample(plan)
+            outcome.done.append(work.id)
+        except _Dropped:
+            outcome.dropped.append(work.id)
+        except PartsongError as error:
+            outcome.failed[work.id] = error
+        except (TypeError, ValueError) as error:  # met by all ranks alike, before any exchange
+            outcome.failed[work.id] = refused(type(self._model.pipe).__name__, error)
+
+    def _sample(self, plan: Plan) -> None:
+        arguments = call_arguments(self._model, self._work)
+        known = inspect.signature(type(plan.target).__call__).parameters
+        if plan.loop is None and "callback_on_step_end" in known:
+            arguments["callback_on_step_end"] = self._stepped
+        if not self._model.makes_videos:
+            output = generate(plan, **arguments)
+            if self._mesh.is_main:
+                write_output(output, self._work)
+            return
+        num = self._work.num_frames
+        if num is not None:
+            arguments["num_frames"] = frames_to_sample(plan.target, num, in_blocks=plan.loop is not None)
+        writer = _CountingWriter(self._work, num or 0, self._report) if self._mesh.is_main else None
+        sample_video(plan, arguments, writer=writer, keeps=False, num_frames=num)
+
+    def _stepped(self, pipe: Any, index: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        wants_to_drop = self._report(self._work, index + 1, int(getattr(pipe, "num_timesteps", 0)))
+        if share_switch(self._mesh.axis("data"), wants_to_drop):
+            raise _Dropped
+        return given
+
+
+class _CountingWriter(VideoWriter):
+    """Writes a video and reports how many of its frames are there."""
+
+    def __init__(self, work: Work, total: int, report: Callable[[Work, int, int], bool]) -> None:
+        super().__init__(work.out[0], fps=work.fps)
+        self._work, self._total, self._report, self._count = work, total, report, 0
+
+    def append(self, frames: Iterable[Any]) -> None:
+        """Writes frames and reports them."""
+        every = list(frames)
+        super().append(every)
+        self._count += len(every)
+        self._report(self._work, self._count, self._total)

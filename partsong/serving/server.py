@@ -1,0 +1,413 @@
+"""Holds a server's models, jobs and files, and brings them together; it knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.errors import PartsongError
+from partsong.seeds import check_seed
+from partsong.serving.errors import ApiError
+from partsong.serving.groups import WorkerGroup
+from partsong.serving.jobs import Job, Watchers
+from partsong.serving.journal import JobJournal
+from partsong.serving.limits import Limits
+from partsong.serving.messages import (
+    Cancel,
+    Cancelled,
+    Failed,
+    Finished,
+    FromRanks,
+    Ready,
+    Started,
+    Stepped,
+    Submit,
+    Work,
+)
+from partsong.serving.metrics import Metrics
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.twins import compare_files
+
+if TYPE_CHECKING:
+    from partsong.serving.texts.served import ServedText
+
+__all__ = ["PictureModel", "Server"]
+
+_log = logging.getLogger(__name__)
+
+SERIAL, AUTO = "serial", "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureModel:
+    """Says how one model of pictures or videos is served.
+
+    Attributes:
+        name: that clients know it by.
+        nproc: number of ranks.
+        settings: what the ranks are started with.
+        kind: ``image`` or ``video``.
+        strategy: what runs it where a client asks for ``auto``; empty for one rank.
+        advice: why.
+    """
+
+    name: str
+    nproc: int
+    settings: GroupSettings
+    kind: str
+    strategy: tuple[str, ...] = ()
+    advice: str | None = None
+
+
+@dataclass(kw_only=True)
+class Server:
+    """Takes jobs, gives them to groups of ranks, and keeps what becomes of them.
+
+    Attributes:
+        models: of pictures and videos.
+        texts: models of text, by name.
+        upstream: address of another server whose models are served too; None for none.
+        folder: for files and the journal.
+        limits: what one request may ask for.
+        key: that clients must show; None for none.
+        jobs: by name, the oldest first.
+        groups: by the name of their model; there once the server has begun.
+        watchers: of the jobs.
+        metrics: of the server.
+    """
+
+    models: Sequence[PictureModel]
+    texts: dict[str, ServedText] = field(default_factory=dict)
+    upstream: str | None = None
+    folder: Path
+    limits: Limits = field(default_factory=Limits)
+    key: str | None = None
+    jobs: dict[str, Job] = field(default_factory=dict)
+    groups: dict[str, WorkerGroup] = field(default_factory=dict)
+    watchers: Watchers = field(default_factory=Watchers)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def open(self) -> None:
+        """Opens the folder and its journal; before `start`.
+
+        Raises:
+            OutputError: the folder cannot be written, or is another server's.
+        """
+        self._journal = JobJournal(self.folder / "jobs.sqlite")
+        (self.folder / "files").mkdir(exist_ok=True)
+
+    async def start(self) -> None:
+        """Takes up what was not done, and starts all groups."""
+        self._works: dict[str, Work] = {}
+        self._created = int(time.time())
+        for job in self._journal.read():
+            self.jobs[job.id] = job
+            if not job.has_ended:
+                self._take_up(job)
+        for model in self.models:
+            group = WorkerGroup(
+                model.name, model.nproc, model.settings, on_message=self._take, on_down=self._group_ended
+            )
+            self.groups[model.name] = group
+            group.start()
+        await self._start_texts()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Ends all groups; jobs at work are taken up by the next server with this folder."""
+        self._sweeper.cancel()
+        for task in self._starts.values():
+            task.cancel()
+        await asyncio.gather(*(each.close() for each in (*self.groups.values(), *self.texts.values())))
+        if self._other is not None:
+            await self._other.close()
+        self._journal.close()
+
+    async def _start_texts(self) -> None:
+        from partsong.serving.texts.upstream import Upstream, UpstreamText
+
+        self._other = None if self.upstream is None else Upstream(self.upstream)
+        if self._other is not None:
+            for name in await self._other.models():
+                self.texts.setdefault(name, UpstreamText(name, self._other))
+        # Nobody waits for them here: pictures can be served while a model of text is loaded.
+        self._starts = {name: asyncio.create_task(text.start()) for name, text in self.texts.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """Says which models are not ready, and why."""
+        told = []
+        for name, group in self.groups.items():
+            if not group.is_ready:
+                told.append(f"{name}: {group.broken or 'its ranks are starting, or do not answer'}")
+        for name, text in self.texts.items():
+            if not text.ready:
+                start = self._starts[name]
+                error = start.exception() if start.done() and not start.cancelled() else None
+                told.append(f"{name}: {error or 'its process is starting'}")
+        return told
+
+    def model(self, name: str | None, kind: str) -> PictureModel:
+        """Returns a model by name; without one, the first of the kind.
+
+        Raises:
+            ApiError: there is none.
+        """
+        known = [model for model in self.models if model.kind == kind]
+        for model in known:
+            if name in (None, model.name):
+                return model
+        names = ", ".join(model.name for model in known) or "none"
+        raise ApiError(
+            404,
+            f"no {kind} model {name!r} is served here; these are: {names}" if name else f"no {kind} model is served",
+            param="model",
+            code="model_not_found",
+        )
+
+    async def submit(
+        self, model: PictureModel, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
+    ) -> Job:
+        """Takes a job.
+
+        Args:
+            model: what makes it.
+            request: by the names of `Job.request`.
+            twin_of: the job whose serial twin it is.
+            **more: fields of `Work` that are no part of the request, such as the number of previews.
+
+        Raises:
+            ApiError: it asks for too much, the queue is full, or the ranks are not there.
+            PartsongError: the ranks refuse it.
+        """
+        facts = self.facts(model)
+        strategies, advice = self._strategies(model, request.get("strategy"))
+        asked = {**request, "seed": check_seed(request.get("seed", 0))}
+        job = Job(
+            id=f"{model.kind}_{secrets.token_hex(12)}",
+            kind="video" if model.kind == "video" else "image",
+            model=model.name,
+            request=asked,
+            strategy="+".join(strategies) or SERIAL,
+            advice=advice,
+            twin_of=twin_of,
+        )
+        work = self._work(job, facts.defaults, strategies, **more)
+        self._check_queue(model)
+        checked = await self.groups[model.name].check(work)
+        if checked.error is not None:
+            raise checked.error
+        self._check_queue(model)  # others have come while the ranks were asked
+        job.exactness = checked.kind
+        job.steps = int(work.arguments.get("num_inference_steps", 0))
+        self._add(job, work)
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Drops a job wherever it stands; one that has ended stays as it is."""
+        if not job.has_ended and not self.groups[job.model].send(Cancel(job.id)):
+            self._end(job, "cancelled")
+
+    def position(self, job: Job) -> int:
+        """Returns how many jobs of the same model wait before a job, itself included; 0 once it is at work."""
+        if job.status != "queued":
+            return 0
+        before = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")
+        return 1 + sum(each.created_at < job.created_at for each in before)
+
+    def model_rows(self) -> list[dict[str, Any]]:
+        """Lists what is served, by the keys of the API."""
+        rows = []
+        for model in self.models:
+            facts = self.groups[model.name].facts
+            legal = [] if facts is None else list(facts.strategies)
+            defaults = {} if facts is None else dict(facts.defaults)
+            names = {"num_inference_steps": "steps", "guidance_scale": "guidance", "num_frames": "frames"}
+            row = {"id": model.name, "kind": model.kind, "strategies": [AUTO, *legal, SERIAL]}
+            row["defaults"] = {names.get(key, key): value for key, value in defaults.items()}
+            rows.append(row)
+        rows += [text.as_json() for text in self.texts.values()]
+        return [{"object": "model", "created": self._created, "owned_by": "partsong", **row} for row in rows]
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a file of a job."""
+        return self.folder / "files" / name
+
+    def save(self, job: Job) -> None:
+        """Writes a job to the journal and wakes up who waits for it."""
+        self._journal.write(job)
+        self.watchers.change(job.id)
+
+    def facts(self, model: PictureModel) -> Ready:
+        """Returns what the ranks of a model said of it.
+
+        Raises:
+            ApiError: they are not there yet, or not any more.
+        """
+        group = self.groups[model.name]
+        if group.broken is not None:
+            raise ApiError(503, f"{model.name} cannot be served: {group.broken}", code="model_unavailable")
+        if group.facts is None:
+            raise ApiError(
+                503, f"the ranks of {model.name} are starting; /ready says when they are there", retry_after=2.0
+            )
+        return group.facts
+
+    def _strategies(self, model: PictureModel, asked: str | None) -> tuple[tuple[str, ...], str | None]:
+        """Returns the strategies of a request, and why where the server chose them."""
+        if asked in (None, AUTO):
+            return model.strategy, model.advice
+        return (() if asked == SERIAL else tuple(asked.split("+"))), None
+
+    def _work(self, job: Job, defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any) -> Work:
+        request = job.request
+        names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt")
+        arguments = {name: request[name] for name in names if request.get(name) is not None}
+        num = 1 if job.kind == "video" else request.get("n", 1)
+        suffixes = [".mp4"] if job.kind == "video" else [f"-{index}.png" for index in range(num)]
+        return Work(
+            id=job.id,
+            prompt=request["prompt"],
+            arguments={**defaults, **arguments},
+            num=num,
+            seed=request["seed"],
+            strategies=strategies,
+            lora=request.get("lora"),
+            out=tuple(self.file(job.id + suffix) for suffix in suffixes),
+            num_frames=request.get("num_frames"),
+            fps=request.get("fps") or 16.0,
+            picture=None if request.get("picture") is None else self.file(request["picture"]),
+            mask=None if request.get("mask") is None else self.file(request["mask"]),
+            **more,
+        )
+
+    def _check_queue(self, model: PictureModel) -> None:
+        waiting = sum(job.model == model.name and job.status == "queued" for job in self.jobs.values())
+        if waiting >= self.limits.waiting:
+            raise ApiError(
+                429,
+                f"{waiting} jobs wait for {model.name} already; try again later",
+                code="queue_full",
+                retry_after=self._seconds_per_job(model.name),
+            )
+
+    def _seconds_per_job(self, name: str) -> float:
+        done = [job.seconds for job in self.jobs.values() if job.model == name and job.seconds is not None][-8:]
+        return max(1.0, sum(done) / len(done)) if done else 5.0
+
+    def _add(self, job: Job, work: Work) -> None:
+        self.jobs[job.id], self._works[job.id] = job, work
+        self.save(job)
+        self.groups[job.model].send(Submit(work))  # where there is no line, they get it when they are ready
+        self._count(job.model)
+
+    def _take_up(self, job: Job) -> None:
+        """Begins a job anew that the last server left behind."""
+        was = "began" if job.status == "in_progress" else "waited for its turn"
+        job.status, job.step, job.spent = "queued", 0, ()
+        job.note = f"started from its first step after the server ended; it {was} then"
+        if all(model.name != job.model for model in self.models):
+            self._end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")
+
+    def _take(self, group: WorkerGroup, message: FromRanks) -> None:
+        """Notes what the ranks of a group say."""
+        if isinstance(message, Ready):
+            self._group_ready(group, message)
+            return
+        job = self.jobs.get(message.id) if hasattr(message, "id") else None
+        if job is None or job.has_ended:
+            return
+        if isinstance(message, Started):
+            job.status, job.started_at = "in_progress", time.time()
+            self.metrics.queued.labels(job.model).observe(job.started_at - job.created_at)
+            self.save(job)
+        elif isinstance(message, Stepped):
+            self._step(job, message)
+        elif isinstance(message, Finished):
+            self._finish(job, message)
+        elif isinstance(message, Failed):
+            self._end(job, "failed", code="refused", message=str(message.error))
+        elif isinstance(message, Cancelled):
+            self._end(job, "cancelled")
+        self._count(job.model)
+
+    def _step(self, job: Job, message: Stepped) -> None:
+        self.metrics.steps.labels(job.model, job.strategy).inc(max(0, message.step - job.step))
+        job.step, job.steps, job.spent = message.step, message.steps or job.steps, message.spent or job.spent
+        if message.previews:
+            self.watchers.show(job.id, message.step, message.previews)
+        self.watchers.change(job.id)
+
+    def _finish(self, job: Job, message: Finished) -> None:
+        job.spent, job.seconds = message.spent, message.seconds
+        job.files = tuple(path.name for path in self._works[job.id].out)
+        sent = sum(spent.bytes_sent for spent in message.spent)
+        self.metrics.bytes_sent.labels(job.model, job.strategy).inc(sent)
+        self._end(job, "completed")
+        self.metrics.seconds.labels(job.model, job.strategy).observe(time.time() - job.created_at)
+        self._compare(job)
+
+    def _compare(self, job: Job) -> None:
+        """Compares a job with its serial twin once both are done."""
+        first = self.jobs.get(job.twin_of) if job.twin_of else job
+        second = self.jobs.get(first.twin) if first is not None and first.twin else None
+        if first is None or second is None or {first.status, second.status} != {"completed"}:
+            return
+        pairs = [(self.file(a), self.file(b)) for a, b in zip(first.files, second.files, strict=True)]
+        for each in (first, second):
+            each.max_abs_diff, each.psnr_to_serial = compare_files(pairs)
+            self.save(each)
+
+    def _end(self, job: Job, status: Any, *, code: str = "", message: str = "") -> None:
+        now = time.time()
+        job.status, job.completed_at, job.expires_at = status, now, now + self.limits.kept_seconds
+        job.error = {"code": code, "message": message} if message else None
+        self._works.pop(job.id, None)
+        self.metrics.ended.labels(job.model, status).inc()
+        self._journal.write(job)
+        self.watchers.forget(job.id)
+
+    def _group_ready(self, group: WorkerGroup, facts: Ready) -> None:
+        for job in list(self.jobs.values()):
+            if job.model == group.name and job.status == "queued":
+                work = self._works.get(job.id)
+                if work is None:
+                    strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
+                    work = self._works[job.id] = self._work(job, facts.defaults, strategies)
+                group.send(Submit(work))
+
+    def _group_ended(self, group: WorkerGroup, error: PartsongError) -> None:
+        """Fails the jobs that were at work; those in the queue wait for the new ranks."""
+        self.metrics.restarts.labels(group.name).inc()
+        for job in list(self.jobs.values()):
+            is_lost = job.status == "in_progress" or group.broken is not None
+            if job.model == group.name and not job.has_ended and is_lost:
+                self._end(job, "failed", code="ranks_ended", message=str(error))
+        self._count(group.name)
+
+    def _count(self, name: str) -> None:
+        states = [job.status for job in self.jobs.values() if job.model == name]
+        self.metrics.running.labels(name).set(states.count("in_progress"))
+        self.metrics.waiting.labels(name).set(states.count("queued"))
+
+    async def _sweep(self) -> None:
+        """Removes the files and jobs that have expired, once a minute."""
+        while True:
+            now = time.time()
+            for job in [each for each in self.jobs.values() if each.expires_at is not None and each.expires_at < now]:
+                self.remove(job)
+            await asyncio.sleep(60.0)
+
+    def remove(self, job: Job) -> None:
+        """Forgets a job that has ended, and removes its files."""
+        for name in (*job.files, job.request.get("picture"), job.request.get("mask")):
+            if name is not None:
+                self.file(name).unlink(missing_ok=True)
+        self.jobs.pop(job.id, None)
+        self._journal.remove(job.id)

@@ -1,0 +1,80 @@
+"""Decides which jobs of a group make their next step together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Standing", "charge", "choose", "entry_time"]
+
+
+@dataclass(slots=True)
+class Standing:
+    """Says where a job stands in the order.
+
+    Attributes:
+        id: of the job.
+        arrived: its number in the order of arrival.
+        deadline: when it should be done, in seconds of `time.time`; None for no hurry.
+        remaining: seconds that the rest of it is expected to take alone.
+        used: seconds of the group that were spent on it, its part of each step it shared.
+        shape: what its next call of the model looks like; calls that look alike can be made as one.
+        rows: how many samples its next call has.
+    """
+
+    id: str
+    arrived: int
+    deadline: float | None = None
+    remaining: float = 0.0
+    used: float = 0.0
+    shape: Hashable = None
+    rows: int = 1
+
+
+def choose(standings: Sequence[Standing], *, max_rows: int, now: float) -> list[str]:
+    """Returns the jobs that make the next step, which look alike.
+
+    A job that would miss its deadline if it waited leads, the most urgent one first. Otherwise the job leads on which
+    the group has spent least, the oldest of equals. Jobs whose next call looks like the leader's join it while there
+    is room, in the same order. So a size that few ask for gets its share beside one that many ask for.
+
+    Args:
+        standings: the jobs that could make a step.
+        max_rows: most samples in one call; a job that has more goes alone.
+        now: in seconds of `time.time`.
+
+    >>> small = [Standing("a", 0, shape=64), Standing("b", 1, shape=64)]
+    >>> choose([*small, Standing("c", 2, shape=128)], max_rows=8, now=0.0)
+    ['a', 'b']
+    """
+    if not standings:
+        return []
+    order = sorted(standings, key=lambda each: _urgency(each, now))
+    leader, rows, chosen = order[0], 0, []
+    for each in order:
+        if each.shape == leader.shape and (not chosen or rows + each.rows <= max_rows):
+            chosen.append(each.id)
+            rows += each.rows
+    return chosen
+
+
+def charge(chosen: Sequence[Standing], seconds: float) -> None:
+    """Notes that some jobs have shared a step that took `seconds`."""
+    for each in chosen:
+        each.used += seconds / len(chosen)
+        each.remaining = max(0.0, each.remaining - seconds)
+
+
+def entry_time(standings: Sequence[Standing]) -> float:
+    """Returns the seconds that a newcomer counts as used: as the job that had least, not none.
+
+    With none, a stream of newcomers would keep the others from ever going on.
+    """
+    return min((each.used for each in standings), default=0.0)
+
+
+def _urgency(each: Standing, now: float) -> tuple[int, float, int]:
+    slack = None if each.deadline is None else each.deadline - now - each.remaining
+    if slack is not None and slack <= each.remaining:
+        return (0, slack, each.arrived)
+    return (1, each.used, each.arrived)

@@ -1,0 +1,220 @@
+"""Answers ``/v1/videos``: jobs that are begun, looked after, fetched while they grow, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import imageio.v3 as imageio
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from partsong.serving.errors import ApiError
+from partsong.serving.images_api import read_size
+from partsong.serving.jobs import Job
+from partsong.serving.jobs_api import page_of
+from partsong.serving.server import Server
+
+__all__ = ["VideoRequest", "growing_file", "router"]
+
+router = APIRouter(prefix="/v1/videos")
+
+#: Bytes that are read at once, and seconds between two looks at a file that grows.
+_PIECE, _LOOK = 1 << 16, 0.2
+
+
+class VideoRequest(BaseModel):
+    """Says which video to make, by the names of the OpenAI API and some of diffusers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str
+    model: str | None = None
+    size: str | None = None
+    seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
+    fps: Annotated[float, Field(gt=0, le=240)] = 16.0
+    num_frames: int | None = None
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
+    negative_prompt: str | None = None
+    strategy: str | None = None
+    lora: str | None = None
+
+
+@router.post("")
+async def create(request: Request) -> dict[str, Any]:
+    """Begins a video."""
+    server: Server = request.app.state.server
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        fields: Any = dict(await request.form(max_files=1, max_fields=64))
+        if fields.pop("input_reference", None) is not None:
+            raise ApiError(400, "videos begin with text alone here", param="input_reference", code="no_picture")
+    else:
+        fields = await _json(request)
+    try:
+        body = VideoRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        told = f"{place} is not known here; leave it out" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ApiError(400, f"{place}: {told}", param=place or None, code="invalid_value") from None
+    return as_video(server, await begin_video(server, body))
+
+
+async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
+    """Submits a video; see `Server.submit`."""
+    model = server.model(body.model, "video")
+    width, height = read_size(body.size)
+    frames = body.num_frames or (None if body.seconds is None else max(1, round(body.seconds * body.fps)))
+    server.limits.check(prompt=body.prompt, width=width, height=height, steps=body.num_inference_steps, frames=frames)
+    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strategy", "lora", "fps")
+    asked = {name: value for name in names if (value := getattr(body, name)) is not None}
+    asked |= {"prompt": body.prompt, **more}
+    if frames is not None:
+        asked["num_frames"] = frames
+    if width is not None:
+        asked |= {"width": width, "height": height}
+    return await server.submit(model, asked)
+
+
+@router.get("")
+async def every(
+    request: Request, after: str | None = None, limit: int = 20, order: Literal["asc", "desc"] = "desc"
+) -> dict[str, Any]:
+    """Lists videos."""
+    server: Server = request.app.state.server
+    jobs = [job for job in server.jobs.values() if job.kind == "video"]
+    jobs = jobs if order == "asc" else jobs[::-1]
+    shown, has_more = page_of(jobs, after, limit)
+    data = [as_video(server, job) for job in shown]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return {"object": "list", "data": data, "has_more": has_more, **ends}
+
+
+@router.get("/{name}")
+async def one(name: str, request: Request, response: Response) -> dict[str, Any]:
+    """Says where a video stands."""
+    server: Server = request.app.state.server
+    response.headers["openai-poll-after-ms"] = "500"
+    return as_video(server, _video(server, name))
+
+
+@router.delete("/{name}")
+async def delete(name: str, request: Request) -> dict[str, Any]:
+    """Stops a video if it is not done, and removes it."""
+    server: Server = request.app.state.server
+    job = _video(server, name)
+    server.cancel(job)
+    async for _ in server.watchers.changes(job, 0.5):
+        pass
+    server.remove(job)
+    return {"id": name, "object": "video.deleted", "deleted": True}
+
+
+@router.post("/{name}/remix")
+async def remix(name: str, request: Request) -> dict[str, Any]:
+    """Begins a video like another one, with another prompt."""
+    server: Server = request.app.state.server
+    job = _video(server, name)
+    fields = await _json(request)
+    if set(fields) != {"prompt"} or not isinstance(fields["prompt"], str):
+        raise ApiError(400, "a remix takes a prompt and nothing else", param="prompt")
+    before = {key: value for key, value in job.request.items() if key in VideoRequest.model_fields}
+    size = job.as_json()["size"]
+    body = VideoRequest.model_validate({**before, "model": job.model, "size": size, "prompt": fields["prompt"]})
+    return as_video(server, await begin_video(server, body, remixed_from=name))
+
+
+@router.get("/{name}/content")
+async def content(
+    name: str, request: Request, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
+) -> Response:
+    """Returns the file of a video, as far as it is there and then as it grows; or its first frame."""
+    server: Server = request.app.state.server
+    job = _video(server, name)
+    path = server.file(f"{job.id}.mp4")
+    if variant != "video":
+        return await asyncio.to_thread(_still, job, path, variant)
+    return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
+
+
+async def growing_file(server: Server, job: Job, path: Path) -> AsyncIterator[bytes]:
+    """Yields a file to its end, and waits for that while its job is at work."""
+    position = 0
+    while True:
+        is_last = job.has_ended
+        data = await asyncio.to_thread(_read, path, position)
+        position += len(data)
+        if data:
+            yield data
+        elif is_last:
+            return
+        else:
+            async for _ in server.watchers.changes(job, _LOOK):
+                break
+
+
+def as_video(server: Server, job: Job) -> dict[str, Any]:
+    """Returns a job by the keys of the OpenAI API."""
+    whole = job.as_json(server.position(job))
+    status = "failed" if job.status == "cancelled" else job.status
+    error = {"code": "cancelled", "message": "the job was cancelled"} if job.status == "cancelled" else job.error
+    frames = job.request.get("num_frames")
+    return {
+        **{key: whole[key] for key in ("id", "model", "created_at", "completed_at", "expires_at", "progress")},
+        "object": "video",
+        "status": status,
+        "error": error,
+        "prompt": job.request["prompt"],
+        "size": whole["size"],
+        "seconds": None if frames is None else f"{frames / job.request.get('fps', 16.0):g}",
+        "remixed_from_video_id": job.request.get("remixed_from"),
+        "partsong": whole,
+    }
+
+
+def _video(server: Server, name: str) -> Job:
+    job = server.jobs.get(name)
+    if job is None or job.kind != "video":
+        raise ApiError(404, f"there is no video {name!r}", code="not_found")
+    return job
+
+
+def _read(path: Path, position: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(position)
+            return file.read(_PIECE)
+    except FileNotFoundError:
+        return b""
+
+
+def _still(job: Job, path: Path, variant: str) -> Response:
+    """Returns the first frame, or a row of five frames."""
+    if job.status != "completed":
+        raise ApiError(409, f"video {job.id} is {job.status}; a {variant} is made when it is completed")
+    frames = imageio.imread(path, plugin="FFMPEG")
+    chosen = frames[:1] if variant == "thumbnail" else frames[:: max(1, len(frames) // 5)][:5]
+    sheet = Image.new("RGB", (chosen.shape[2] * len(chosen), chosen.shape[1]))
+    for place, frame in enumerate(chosen):
+        sheet.paste(Image.fromarray(frame), (place * frame.shape[1], 0))
+    buffer = io.BytesIO()
+    kind = "WEBP" if variant == "thumbnail" else "JPEG"
+    sheet.save(buffer, kind)
+    return Response(buffer.getvalue(), media_type=f"image/{kind.lower()}")
+
+
+async def _json(request: Request) -> Any:
+    try:
+        fields = await request.json()
+    except ValueError:
+        raise ApiError(400, "the body is not JSON", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body is no JSON object", code="invalid_json")
+    return fields
