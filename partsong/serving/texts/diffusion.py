@@ -133,10 +133,6 @@ class DiffusionTexts:
             emit(TextDelta(text[len(stream.shown) :]))
         return _done(job, decoded, text)
 
-    async def close(self) -> None:
-        """Ends the thread."""
-        self._turns.close()
-
     def _ids(self, request: TextRequest) -> list[int]:
         """Returns the tokens of the prompt; of a model without a chat template those of the messages' texts."""
         prompt = "\n\n".join(text for _, text in request.messages)

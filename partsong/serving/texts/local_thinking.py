@@ -58,7 +58,3 @@ class ThinkingTexts:
     async def run(self, job: ThinkingJob, emit: Callable[[TextEvent], None]) -> TextDone:
         """Answers a request; see `ThinkingJob.run`."""
         return await job.run(self._plain if job.request.plain else self.engine, emit)
-
-    async def close(self) -> None:
-        """Ends the engine."""
-        await self.engine.close()

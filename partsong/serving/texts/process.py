@@ -133,7 +133,7 @@ class TextProcess:
             self.heard = loop.time()
             if not self._first.done():
                 self._first.set_result(record)
-            elif "number" in record:
+            elif record.get("number") in self._requests:
                 self._hand_out(record["number"], record)
         self.alive = False
         self._wire.close()

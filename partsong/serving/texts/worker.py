@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from partsong.errors import PartsongError
 from partsong.serving.errors import ApiError, as_api_error
@@ -47,20 +47,12 @@ class OpenedText(Protocol):
         """Answers a request, and stops when its task is cancelled."""
         ...
 
-    async def close(self) -> None:
-        """Gives back what the model holds."""
-        ...
-
 
 def serve_text(spec: TextSpec, end: socket.socket) -> None:
     """Serves a model until the server closes the wire; the target of the process."""
     # Ctrl-C reaches every process of a terminal, and it is for the server to end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(spec, end))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of torch and tokenizers may still run, and nothing of this process is needed any more.
-    os._exit(0)
 
 
 async def _serve(spec: TextSpec, end: socket.socket) -> None:
@@ -70,7 +62,7 @@ async def _serve(spec: TextSpec, end: socket.socket) -> None:
     first = asyncio.ensure_future(wire.receive())
     await asyncio.wait({opening, first}, return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
-        os._exit(1)
+        _leave_at_once()
     try:
         opened = opening.result()
     except Exception as error:  # noqa: BLE001 - loading a model can fail in any way, and the server must learn how
@@ -79,7 +71,14 @@ async def _serve(spec: TextSpec, end: socket.socket) -> None:
         return
     wire.send({"ready": {"kind": opened.kind, "strategies": list(opened.strategies)}})
     await _Desk(wire, opened).work(first)
-    await opened.close()
+    _leave_at_once()
+
+
+def _leave_at_once() -> NoReturn:
+    """Ends this process, though threads of the model may be in the middle of a step that nobody waits for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _open(spec: TextSpec) -> OpenedText:
@@ -125,15 +124,11 @@ class _Desk:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def work(self, first: asyncio.Future[dict[str, Any] | None]) -> None:
-        """Works until the wire closes; requests under way are then cancelled."""
+        """Works until the wire closes."""
         record = await first
         while record is not None:
             self._take(record)
             record = await self._wire.receive()
-        left = list(self._tasks.values())
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         number = record.get("number")
