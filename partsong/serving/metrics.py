@@ -23,6 +23,9 @@ class Metrics:
         self.queued = Histogram(
             "partsong_queue_seconds", "From request to its first step", model, buckets=_SECONDS, registry=registry
         )
+        self.step_seconds = Histogram(
+            "partsong_step_seconds", "Between two steps of a job", both, buckets=_SECONDS, registry=registry
+        )
         self.steps = Counter("partsong_steps", "Denoising steps made", both, registry=registry)
         self.bytes_sent = Counter("partsong_bytes_sent", "Bytes between ranks", both, registry=registry)
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)

@@ -105,6 +105,7 @@ class Server:
     async def start(self) -> None:
         """Takes up what was not done, and starts all groups."""
         self._works: dict[str, Work] = {}
+        self._stepped: dict[str, float] = {}  # when each job at work made its last step
         self._created = int(time.time())
         for job in self._journal.read():
             self.jobs[job.id] = job
@@ -338,7 +339,11 @@ class Server:
         self._count(job.model)
 
     def _step(self, job: Job, message: Stepped) -> None:
-        self.metrics.steps.labels(job.model, job.strategy).inc(max(0, message.step - job.step))
+        now, labels = time.monotonic(), _labels(job)
+        self.metrics.steps.labels(*labels).inc(max(0, message.step - job.step))
+        if job.id in self._stepped:
+            self.metrics.step_seconds.labels(*labels).observe(now - self._stepped[job.id])
+        self._stepped[job.id] = now
         job.step, job.steps, job.spent = message.step, message.steps or job.steps, message.spent or job.spent
         if message.previews:
             self.watchers.show(job.id, message.step, message.previews)
@@ -348,9 +353,9 @@ class Server:
         job.spent, job.seconds = message.spent, message.seconds
         job.files = tuple(path.name for path in self._works[job.id].out)
         sent = sum(spent.bytes_sent for spent in message.spent)
-        self.metrics.bytes_sent.labels(job.model, job.strategy).inc(sent)
+        self.metrics.bytes_sent.labels(*_labels(job)).inc(sent)
         self._end(job, "completed")
-        self.metrics.seconds.labels(job.model, job.strategy).observe(time.time() - job.created_at)
+        self.metrics.seconds.labels(*_labels(job)).observe(time.time() - job.created_at)
         self._compare(job)
 
     def _compare(self, job: Job) -> None:
@@ -369,6 +374,7 @@ class Server:
         job.status, job.completed_at, job.expires_at = status, now, now + self.limits.kept_seconds
         job.error = {"code": code, "message": message} if message else None
         self._works.pop(job.id, None)
+        self._stepped.pop(job.id, None)
         self.metrics.ended.labels(job.model, status).inc()
         self._journal.write(job)
         self.watchers.forget(job.id)
@@ -411,3 +417,8 @@ class Server:
                 self.file(name).unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)
+
+
+def _labels(job: Job) -> tuple[str, str]:
+    """Returns the labels of a job's counters; knobs are left out, since clients choose those freely."""
+    return job.model, "+".join(part.partition(":")[0] for part in job.strategy.split("+"))

@@ -49,6 +49,7 @@ class ServedModel:
         tells_steps: whether the pipeline's call tells of its steps.
         sample: the denoiser's argument with the latents.
         defaults: arguments of a call that a client need not give.
+        loras: names of its adapters.
     """
 
     def __init__(self, settings: GroupSettings, mesh: Mesh) -> None:
@@ -58,7 +59,8 @@ class ServedModel:
         self.pipe.set_progress_bar_config(disable=True)
         for name, path in settings.loras.items():
             self.pipe.load_lora_weights(str(path), adapter_name=name)
-        if settings.loras:
+        self.loras = tuple(settings.loras)
+        if self.loras:
             self.pipe.disable_lora()
         self.part = next(name for name in DENOISERS if isinstance(getattr(pipe, name, None), nn.Module))
         self.denoiser: nn.Module = getattr(pipe, self.part)
@@ -144,6 +146,9 @@ def check_work(model: ServedModel, mesh: Mesh, work: Work) -> Checked:
         refuse(chosen, adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
         check_arguments(type(model.pipe), work.arguments)
         check_prompt(work.prompt)
+        if work.lora is not None and work.lora not in model.loras:
+            known = ", ".join(model.loras) or "none"
+            raise ArgumentError(f"there is no adapter {work.lora!r} here; these are: {known}")
         _check_sizes(model, work)
         return Checked(id=work.id, kind=combined_kind(chosen))
     except PartsongError as error:

@@ -1,0 +1,97 @@
+"""Checks who is let in, and what is refused before a model is asked, without any ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from partsong.serving.app import build_app
+from partsong.serving.limits import Limits
+from partsong.serving.server import Server
+
+KEY = "a key that is long enough"
+
+
+def _ask(server: Server, method: str, path: str, **more: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(build_app(server))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(ask())
+
+
+def _server(tmp_path: Path, **more: Any) -> Server:
+    return Server(models=(), folder=tmp_path, **more)
+
+
+@pytest.mark.parametrize("given", [None, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x"])
+def test_without_the_key_nothing_but_the_page_answers(tmp_path: Path, given: str | None) -> None:
+    server = _server(tmp_path, key=KEY)
+    headers = {} if given is None else {"Authorization": given}
+    for path in ("/v1/models", "/v1/jobs", "/metrics", "/v1/files/image_1-0.png", "/v1/support"):
+        reply = _ask(server, "GET", path, headers=headers)
+        assert reply.status_code == 401, path
+        assert reply.json()["error"]["type"] == "authentication_error"
+    assert _ask(server, "GET", "/health").status_code == 200
+    assert _ask(server, "GET", "/").status_code == 200
+
+
+def test_with_the_key_it_answers(tmp_path: Path) -> None:
+    reply = _ask(_server(tmp_path, key=KEY), "GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+    assert reply.json() == {"object": "list", "data": []}
+
+
+def test_no_other_site_may_read_answers(tmp_path: Path) -> None:
+    reply = _ask(_server(tmp_path), "OPTIONS", "/v1/jobs", headers={"Origin": "http://elsewhere"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_large_bodies_are_refused_however_they_come(tmp_path: Path) -> None:
+    server = _server(tmp_path, limits=Limits(body=1000))
+
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    for body in (b"x" * 2000, pieces()):
+        reply = _ask(server, "POST", "/v1/images/generations", content=body)
+        assert reply.status_code == 413
+        assert "at most 1000 bytes" in reply.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    server = _server(tmp_path, limits=Limits(body_seconds=0.05))
+
+    async def never() -> Any:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    reply = _ask(server, "POST", "/v1/images/generations", content=never())
+    assert reply.status_code == 408
+    assert "did not arrive within 0.05 s" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name a model to serve"),
+        (["--model", "shapes", "--host", "0.0.0.0"], "needs a key"),
+        (["--model", "shapes", "--lora", "x"], "write NAME=FILE"),
+        (["--model", "unheard-of"], "unheard-of"),
+        (["--model", "shapes", "--port", "-1"], "--port"),
+        (["--model", "sums", "--strategy", "ulysses"], "none is served"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "partsong", "serve", "--folder", str(tmp_path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr

@@ -1,0 +1,138 @@
+"""Kills ranks and servers at work, and sends what no client should: nothing may be lost, or left hanging."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.serving.running import RunningServer, pixels, running
+
+PROMPT = "a red circle left of a blue square"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("served")
+    with running(folder, "--model", "shapes", "--nproc", "2", "--max-waiting", "6", "--max-active", "2") as server:
+        yield server
+
+
+def _post(server: RunningServer, seed: int, steps: int = 200, **more: Any) -> str:
+    body = {"kind": "image", "model": "shapes", "prompt": PROMPT, "seed": seed, "num_inference_steps": steps, **more}
+    reply = httpx.post(f"{server.url}/v1/jobs", json=body)
+    assert reply.status_code == 202, reply.text
+    return reply.json()["id"]
+
+
+def _end(server: RunningServer, name: str, seconds: float = 120.0) -> Any:
+    ended = ("completed", "failed", "cancelled")
+    server.wait(lambda: server.json(f"/v1/jobs/{name}")["status"] in ended, seconds)
+    return server.json(f"/v1/jobs/{name}")
+
+
+def test_a_killed_rank_fails_its_job_and_the_queue_goes_on(server: RunningServer) -> None:
+    first, second = (_post(server, seed) for seed in (1, 2))  # as many as take turns
+    third = _post(server, 3, steps=3)
+    server.wait(lambda: server.json(f"/v1/jobs/{first}")["step"] > 2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        body = {"num_inference_steps": 200, "seed": 4}
+        waits = pool.submit(server.client().images.generate, model="shapes", prompt=PROMPT, extra_body=body)
+        server.wait(lambda: server.json("/v1/jobs?status=queued")["data"][0]["seed"] == 4)
+        server.ranks()[-1].kill()
+        failed = [_end(server, name) for name in (first, second)]
+        assert {job["status"] for job in failed} == {"failed"}
+        assert all("rank" in job["error"]["message"] for job in failed)
+        assert {job["error"]["code"] for job in failed} == {"ranks_ended"}
+        assert _end(server, third)["status"] == "completed"
+        httpx.post(f"{server.url}/v1/jobs/{server.json('/v1/jobs?limit=1')['data'][0]['id']}/cancel")
+        with pytest.raises(openai.ConflictError, match="cancelled"):
+            waits.result()
+    assert 'partsong_restarts_total{model="shapes"} 1.0' in httpx.get(f"{server.url}/metrics").text
+
+
+def test_a_client_that_waits_is_told_that_a_rank_died(server: RunningServer) -> None:
+    server.wait_ready()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        body = {"num_inference_steps": 200, "seed": 5}
+        waits = pool.submit(server.client().images.generate, model="shapes", prompt=PROMPT, extra_body=body)
+        server.wait(lambda: server.json("/v1/jobs?limit=1")["data"][0]["step"] > 0)
+        server.ranks()[0].kill()
+        with pytest.raises(openai.InternalServerError, match="rank"):
+            waits.result()
+
+
+def test_more_jobs_than_may_wait_are_refused_with_a_time(server: RunningServer) -> None:
+    server.wait_ready()
+    names = [_post(server, seed) for seed in range(2)]
+    server.wait(lambda: all(server.json(f"/v1/jobs/{name}")["status"] == "in_progress" for name in names))
+    names += [_post(server, seed) for seed in range(6)]
+    assert server.json(f"/v1/jobs/{names[-1]}")["position"] == 6
+    with pytest.raises(openai.RateLimitError) as raised:
+        server.client().images.generate(model="shapes", prompt=PROMPT)
+    assert int(raised.value.response.headers["Retry-After"]) >= 1
+    for name in names:
+        httpx.delete(f"{server.url}/v1/jobs/{name}")
+    assert {_end(server, name)["status"] for name in names} == {"cancelled"}
+
+
+def test_after_cancelled_jobs_the_next_picture_is_its_twin(server: RunningServer) -> None:
+    drawn = random.Random(0)
+    for seed in range(5):
+        name = _post(server, seed, strategy=drawn.choice(["ulysses", "ring", "cfg-parallel"]))
+        step = drawn.randrange(0, 6)
+        server.wait(lambda: server.json(f"/v1/jobs/{name}")["step"] >= step)  # noqa: B023 - called at once
+        httpx.post(f"{server.url}/v1/jobs/{name}/cancel")
+    body = {"num_inference_steps": 5, "seed": 8}
+    pair = [
+        server.client().images.generate(model="shapes", prompt=PROMPT, extra_body={**body, "strategy": strategy})
+        for strategy in ("ulysses", "serial")
+    ]
+    one, other = (pixels(str(reply.data[0].b64_json)) for reply in pair if reply.data)
+    assert np.abs(one - other).max() <= 1
+
+
+def test_a_killed_server_takes_its_jobs_up_again(tmp_path: Path) -> None:
+    with running(tmp_path, "--model", "shapes", "--nproc", "2", "--max-active", "1") as first:
+        done = _end(first, _post(first, 1, steps=2))
+        name, waiting = _post(first, 2, steps=60), _post(first, 3, steps=2)
+        first.wait(lambda: first.json(f"/v1/jobs/{name}")["step"] > 1)
+        ranks = first.ranks()
+        first.kill()
+    with running(tmp_path, "--model", "shapes", "--nproc", "2", "--max-active", "1") as second:
+        assert not [rank for rank in ranks if rank.is_running()]
+        again = second.json(f"/v1/jobs/{done['id']}")
+        assert (again["status"], again["completed_at"]) == ("completed", done["completed_at"])
+        assert httpx.get(second.url + done["outputs"][0]["url"]).status_code == 200
+        ended = _end(second, name)
+        assert ended["status"] == "completed"
+        assert "from its first step after the server ended; it began then" in ended["note"]
+        assert "it waited for its turn then" in _end(second, waiting)["note"]
+
+
+def test_what_no_client_should_send_is_answered_or_dropped(server: RunningServer) -> None:
+    server.wait_ready()
+    url = f"{server.url}/v1/images/generations"
+    json_type = {"content-type": "application/json"}
+    assert httpx.post(url, content=b"{", headers=json_type).status_code == 400
+    assert httpx.post(url, content=b"[]", headers=json_type).json()["error"]["type"] == "invalid_request_error"
+    assert httpx.post(url, content=b"x" * 60_000_000, headers=json_type).status_code == 413
+    edits, form = f"{server.url}/v1/images/edits", {"content-type": "multipart/form-data; boundary=a"}
+    assert httpx.post(edits, content=b"--a\r\nnonsense", headers=form).status_code == 400
+    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "GET /v1/nothing: Not Found"
+    assert httpx.get(f"{server.url}/v1/files/x.png").status_code == 404
+    host, port = server.url.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(200)]
+    for connection in slow:
+        connection.sendall(b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nX-")
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    for connection in slow:
+        connection.close()
