@@ -83,8 +83,14 @@ def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...],
     except ArgumentError as error:
         return ("ulysses",), f"ulysses, which is exact and suits most models: {error}"
     subject, _ = subject_for(str(source.folder))
-    sizes = {name: source.defaults.get(name) for name in ("height", "width")}
-    advice = advise(subject, machine, steps=source.defaults.get("num_inference_steps"), **sizes)
+    known = source.defaults
+    advice = advise(
+        subject,
+        machine,
+        height=known.get("height"),
+        width=known.get("width"),
+        steps=known.get("num_inference_steps"),
+    )
     return (tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()), advice.sentence
 
 

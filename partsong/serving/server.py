@@ -24,6 +24,7 @@ from partsong.serving.messages import (
     Failed,
     Finished,
     FromRanks,
+    Pulse,
     Ready,
     Started,
     Stepped,
@@ -321,7 +322,7 @@ class Server:
         if isinstance(message, Ready):
             self._group_ready(group, message)
             return
-        job = self.jobs.get(message.id) if hasattr(message, "id") else None
+        job = None if isinstance(message, Pulse) else self.jobs.get(message.id)
         if job is None or job.has_ended:
             return
         if isinstance(message, Started):
