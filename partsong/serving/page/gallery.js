@@ -13,7 +13,7 @@ export class Gallery {
     this.onFault = onFault;
     this.jobs = new Map();
     this.tiles = new Map();
-    this.order = new Map(); // larger is newer, since times of day are whole seconds
+    this.order = new Map(); // larger is newer, for jobs of the same second
     this.newest = this.oldest = 0;
     this.last = null;
     $("older").addEventListener("click", () => this.older());
@@ -81,7 +81,7 @@ export class Gallery {
   render() {
     const hidden = (job) => job.kind === "chat" || (job.twin_of && this.jobs.has(job.twin_of));
     const listed = [...this.jobs.values()].filter((job) => !hidden(job))
-      .sort((a, b) => this.order.get(b.id) - this.order.get(a.id));
+      .sort((a, b) => b.created_at - a.created_at || this.order.get(b.id) - this.order.get(a.id));
     const wanted = new Set(listed.map((job) => job.id));
     for (const [id, tile] of this.tiles) if (!wanted.has(id)) { tile.remove(); this.tiles.delete(id); }
     listed.forEach((job, index) => {

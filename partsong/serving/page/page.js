@@ -102,6 +102,7 @@ async function health() {
   $("health-text").textContent = word;
   say($("model-hint"), fault?.status === 503 ? fault.message : "");
   if (!fault && before === "soon" && start.first) offer().catch(notify);
+  else if (!fault && !start.first && $("key-form").hidden) start(); // the server was not there when the page began
   setTimeout(health, fault ? HEALTH / 5 : HEALTH);
 }
 
