@@ -200,10 +200,10 @@ def test_a_diffusion_model_decodes_by_a_rule(served: SimpleNamespace, rule: str 
 def test_text_comes_as_soon_as_it_is_stable(served: SimpleNamespace) -> None:
     """A block of two is finished before the next begins, so the text comes in several parts."""
     more = {"max_tokens": None, "temperature": 0, "extra_body": {"block_size": 2}}
-    chunks = list(chat(served, "lists:quota:per_step=1", "reverse : dog ant cat sun pen =", stream=True, **more))
+    chunks = list(chat(served, "lists:quota:per_step=1", "reverse : dog ant cat owl pig =", stream=True, **more))
     parts = [chunk.choices[0].delta.content for chunk in chunks[1:-1]]
     assert len(parts) >= 3
-    assert "".join(parts) == "pen sun cat ant dog"
+    assert "".join(parts) == "pig owl cat ant dog"
 
 
 def test_gaps_of_a_text_are_filled(served: SimpleNamespace) -> None:
@@ -278,7 +278,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
         ("sums", {"extra_body": {"cache": "prefix"}}, "cache", "diffusion language models"),
         ("lists", {"stop": ["cat"]}, "stop", "one token after another"),
         ("lists:quorum", {}, None, "the rules are entropy-bound"),
-        ("lists", {"messages": user("sort the dogs")}, None, "sort"),
+        ("lists", {"messages": user("sort the dogs")}, None, "cannot read"),
     ],
 )
 def test_what_is_wrong_is_said(

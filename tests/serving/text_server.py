@@ -42,7 +42,7 @@ class LoopThread:
         async def wait() -> None:
             async with asyncio.timeout(LONG):
                 while not condition():
-                    await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.005)
+                    await asyncio.sleep(0.005)
 
         self.run(wait())
 
