@@ -192,8 +192,33 @@ def test_a_cancelled_text_ends_and_a_failed_one_fails_alone(turns: StepTurns) ->
 
 def test_a_model_that_is_not_there_is_named() -> None:
     text = LocalText(TextSpec(name="quartet", model="no-such-model"))
-    with pytest.raises(ArgumentError, match="model quartet: no model 'no-such-model'"):
-        asyncio.run(text.start())
+
+    async def main() -> None:
+        with pytest.raises(ArgumentError, match="model quartet: no model 'no-such-model'"):
+            await text.start()
+        with pytest.raises(ApiError, match="no model 'no-such-model'") as refused:
+            await anext(text.run(TextRequest(messages=(("user", "hi"),))))
+        assert (refused.value.status, text.ready, text.in_flight) == (503, False, 0)
+        await text.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_can_be_closed_while_it_is_loaded_and_before() -> None:
+    async def main() -> None:
+        await LocalText(TextSpec(name="sums", model="sums")).close()
+        text = LocalText(TextSpec(name="sums", model="sums"))
+        start = asyncio.ensure_future(text.start())
+        while text.pid is None:
+            await asyncio.sleep(0.005)
+        watched = os.pidfd_open(text.pid)
+        start.cancel()
+        await text.close()
+        ended, _, _ = select.select([watched], [], [], 30)
+        os.close(watched)
+        assert ended
+
+    asyncio.run(main())
 
 
 ORPHAN = """

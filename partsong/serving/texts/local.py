@@ -35,6 +35,7 @@ class LocalText:
         name: what clients call the model.
         limits: what requests may ask for.
         starts: how often the process has been started.
+        broken: why the model cannot be served at all; "" where it can.
         outcomes: how many requests were "done", "failed" and "cancelled".
     """
 
@@ -44,6 +45,7 @@ class LocalText:
         self.outcomes: Counter[str] = Counter()
         self._numbers, self._waiting = itertools.count(), 0
         self._process: TextProcess | None = None
+        self.broken = ""
         self._about: dict[str, Any] = {}
         self._is_there = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -63,7 +65,7 @@ class LocalText:
     @property
     def pid(self) -> int | None:
         """Returns the id of the process; None while there is none."""
-        return None if self._process is None or self._process.how else self._process.pid
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Starts the process and waits until the model is loaded.
@@ -72,7 +74,11 @@ class LocalText:
             ArgumentError: the model cannot be loaded.
             ApiError: the process ended before it was ready.
         """
-        await self._begin()
+        try:
+            await self._begin()
+        except PartsongError as error:
+            self.broken = str(error)
+            raise
         self._keeper = asyncio.ensure_future(self._keep())
 
     async def close(self) -> None:
@@ -98,11 +104,13 @@ class LocalText:
             async for event in events:
                 yield event
 
-    def model_rows(self) -> list[dict[str, Any]]:
-        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
-        return [{"id": self.name, "kind": "text", "strategies": [], **self._about, "defaults": {}}]
+    def as_json(self) -> dict[str, Any]:
+        """Returns the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
+        return {"id": self.name, "kind": "text", "strategies": [], **self._about, "defaults": {}}
 
     async def _wait_for_process(self) -> TextProcess:
+        if self.broken:
+            raise ApiError(503, self.broken, code="model_not_loaded")
         self._waiting += 1
         try:
             async with asyncio.timeout(self.limits.start_seconds):

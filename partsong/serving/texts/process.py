@@ -43,6 +43,7 @@ class TextProcess:
         self.outcomes = outcomes
         self._requests: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._ended = asyncio.Event()
+        self._wire: Wire | None = None
 
     @property
     def in_flight(self) -> int:
@@ -50,10 +51,9 @@ class TextProcess:
         return len(self._requests)
 
     @property
-    def pid(self) -> int:
-        """Returns the process id."""
-        assert self._process.pid is not None
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Returns the process id; None before there is a process and after it."""
+        return None if self._wire is None or self.how else self._process.pid
 
     async def start(self) -> None:
         """Starts the process and waits until the model is loaded.
@@ -68,9 +68,9 @@ class TextProcess:
         self._process = context.Process(target=serve_text, args=(self.spec, theirs), name=name, daemon=True)
         await asyncio.to_thread(self._process.start)
         theirs.close()
-        self._wire = await Wire.over(ours)
         self._first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.ensure_future(self._read())
+        self._wire = wire = await Wire.over(ours)
+        self._reading = asyncio.ensure_future(self._read(wire))
         try:
             record = await self._first
         except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class TextProcess:
             ApiError: there is no answer.
         """
         records = self._requests[number] = asyncio.Queue()
-        self._wire.send({"do": "answer", "number": number, "request": request.as_json()})
+        self._send({"do": "answer", "number": number, "request": request.as_json()})
         if self.how:
             self._fail_all()
         ended = False
@@ -107,18 +107,20 @@ class TextProcess:
                 yield event
         finally:
             if not ended:
-                self._wire.send({"do": "cancel", "number": number})
+                self._send({"do": "cancel", "number": number})
 
     def ping(self) -> None:
         """Asks for a sign of life, which `heard` will show."""
-        self._wire.send({"do": "ping"})
+        self._send({"do": "ping"})
 
     async def wait(self) -> None:
         """Waits until the process has ended."""
         await self._ended.wait()
 
     async def end(self) -> None:
-        """Ends the process; its requests get an error."""
+        """Ends the process; its requests get an error. One that was never started has ended."""
+        if self._wire is None:
+            return
         self._wire.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _GRACE)
@@ -126,17 +128,17 @@ class TextProcess:
             self._process.kill()
             await self._ended.wait()
 
-    async def _read(self) -> None:
+    async def _read(self, wire: Wire) -> None:
         """Hands out what comes over the wire until it closes, which is when the process ends."""
         loop = asyncio.get_running_loop()
-        while (record := await self._wire.receive()) is not None:
+        while (record := await wire.receive()) is not None:
             self.heard = loop.time()
             if not self._first.done():
                 self._first.set_result(record)
             elif record.get("number") in self._requests:
                 self._hand_out(record["number"], record)
         self.alive = False
-        self._wire.close()
+        wire.close()
         await asyncio.to_thread(self._process.join, _GRACE)
         if self._process.exitcode is None:
             self._process.kill()
@@ -146,6 +148,10 @@ class TextProcess:
         self._process.close()
         self._fail_all()
         self._ended.set()
+
+    def _send(self, record: dict[str, Any]) -> None:
+        assert self._wire is not None, "the process has not been started"
+        self._wire.send(record)
 
     def _hand_out(self, number: int, record: dict[str, Any]) -> None:
         records = self._requests[number]

@@ -51,8 +51,8 @@ class ServedText(Protocol):
         """
         ...
 
-    def model_rows(self) -> list[dict[str, Any]]:
-        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
+    def as_json(self) -> dict[str, Any]:
+        """Returns the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
         ...
 
 

@@ -174,9 +174,9 @@ class UpstreamText:
         for engine in self._engines.values():
             await engine.close()
 
-    def model_rows(self) -> list[dict[str, Any]]:
-        """Lists the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
-        return [{"id": self.name, "kind": "thinking", "strategies": thinking_names(), "defaults": {}}]
+    def as_json(self) -> dict[str, Any]:
+        """Returns the model by the keys of ``GET /v1/models``: id, kind, strategies and defaults."""
+        return {"id": self.name, "kind": "thinking", "strategies": thinking_names(), "defaults": {}}
 
     async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yields what happens while a strategy answers a request; see `ServedText.run`."""
