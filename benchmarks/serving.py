@@ -1,0 +1,300 @@
+"""Measures a server as its clients see it: ``python benchmarks/serving.py --out benchmarks/NAME``.
+
+Starts ``partsong serve --model shapes`` on loopback and asks it with the official client. ``--soak`` and ``--kills``
+add a long run of two requests at a time, and a run in which ranks and the server itself are killed at random.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import tyro
+from filing import file_result, markdown_table
+
+from partsong.jobs.load import LoadWatch
+
+PROMPT = "a red circle left of a blue square"
+ENDED = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Says what to measure."""
+
+    out: Path
+    """Result files without suffix."""
+    nproc: int = 2
+    """Ranks, one thread each."""
+    repeats: int = 5
+    """Rounds; the median counts."""
+    together: int = 8
+    """Requests at a time."""
+    soak: float = 0.0
+    """Seconds of two requests at a time, in which memory is watched; 0 leaves it out."""
+    kills: int = 0
+    """How often to kill a process under load; 0 leaves it out."""
+
+
+class Server:
+    """Runs a server in a process of its own, and starts it again in the same folder."""
+
+    def __init__(self, folder: Path, nproc: int) -> None:
+        self.folder, self.nproc = folder, nproc
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts it and waits until it is ready."""
+        command = [sys.executable, "-m", "partsong", "serve", "--model", "shapes", "--nproc", str(self.nproc)]
+        command += ["--port", "0", "--folder", str(self.folder), "--max-waiting", "1000"]
+        begin = time.perf_counter()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = ""
+        while "http://" not in line:
+            line = self.process.stderr.readline()
+            assert line, "the server ended"
+        self.url = re.search(r"http://[\d.]+:\d+", line).group(0)  # type: ignore[union-attr]
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/ready").status_code == 200:
+                    break
+            time.sleep(0.05)
+        self.start_seconds = time.perf_counter() - begin
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns the server and its ranks."""
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def ranks(self) -> list[psutil.Process]:
+        """Returns the ranks."""
+        ranks = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                parent = process.parent()
+                if parent is not None and any("multiprocessing.forkserver" in part for part in parent.cmdline()):
+                    ranks.append(process)
+        return ranks
+
+    def draw(self, seed: int, **more: Any) -> float:
+        """Asks for a picture and returns the seconds."""
+        begin = time.perf_counter()
+        size = more.pop("size", "64x64")
+        self.client.images.generate(model="shapes", prompt=PROMPT, size=size, extra_body={"seed": seed, **more})
+        return time.perf_counter() - begin
+
+    def end(self) -> None:
+        """Ends it."""
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def main(config: Config) -> None:
+    """Measures everything and writes the files."""
+    watch, rows = LoadWatch(), []
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), config.nproc)
+        try:
+            for measure in (_throughput, _fairness, _first_partial, _soak, _kills):
+                rows += measure(server, config)
+        finally:
+            server.end()
+    lines = [(row["name"], row["value"], row["bar"]) for row in rows]
+    note = (
+        f"`shapes` with {config.nproc} ranks of one thread, 28 steps with guidance, asked over loopback by the "
+        "official client on the same machine, which takes some of its cores."
+    )
+    table = markdown_table(("what", "measured", "bar"), lines)
+    file_result(config.out, "benchmarks/serving.py", rows, "The server", note, table, load=watch.report())
+
+
+def _row(name: str, value: str, bar: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "value": value, "bar": bar, **more}
+
+
+def _throughput(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Times requests one at a time, all at once, and as one request for as many pictures, in turn."""
+    rounds: dict[str, list[Any]] = {"one": [], "all": [], "latencies": [], "single": []}
+    server.draw(0)
+    for _ in range(config.repeats):
+        rounds["one"].append(_timed(lambda: [server.draw(seed) for seed in range(config.together)]))
+        with concurrent.futures.ThreadPoolExecutor(config.together) as pool:
+            begin = time.perf_counter()
+            rounds["latencies"] += pool.map(server.draw, range(config.together))
+            rounds["all"].append(time.perf_counter() - begin)
+        rounds["single"].append(_timed(lambda: _several(server, config.together)))
+    ratio = statistics.median(a / b for a, b in zip(rounds["one"], rounds["all"], strict=True))
+    p95 = sorted(rounds["latencies"])[int(0.95 * len(rounds["latencies"]))]
+    ideal = statistics.median(rounds["single"])
+    return [
+        _row("seconds until ready", f"{server.start_seconds:.1f}", ""),
+        _row(f"throughput of {config.together} at once over one at a time", f"{ratio:.2f}x", ">= 1.5x", **rounds),
+        _row(f"95 of 100 requests, over one request for {config.together} pictures", f"{p95 / ideal:.2f}x", "<= 1.2x"),
+    ]
+
+
+def _several(server: Server, num: int) -> None:
+    server.client.images.generate(model="shapes", prompt=PROMPT, n=num)
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _fairness(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Lets clients of three sizes ask again and again, and compares what they wait with their fair share."""
+    sizes = ["64x64"] * 5 + ["96x96", "128x128"]
+    alone = {size: min(server.draw(1, size=size) for _ in range(3)) for size in dict.fromkeys(sizes)}
+    end, waits = time.perf_counter() + 30.0, []
+
+    def ask(size: str) -> None:
+        seed = 0
+        while time.perf_counter() < end:
+            waits.append((size, server.draw(seed := seed + 1, size=size)))
+
+    with concurrent.futures.ThreadPoolExecutor(len(sizes)) as pool:
+        list(pool.map(ask, sizes))
+    worst = {
+        size: max(seconds / (len(sizes) * alone[size]) for each, seconds in waits if each == size) for size in alone
+    }
+    told = ", ".join(f"{size} {ratio:.2f}x" for size, ratio in worst.items())
+    return [_row("longest wait over the fair share, seven clients of three sizes", told, "<= 2x", waits=waits)]
+
+
+def _first_partial(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Times the first partial picture against the whole request."""
+    shares = []
+    for seed in range(config.repeats):
+        begin, first = time.perf_counter(), None
+        stream = server.client.images.generate(
+            model="shapes", prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": seed}
+        )
+        for event in stream:
+            if first is None and event.type.endswith("partial_image"):
+                first = time.perf_counter() - begin
+        assert first is not None
+        shares.append(first / (time.perf_counter() - begin))
+    return [_row("first partial picture, of the whole time", f"{statistics.median(shares):.0%}", "<= 40%")]
+
+
+def _soak(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Watches the memory of every process through a long run."""
+    if not config.soak:
+        return []
+    end, seeds, done = time.perf_counter() + config.soak, iter(range(10**9)), []
+
+    def ask() -> None:
+        while time.perf_counter() < end:
+            done.append(server.draw(next(seeds)))
+
+    before: dict[int, int] = {}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        # What a process needs for its first pictures is no growth.
+        while time.perf_counter() < end - 0.9 * config.soak:
+            time.sleep(1.0)
+        before = {process.pid: process.memory_full_info().uss for process in server.processes()}
+        for each in asking:
+            each.result()
+    after = {process.pid: process.memory_full_info().uss for process in server.processes()}
+    growth = {pid: after[pid] / before[pid] - 1 for pid in before if pid in after}
+    name = f"growth of a process in {config.soak:.0f} s with two requests in flight, {len(done)} pictures"
+    return [_row(name, f"{max(growth.values()):+.2%} at most", "< 2%", before=before, after=after)]
+
+
+def _kills(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Kills ranks and the server at random under load, and counts what was lost, done twice or left open."""
+    if not config.kills:
+        return []
+    drawn, asked, finished = random.Random(0), dict[str, int](), dict[str, Any]()
+    stop, lock = threading.Event(), threading.Lock()
+    told = {"error": 0, "closed": 0}
+
+    def ask(client: int) -> None:
+        seed = 1000 * client
+        while not stop.is_set():
+            seed += 1
+            body = {"kind": "image", "model": "shapes", "prompt": PROMPT, "seed": seed, "num_inference_steps": 8}
+            try:
+                reply = httpx.post(f"{server.url}/v1/jobs", json=body, timeout=30)
+                if reply.status_code == 202:
+                    with lock:
+                        asked[reply.json()["id"]] = seed
+                else:
+                    told["error"] += 1
+                    time.sleep(0.2)
+                time.sleep(0.3)
+            except httpx.HTTPError:
+                told["closed"] += 1
+                time.sleep(0.5)
+
+    askers = [threading.Thread(target=ask, args=(client,), daemon=True) for client in range(2)]
+    for asker in askers:
+        asker.start()
+    for number in range(config.kills):
+        time.sleep(drawn.uniform(0.5, 4.0))
+        finished |= _completed(server)
+        if number % 5 == 4:
+            server.process.kill()
+            server.process.wait()
+            server.begin()
+        elif ranks := server.ranks():
+            with contextlib.suppress(psutil.Error):
+                drawn.choice(ranks).kill()
+    stop.set()
+    for asker in askers:
+        asker.join()
+    states = _all_ended(server)
+    lost = [name for name in asked if name not in states]
+    again = [name for name, when in finished.items() if states.get(name, ("", None))[1] != when]
+    ends = [state for state, _ in states.values()]
+    value = (
+        f"{len(lost)} of {len(asked)} jobs lost, {len(again)} of {len(finished)} finished ones done again; "
+        f"{ends.count('completed')} completed, {ends.count('failed')} failed with a named error, "
+        f"{told['closed']} connections closed, {told['error']} refused"
+    )
+    return [_row(f"{config.kills} kill -9, one in five of the server itself", value, "none lost, none done twice")]
+
+
+def _completed(server: Server) -> dict[str, Any]:
+    jobs = httpx.get(f"{server.url}/v1/jobs?status=completed&limit=100").json()["data"]
+    return {job["id"]: job["completed_at"] for job in jobs}
+
+
+def _all_ended(server: Server) -> dict[str, tuple[str, Any]]:
+    """Waits until every job has ended, and returns how and when."""
+    while True:
+        jobs, after = [], ""
+        while True:
+            page = httpx.get(f"{server.url}/v1/jobs?limit=100{after}").json()
+            jobs += page["data"]
+            if not page["has_more"]:
+                break
+            after = f"&after={page['data'][-1]['id']}"
+        if all(job["status"] in ENDED for job in jobs):
+            assert all(job["error"]["message"] for job in jobs if job["status"] == "failed")
+            return {job["id"]: (job["status"], job["completed_at"]) for job in jobs}
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
