@@ -9,7 +9,7 @@ import platform
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from partsong.errors import ArgumentError
 from partsong.outputs import write_text
 from partsong.parallel.ranks.launch import launch
 from partsong.planner.hardware import Device, Link, Machine
-from partsong.planner.measuring import LINK_SIZES, measure, probe_call, probe_model
+from partsong.planner.measuring import LINK_SIZES, SMALL, measure, probe_call, probe_model
 from partsong.planner.operators import QUERY_ROWS, TILE
 from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 
 __all__ = ["Calibration", "calibrate", "calibrate_here", "calibration_folder", "find_calibration", "read_calibration"]
+
+#: An operator of this many seconds keeps any host busier than its device.
+_SLOW = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +97,11 @@ def understand(raw: Mapping[str, Any]) -> Calibration:
     """
     ranks, cores = raw["ranks"], usable_cores()
     slots = ranks if raw["device"] == "cuda" else max(1, cores // raw["threads"])
-    device = _device(raw)
+    device = _with_dispatch(_device(raw), raw)
     link = _link(raw, device) if ranks > 1 else Link(name="none", latency=0.0, bandwidth=math.inf, measured=True)
     ratios = _step_ratios(raw, device)
-    device = device.slower(math.exp(statistics.fmean(map(math.log, ratios))))
+    # What an operator costs was measured of whole steps already, so it is not slowed down with the rest.
+    device = _with_dispatch(device.slower(math.exp(statistics.fmean(map(math.log, ratios)))), raw)
     spread = max(max(ratios) / statistics.geometric_mean(ratios), statistics.geometric_mean(ratios) / min(ratios))
     alone = statistics.geometric_mean([raw["alone"][tokens] / raw["steps"][tokens] for tokens in raw["steps"]])
     name = f"{device.name}-{ranks}-ranks"
@@ -138,6 +142,20 @@ def _device(raw: Mapping[str, Any]) -> Device:
     )
 
 
+def _with_dispatch(device: Device, raw: Mapping[str, Any]) -> Device:
+    """Returns the device with what a model's operator really costs the host: Python around it is most of that."""
+    dtype = torch.float32 if raw["device"] == "cpu" else torch.bfloat16
+    trace = trace_calls(probe_model(small=True).to(dtype), [], 1, probe_call(SMALL, dtype, small=True))
+    # The time of a step is a line in what an operator costs, where the host is what everything waits for.
+    low, high = (replay(trace, _alone(replace(device, dispatch=each))).steady for each in (0.0, _SLOW))
+    return replace(device, dispatch=max(raw["dispatch"] / 100, (raw["small"] - low) / (high - low) * _SLOW))
+
+
+def _alone(device: Device) -> Machine:
+    link = Link(name="none", latency=0.0, bandwidth=math.inf)
+    return Machine(device=device, link=link, ranks=1, per_node=1)
+
+
 def _link(raw: Mapping[str, Any], device: Device) -> Link:
     rows = {(row["form"], row["bytes"]): row["seconds"] for row in raw["messages"] if row["form"] != "pair"}
     ranks, (small, *_, large) = raw["ranks"], LINK_SIZES
@@ -163,12 +181,11 @@ def _link(raw: Mapping[str, Any], device: Device) -> Link:
 
 def _step_ratios(raw: Mapping[str, Any], device: Device) -> list[float]:
     """Returns measured over predicted seconds of a denoiser's step at each number of tokens."""
-    alone = Machine(device=device, link=Link(name="none", latency=0.0, bandwidth=math.inf), ranks=1, per_node=1)
     dtype = torch.float32 if raw["device"] == "cpu" else torch.bfloat16
     model, ratios = probe_model().to(dtype), []
     for tokens, seconds in raw["steps"].items():
         trace = trace_calls(model, [], 1, probe_call(int(tokens), dtype))
-        ratios.append(seconds / replay(trace, alone).steady)
+        ratios.append(seconds / replay(trace, _alone(device)).steady)
     return ratios
 
 

@@ -15,12 +15,14 @@ from torch.nn import functional
 from partsong.parallel.ranks.collectives import Pending, agree, exchange
 from partsong.parallel.ranks.mesh import AXES, Mesh
 
-__all__ = ["LINK_SIZES", "TOKENS", "measure", "probe_call", "probe_model"]
+__all__ = ["LINK_SIZES", "SMALL", "TOKENS", "measure", "probe_call", "probe_model"]
 
 #: Bytes of the messages that are timed.
 LINK_SIZES = (4096, 1 << 18, 1 << 22)
 #: Image tokens of the steps that are timed.
 TOKENS = (256, 1024, 2304)
+#: Those of the step of a model so small that nearly all of it is the host's work.
+SMALL = 16
 #: Rows of the matrix products that are timed, against a square of `_SIDE`.
 _ROWS = (64, 512, 4096)
 _SIDE = 1024
@@ -28,6 +30,8 @@ _SIDE = 1024
 _KEYS = (512, 2048)
 #: Numbers that are added to as many others, from what a small cache holds to what none does.
 _ADDED = tuple(1 << power for power in range(13, 25))
+#: Width of the model whose steps are timed, and of the small one.
+_WIDTHS = {False: 768, True: 32}
 _REPEATS = 5
 #: A measurement of one size stops when it has taken so long, however few repeats it has.
 _PATIENCE = 1.5
@@ -56,6 +60,7 @@ def measure(threads: int | None = None) -> dict[str, Any]:
             "matmul": {rows: bench.together(bench.matmul(rows)) for rows in _ROWS},
             "attention": {keys: bench.together(bench.attention(keys)) for keys in _KEYS},
             "memory": {numbers: bench.together(bench.addition(numbers)) for numbers in _ADDED},
+            "small": bench.together(bench.step(SMALL, small=True)),
             "steps": {tokens: bench.together(bench.step(tokens)) for tokens in TOKENS},
             "alone": {tokens: bench.alone(bench.step(tokens)) for tokens in TOKENS},
             "messages": [] if mesh.world_size == 1 else bench.messages(),
@@ -71,7 +76,7 @@ class _Bench:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.axis = mesh, mesh.axis(*AXES)
         self.dtype = torch.float32 if mesh.device.type == "cpu" else torch.bfloat16
-        self.model: nn.Module | None = None
+        self.models: dict[bool, nn.Module] = {}
 
     def new(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=self.dtype, device=self.mesh.device)
@@ -92,11 +97,12 @@ class _Bench:
         one, other = self.new(numbers), self.new(numbers)
         return lambda: torch.add(one, other)
 
-    def step(self, tokens: int) -> Callable[[], Any]:
-        if self.model is None:
-            self.model = probe_model().to(self.mesh.device, self.dtype)
-        given = {name: value.to(self.mesh.device) for name, value in probe_call(tokens, self.dtype).items()}
-        model = self.model
+    def step(self, tokens: int, *, small: bool = False) -> Callable[[], Any]:
+        if small not in self.models:
+            self.models[small] = probe_model(small=small).to(self.mesh.device, self.dtype)
+        call = probe_call(tokens, self.dtype, small=small)
+        given = {name: value.to(self.mesh.device) for name, value in call.items()}
+        model = self.models[small]
         return lambda: model(**given)
 
     def together(self, work: Callable[[], Any]) -> float:
@@ -182,30 +188,36 @@ class _Bench:
         return {"message": alone, "products": one * times, "both": self.together(both)}
 
 
-def probe_model() -> nn.Module:
-    """Builds a transformer whose steps are timed: blocks of both kinds of FLUX, 60 million random parameters."""
+def probe_model(*, small: bool = False) -> nn.Module:
+    """Builds a transformer whose steps are timed: blocks of both kinds of FLUX, 60 million random parameters.
+
+    Args:
+        small: with as many operators, but hardly any work in each.
+    """
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(0)
+    width = _WIDTHS[small]
     return FluxTransformer2DModel(
         in_channels=64,
         num_layers=1,
         num_single_layers=3,
-        attention_head_dim=64,
-        num_attention_heads=12,
-        joint_attention_dim=768,
-        pooled_projection_dim=768,
-        axes_dims_rope=(16, 24, 24),
+        attention_head_dim=width // 2 if small else 64,
+        num_attention_heads=2 if small else 12,
+        joint_attention_dim=width,
+        pooled_projection_dim=width,
+        axes_dims_rope=(4, 6, 6) if small else (16, 24, 24),
     ).eval()
 
 
-def probe_call(tokens: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def probe_call(tokens: int, dtype: torch.dtype, *, small: bool = False) -> dict[str, Tensor]:
     """Makes the arguments of its call for a number of image tokens."""
+    width, texts = _WIDTHS[small], SMALL if small else 128
     return {
         "hidden_states": torch.zeros(1, tokens, 64, dtype=dtype),
-        "encoder_hidden_states": torch.zeros(1, 128, 768, dtype=dtype),
-        "pooled_projections": torch.zeros(1, 768, dtype=dtype),
+        "encoder_hidden_states": torch.zeros(1, texts, width, dtype=dtype),
+        "pooled_projections": torch.zeros(1, width, dtype=dtype),
         "timestep": torch.ones(1, dtype=dtype),
         "img_ids": torch.zeros(tokens, 3, dtype=dtype),
-        "txt_ids": torch.zeros(128, 3, dtype=dtype),
+        "txt_ids": torch.zeros(texts, 3, dtype=dtype),
     }

@@ -9,6 +9,7 @@ import pytest
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import registry
+from tests import covering
 from tests.parallel import memory_worker as worker
 
 #: What works on a bare transformer for pictures. Which blocks a cache skips, numbers decide.
@@ -24,7 +25,11 @@ NAMES = [
 UNET = ("cfg-parallel", "sync-patch", "displaced-patch", "partial-patch", "sharded-weights")
 PAIRS = [("Flux", "ulysses sharded-weights"), ("UNet", "sync-patch sharded-weights")]
 WIRED = [("Flux", "displaced-patch:wire=int8")]
-CASES = [("Flux", name) for name in NAMES] + [("UNet", name) for name in UNET] + PAIRS + WIRED
+#: Those whose memory has parts that no other of them has.
+FEW = [("Flux", name) for name in ("ulysses", "ring", "displaced-patch", "tensor-parallel", "sharded-weights")]
+FEW += [("UNet", "displaced-patch"), PAIRS[0]]
+EVERY = [("Flux", name) for name in NAMES] + [("UNet", name) for name in UNET] + PAIRS + WIRED
+CASES = EVERY if covering.FULL else FEW
 
 
 @functools.cache

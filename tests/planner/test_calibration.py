@@ -10,13 +10,15 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.planner import Device, Machine
 from partsong.planner.calibration import calibrate, find_calibration, read_calibration, understand
-from partsong.planner.measuring import LINK_SIZES, probe_call, probe_model
+from partsong.planner.measuring import LINK_SIZES, SMALL, probe_call, probe_model
 from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 
 TRUE = Device(
     name="t", flops=2e11, bandwidth=5e9, memory=1e9, units=0, matmul=1.0, attention=0.5, dispatch=5e-6, host=True
 )
+#: Seconds of an operator with no layer around it.
+BARE = 1e-6
 
 
 def raw(ranks: int = 2, slow: float = 1.0) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def raw(ranks: int = 2, slow: float = 1.0) -> dict[str, Any]:
         tokens: slow * replay(trace_calls(model, [], 1, probe_call(tokens, torch.float32)), alone).steady
         for tokens in (256, 1024)
     }
+    small = trace_calls(probe_model(small=True), [], 1, probe_call(SMALL, torch.float32, small=True))
     messages = []
     for size in LINK_SIZES:
         for form, at_once, ways in (("all-to-all", ranks - 1, ranks), ("ring", 1, ranks), ("one way", 1, 1)):
@@ -38,9 +41,10 @@ def raw(ranks: int = 2, slow: float = 1.0) -> dict[str, Any]:
         "ranks": ranks,
         "device": "cpu",
         "threads": 1,
-        "dispatch": 100 * TRUE.dispatch,
-        "matmul": {rows: TRUE.dispatch + 2.0 * rows * 1024**2 / TRUE.flops for rows in (64, 512, 4096)},
-        "attention": {keys: TRUE.dispatch + 4.0 * 8 * keys**2 * 64 / (0.5 * TRUE.flops) for keys in (512, 2048)},
+        "dispatch": 100 * BARE,
+        "small": slow * replay(small, alone).steady,
+        "matmul": {rows: BARE + 2.0 * rows * 1024**2 / TRUE.flops for rows in (64, 512, 4096)},
+        "attention": {keys: BARE + 4.0 * 8 * keys**2 * 64 / (0.5 * TRUE.flops) for keys in (512, 2048)},
         "memory": {numbers: 12 * numbers / TRUE.bandwidth for numbers in (2**13, 2**24)},
         "steps": steps,
         "alone": {tokens: 0.9 * seconds for tokens, seconds in steps.items()},

@@ -349,7 +349,7 @@ def test_one_engine_is_asked_from_several_loops(ray: Any) -> None:
 # --- an evaluation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_problems_survive_the_death_of_an_engine(ray: Any) -> None:
     """The zoo's model in float64, voting: the same answers as from one engine, each problem once."""
     import torch

@@ -68,6 +68,7 @@ def test_the_folder_is_a_mixture_that_draws(finished: Path) -> None:
 DOWN = "down.transformer_blocks/0/attn/to_q"
 
 
+@pytest.mark.full
 def test_a_stage_that_was_stopped_continues(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

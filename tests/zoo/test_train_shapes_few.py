@@ -66,6 +66,7 @@ def test_the_folder_is_a_stock_pipeline_of_few_steps(finished: Path) -> None:
     assert image.shape == (64, 64, 3) and np.isfinite(image).all()
 
 
+@pytest.mark.full
 def test_a_stage_that_was_stopped_continues(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

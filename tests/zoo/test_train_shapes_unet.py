@@ -90,6 +90,7 @@ def test_a_stage_continues_bit_for_bit(tmp_path: Path) -> None:
     torch.testing.assert_close([continued[n] for n in names], [straight[n] for n in names], rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_an_interrupted_recipe_makes_the_steps_it_would_have_made(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

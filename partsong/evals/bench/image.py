@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn, profiler
 
 from partsong.evals.bench.models import BENCH_MODELS, BenchModel
-from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_ulysses
+from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_tensor, diffusers_ulysses
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh, mesh_for, parallelize
@@ -35,6 +35,7 @@ __all__ = ["run"]
 PEERS: dict[str, Callable[[nn.Module, int], None]] = {
     "diffusers Ulysses": diffusers_ulysses,
     "diffusers ring": diffusers_ring,
+    "diffusers tensor parallel": diffusers_tensor,
 }
 #: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and by their wire.
 STEPS_BEFORE = 2
@@ -106,14 +107,16 @@ def _on_rank(
 
 def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
     cases = [_Case("serial", module, everyone=False), _Case(LIMIT, module)]
-    for strategy in row.strategies:
-        twin = _twin(module)
-        parallelize(twin, strategy, mesh=Mesh(**mesh_for((strategy,), nproc)))
-        cases.append(_Case(_name(strategy), twin, ours=True))
+    for mix in row.mixes:
+        # What takes the place of weights must not take that of the other cases' too.
+        twin = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _twin(module)
+        parallelize(twin, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
+        cases.append(_Case(" + ".join(map(_name, mix)), twin, ours=True))
     for name, enable in PEERS.items() if peers else ():
-        twin = _twin(module)
-        enable(twin, nproc)
-        cases.append(_Case(name, twin))
+        twin = copy.deepcopy(module) if enable is diffusers_tensor else _twin(module)
+        if enable is not diffusers_tensor or getattr(module, "_tp_plan", None) is not None:
+            enable(twin, nproc)
+            cases.append(_Case(name, twin))
     return cases
 
 

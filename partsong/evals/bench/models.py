@@ -15,6 +15,7 @@ from partsong.parallel.exchange.partial_patch import PartialPatch
 from partsong.parallel.exchange.ring import Ring
 from partsong.parallel.exchange.sync_patch import SyncPatch
 from partsong.parallel.exchange.ulysses import Ulysses
+from partsong.parallel.sharded_weights.strategy import ShardedWeights
 from partsong.parallel.tensor_parallel.strategy import TensorParallel
 
 __all__ = ["BENCH_MODELS", "BenchModel", "bench_image_pipeline", "bench_video_pipeline"]
@@ -31,22 +32,23 @@ class BenchModel:
         name: as it appears in result tables.
         build: makes the module with random weights, whose seed the caller sets.
         inputs: makes keyword arguments for a number of image tokens (positions of the latent) and a timestep in [0, 1].
-        strategies: with which to time it.
+        mixes: strategies with which to time it, one or several together.
         peers: whether other libraries can split it too.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, float], dict[str, Any]]
-    strategies: tuple[Strategy, ...] = (
-        Ulysses(),
-        Ring(),
-        Ulysses(wire="int8"),
-        Ring(wire="int8"),
-        DisplacedPatch(warmup_steps=1),
-        DisplacedPatch(warmup_steps=1, wire="int8"),
-        DisplacedPatch(warmup_steps=1, wire="1bit"),
-        TensorParallel(),
+    mixes: tuple[tuple[Strategy, ...], ...] = (
+        (Ulysses(),),
+        (Ring(),),
+        (Ulysses(wire="int8"),),
+        (Ring(wire="int8"),),
+        (DisplacedPatch(warmup_steps=1),),
+        (DisplacedPatch(warmup_steps=1, wire="int8"),),
+        (DisplacedPatch(warmup_steps=1, wire="1bit"),),
+        (TensorParallel(),),
+        (ShardedWeights(), Ulysses()),
     )
     peers: bool = True
 
@@ -193,15 +195,15 @@ BENCH_MODELS = {
             name="sdxl-like",
             build=_unet,
             inputs=_unet_inputs,
-            strategies=(
-                SyncPatch(),
-                Ulysses(),
-                Ring(),
-                DisplacedPatch(warmup_steps=1),
-                DisplacedPatch(warmup_steps=1, norms="forecast"),
-                DisplacedPatch(warmup_steps=1, wire="1bit"),
-                PartialPatch(warmup_steps=1),
-                PartialPatch(warmup_steps=1, norms="forecast"),
+            mixes=(
+                (SyncPatch(),),
+                (Ulysses(),),
+                (Ring(),),
+                (DisplacedPatch(warmup_steps=1),),
+                (DisplacedPatch(warmup_steps=1, norms="forecast"),),
+                (DisplacedPatch(warmup_steps=1, wire="1bit"),),
+                (PartialPatch(warmup_steps=1),),
+                (PartialPatch(warmup_steps=1, norms="forecast"),),
             ),
             peers=False,
         ),

@@ -1,7 +1,8 @@
-"""Makes diffusers' own context parallelism run on a CPU, so that it can be timed in the same table.
+"""Makes diffusers' own parallelism run on a CPU, so that it can be timed in the same table.
 
-Only two functions are replaced. Without accelerators ``torch.accelerator.device_count()`` is 0, and diffusers divides
-by it. The native attention of diffusers returns no log-sum-exp, which its ring needs.
+Only two functions and a list are replaced. Without accelerators ``torch.accelerator.device_count()`` is 0, and
+diffusers divides by it. The native attention of diffusers returns no log-sum-exp, which its ring needs. Its tensor
+parallelism lists the devices that it was tried on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,21 @@ def diffusers_ulysses(module: nn.Module, degree: int) -> None:
 def diffusers_ring(module: nn.Module, degree: int) -> None:
     """Turns on diffusers' ring, which gathers all keys and values and then loops over them."""
     _enable(module, ring_degree=degree)
+
+
+def diffusers_tensor(module: nn.Module, degree: int) -> None:
+    """Turns on diffusers' tensor parallelism, which puts shares in the place of the module's weights."""
+    from diffusers import TensorParallelConfig
+    from diffusers.hooks import tensor_parallel
+    from torch.distributed.device_mesh import init_device_mesh
+
+    config = TensorParallelConfig(mesh=init_device_mesh("cpu", (degree,), mesh_dim_names=("tp",)))
+    devices = tensor_parallel._SUPPORTED_TP_DEVICES
+    tensor_parallel._SUPPORTED_TP_DEVICES = (*devices, "cpu")
+    try:
+        module.enable_parallelism(config=config)  # type: ignore[operator]
+    finally:
+        tensor_parallel._SUPPORTED_TP_DEVICES = devices
 
 
 def _enable(module: nn.Module, **degrees: int) -> None:
