@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -55,7 +56,7 @@ class LocalText:
         """Returns whether the process has given a sign of life lately."""
         if self._process is None or not self._process.alive:
             return False
-        return asyncio.get_running_loop().time() - self._process.heard < _SILENCE
+        return time.monotonic() - self._process.heard < _SILENCE
 
     @property
     def in_flight(self) -> int:

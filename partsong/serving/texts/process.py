@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -32,7 +33,7 @@ class TextProcess:
 
     Attributes:
         about: what it says of its model: ``kind`` and ``strategies``; empty before it is ready.
-        heard: time of the event loop when it was heard last.
+        heard: when it was heard last, by `time.monotonic`.
         alive: whether requests can be sent to it.
         how: how it ended, in words; "" while it runs.
     """
@@ -130,9 +131,8 @@ class TextProcess:
 
     async def _read(self, wire: Wire) -> None:
         """Hands out what comes over the wire until it closes, which is when the process ends."""
-        loop = asyncio.get_running_loop()
         while (record := await wire.receive()) is not None:
-            self.heard = loop.time()
+            self.heard = time.monotonic()
             if not self._first.done():
                 self._first.set_result(record)
             elif record.get("number") in self._requests:

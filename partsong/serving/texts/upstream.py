@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from json.decoder import scanstring
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -219,7 +218,7 @@ def with_model(body: bytes, name: str) -> bytes:
         at = _skip(text, at, ",")
         if text[at] == "}":
             break
-        key, at = scanstring(text, at + 1, False)
+        key, at = decoder.raw_decode(text, at)
         at = _skip(text, at, ":")
         _, end = decoder.raw_decode(text, at)
         if key == "model":

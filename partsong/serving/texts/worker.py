@@ -87,33 +87,42 @@ def _open(spec: TextSpec) -> OpenedText:
     from transformers.utils import logging as transformers_logging
 
     from partsong import zoo
-    from partsong.errors import UnsupportedError
-    from partsong.jobs.text_source import find_text_model
-    from partsong.model_folders import model_folder, read_settings
-    from partsong.reasoning.local import smollm2
-    from partsong.samplers.text.families import adapter_of
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     is_zoo = spec.model in zoo.MODELS
     if spec.threads or is_zoo:
         torch.set_num_threads(spec.threads or 1)
-    settings = read_settings(model_folder(spec.model, others={smollm2.NAME: smollm2.folder}))
-    try:
-        is_causal = adapter_of(settings, spec.adapter).noise == "none"
-    except UnsupportedError:
-        if settings.get("mask_token_id") is not None:
-            raise
-        is_causal = True  # the engine knows more causal families, and says so if this is none
-    if is_causal:
+    if _is_causal(spec):
         from partsong.serving.texts.local_thinking import ThinkingTexts
 
         how: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "speculate": spec.speculate}
         return ThinkingTexts(spec.model, spec.limits, weights=spec.weights, **how)
+    from partsong.jobs.text_source import find_text_model
     from partsong.serving.texts.diffusion import DiffusionTexts
 
     source = find_text_model(spec.model, spec.adapter)
     return DiffusionTexts(source, spec)
+
+
+def _is_causal(spec: TextSpec) -> bool:
+    """Returns whether a model writes one token after another."""
+    from partsong.errors import UnsupportedError
+    from partsong.model_folders import model_folder, read_settings
+    from partsong.reasoning.local import smollm2
+    from partsong.zoo.thinking import task_of
+
+    if task_of(spec.model) is not None:
+        return True  # what follows would import more than a model that thinks needs
+    from partsong.samplers.text.families import adapter_of
+
+    settings = read_settings(model_folder(spec.model, others={smollm2.NAME: smollm2.folder}))
+    try:
+        return adapter_of(settings, spec.adapter).noise == "none"
+    except UnsupportedError:
+        if settings.get("mask_token_id") is not None:
+            raise
+        return True  # the engine knows more causal families, and says so if this is none of them
 
 
 class _Desk:
