@@ -123,7 +123,7 @@ def _loras(given: tuple[str, ...]) -> dict[str, Path]:
     loras = {}
     for text in given:
         name, _, path = text.partition("=")
-        if not name.isidentifier() or not Path(path).exists():
+        if not (name.isidentifier() and path and Path(path).exists()):
             raise ArgumentError(f"--lora {text}: write NAME=FILE with a plain name and a file or folder that is there")
         loras[name] = Path(path)
     return loras

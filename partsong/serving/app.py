@@ -109,10 +109,7 @@ class _Gate:
             await _refuse(send, ApiError(413, f"a request has at most {limits.body} bytes", code="too_large"))
             return
         body = _Body(receive, limits.body, limits.body_seconds)
-        try:
-            await self.app(scope, body.receive, send)
-        except _BodyError as error:
-            await _refuse(send, error.told)
+        await self.app(scope, body.receive, body.instead(send))
 
     def _has_key(self, path: str, headers: dict[bytes, bytes]) -> bool:
         if self.server.key is None or path in _OPEN:
@@ -121,23 +118,23 @@ class _Gate:
         return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.server.key.encode())
 
 
-class _BodyError(Exception):
-    """Ends a request whose body is too large or too slow; no handler of the application answers it."""
-
-    def __init__(self, told: ApiError) -> None:
-        super().__init__(str(told))
-        self.told = told
-
-
 class _Body:
-    """Hands the parts of a body on while they are few enough and come in time."""
+    """Hands the parts of a body on while they are few enough and come in time; otherwise the client is as if gone.
+
+    Args:
+        receive: where the parts come from.
+        most: bytes.
+        seconds: for all of it.
+    """
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
         self._receive, self._most, self._seconds = receive, most, seconds
         self._size, self._is_complete = 0, False
         self._deadline: float | None = None
+        self._error: ApiError | None = None
 
     async def receive(self) -> Message:
+        """Returns the next part."""
         if self._is_complete:
             return await self._receive()  # the only message that still comes: the client has hung up
         now = asyncio.get_running_loop().time()
@@ -145,12 +142,25 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - now))
         except TimeoutError:
-            raise _BodyError(ApiError(408, f"the request did not arrive within {self._seconds:g} s")) from None
+            self._error = ApiError(408, f"the request did not arrive within {self._seconds:g} s")
+            return {"type": "http.disconnect"}
         self._size += len(message.get("body", b""))
         if self._size > self._most:
-            raise _BodyError(ApiError(413, f"a request has at most {self._most} bytes", code="too_large"))
+            self._error = ApiError(413, f"a request has at most {self._most} bytes", code="too_large")
+            return {"type": "http.disconnect"}
         self._is_complete = not message.get("more_body", False)
         return message
+
+    def instead(self, send: Send) -> Send:
+        """Returns what sends the application's answer, or the refusal in its place."""
+
+        async def send_or_refuse(message: Message) -> None:
+            if self._error is None:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await _refuse(send, self._error)
+
+        return send_or_refuse
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

@@ -126,10 +126,14 @@ class WorkerGroup:
         for child in multiprocessing.active_children() if self._threads[0].is_alive() else ():
             child.terminate()  # they load a model, or make a long call, and all groups end together
         self._threads[0].join()
-        with contextlib.suppress(OSError):
-            Client(self._listener.address, authkey=self._authkey).close()  # wakes the other thread up
+        # A caller wakes the other thread up if it waits for one; if it has ended already, nobody answers the call.
+        threading.Thread(target=self._ring, daemon=True).start()
         self._threads[1].join(5.0)
         self._listener.close()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError, EOFError, AuthenticationError):
+            Client(self._listener.address, authkey=self._authkey).close()
 
     def _run(self) -> None:
         """Runs the ranks again and again; in a thread of its own."""

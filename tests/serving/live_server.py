@@ -8,8 +8,20 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+
+def _wait(url: str) -> None:
+    """Waits until the server listens, which it does a little after it has named its address."""
+    pause = threading.Event()
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health").close()
+            return
+        pause.wait(0.1)
+    raise RuntimeError(f"{url} does not listen")
 
 
 @contextlib.contextmanager
@@ -27,6 +39,7 @@ def served(folder: Path, models: Sequence[str], *, nproc: int = 2) -> Iterator[s
             if found := re.search(r"http://[\d.]+:\d+", line):
                 # What it writes later has to be read too, or it would wait for room in the pipe.
                 threading.Thread(target=lambda: lines.extend(stream), daemon=True).start()
+                _wait(found.group())
                 yield found.group()
                 return
         raise RuntimeError("the server ended: " + "".join(lines))

@@ -40,7 +40,7 @@ class StandIn:
         jobs: by id, as the server would write them.
         files: by name, whole; or a queue of pieces that ends with None, for a file that grows.
         requests: bodies of the requests that wanted a job or an answer.
-        refuse: raised by the next request of that path, once.
+        refuse: raised by the next request of that method and path, once.
         hung_up: is set when a client leaves in the middle of a chat.
         edits: what an edit answers: name, data and picture of each event.
         forms: type and content of each form that came with an edit.
@@ -153,9 +153,10 @@ class StandIn:
     async def check(self, request: Request) -> None:
         """Raises what the test wants this request to meet."""
         path = request.url.path
+        name = f"{request.method} {path}"
         if self.key and path not in PAGE_PATHS and request.headers.get("authorization") != f"Bearer {self.key}":
             raise ApiError(401, "this server wants a key and got another one or none; send it as a Bearer token")
-        if (error := self.refuse.pop(path, None)) is not None:
+        if (error := self.refuse.pop(name, None)) is not None:
             raise error
 
     def job(self, id: str) -> dict[str, Any]:

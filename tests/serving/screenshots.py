@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,7 @@ def shots(browser: Browser, url: str, out: Path) -> None:
         page.set_viewport_size({"width": 400, "height": 860})
         page.screenshot(path=out / "page-narrow.png", full_page=True)
         page.set_viewport_size({"width": 1280, "height": 860})
-        make(page, PROMPTS[0], strategy="ring:ring_degree=3")
+        make(page, PROMPTS[0], strategy="ring:degree=3")
         page.wait_for_selector("#create-fault:not([hidden])")
         both(page, out, "error")
         chat(page, out)
@@ -114,7 +113,6 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = options.url or stack.enter_context(served(folder, MODELS))
-        urllib.request.urlopen(url + "/health").close()
         shots(stack.enter_context(chromium()), url, options.out)
 
 

@@ -70,7 +70,7 @@ def test_a_picture_and_its_twin(page: Page, url: str) -> None:
     with urllib.request.urlopen(f"{url}{address}") as reply:
         assert (shown == np.asarray(Image.open(io.BytesIO(reply.read())).convert("RGB"))).all()
     page.get_by_role("button", name="Compare with its serial twin").click()
-    expect(page.get_by_text("Largest difference")).to_be_visible(timeout=LONG)
+    expect(page.get_by_text("Largest difference", exact=True)).to_be_visible(timeout=LONG)
     first, second, apart = (pixels(page, f"#pair figure:nth-child({place}) img") for place in (1, 2, 3))
     assert (first == shown).all()
     levels = np.abs(first.astype(int) - second)
@@ -78,7 +78,7 @@ def test_a_picture_and_its_twin(page: Page, url: str) -> None:
     expect(page.get_by_role("region", name="Serial twin")).to_contain_text(f"{levels.max()} of 255 levels")
     assert ((apart.max(axis=-1) == 255) == (levels.max(axis=-1) == levels.max())).all(), "white is where most differs"
     page.reload()
-    expect(page.get_by_text("Largest difference")).to_be_visible()
+    expect(page.get_by_text("Largest difference", exact=True)).to_be_visible()
     expect(page.locator("#tiles li")).to_have_count(1)
 
 
@@ -94,7 +94,7 @@ def test_a_running_job_is_seen_after_a_reload_and_cancelled(page: Page) -> None:
 
 
 def test_what_the_ranks_refuse_is_a_sentence(page: Page) -> None:
-    make(page, "a green triangle", "ring:ring_degree=3")
+    make(page, "a green triangle", "ring:degree=3")
     fault = page.locator("#create-fault")
     expect(fault).to_contain_text("3")
     expect(fault).to_contain_text("rank")

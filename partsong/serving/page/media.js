@@ -59,13 +59,15 @@ export function player(url, { growing, label }) {
   video.dataset.url = url;
   video.dataset.growing = growing;
   video.autoplay = true;
-  if (!key.get()) video.src = url;
-  else if (growing) grow(video, url);
+  if (growing && window.MediaSource) grow(video, url);
   else source(url).then((address) => { video.src = address; }, () => {});
   return video;
 }
 
-/** Feeds a growing file into a player through fetch, which can send the key where an address cannot. */
+/**
+ * Feeds a growing file into a player through fetch. An address alone would not do: it cannot send a key, and browsers
+ * read files in blocks of many kilobytes, so a short video would not begin before its end.
+ */
 async function grow(video, url) {
   const media = new MediaSource();
   video.src = URL.createObjectURL(media);

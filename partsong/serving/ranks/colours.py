@@ -19,13 +19,16 @@ __all__ = ["LatentColours", "shown_at"]
 
 #: Sides of the pictures that the map is fitted to, in latents, and their number.
 _SIDE, _NUM = 16, 8
+#: What one of them counts, beside a picture that was made.
+_FIRST = 0.01
 
 
 class LatentColours:
     """Maps the latents of an autoencoder to colours, one matrix for all places.
 
-    The matrix comes from pictures of coloured blocks and slopes: what the autoencoder encodes them to, against their
-    own colours averaged over the square that a latent stands for.
+    The matrix is the least-squares one for pairs of latents and the colours of the square that they stand for. It
+    begins with pictures of coloured blocks and slopes, as the autoencoder encodes them, and goes on with each picture
+    that is made, which soon counts for more: what a model draws is what its previews are of.
 
     Args:
         pipe: a diffusers pipeline with an autoencoder for pictures.
@@ -43,15 +46,41 @@ class LatentColours:
         latents = encoded.latent_dist.mean if hasattr(encoded, "latent_dist") else encoded.latents
         shift = getattr(vae.config, "shift_factor", None) or 0.0
         latents = (latents - shift) * vae.config.scaling_factor
-        colours = F.adaptive_avg_pool2d(pictures, latents.shape[-2:])
-        rows = latents.movedim(1, -1).flatten(0, -2).double()
-        rows = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
-        self._map = torch.linalg.lstsq(rows, colours.movedim(1, -1).flatten(0, -2).double()).solution
+        width = latents.shape[1] + 1
+        self._products = torch.zeros(width, width, dtype=torch.float64)
+        self._targets = torch.zeros(width, 3, dtype=torch.float64)
+        self._add(latents, pictures, weight=_FIRST)
+
+    def learn(self, pipe: Any, named: dict[str, Any], sample: str, latents: Tensor, images: Any) -> None:
+        """Takes a picture that is done.
+
+        Args:
+            pipe: the pipeline of the call.
+            named: arguments of its last call of the denoiser.
+            sample: the one with the latents.
+            latents: what the pipeline decoded.
+            images: what it decoded them to, `[N, H, W, 3]` in [0, 1].
+        """
+        try:
+            form = form_of(pipe, {})
+            places = form.picture(latents, form.size(named, named[sample]))
+        except PartsongError:
+            return
+        self._add(places, torch.as_tensor(images).movedim(-1, 1), weight=1.0)
+
+    def _add(self, latents: Tensor, pictures: Tensor, weight: float) -> None:
+        colours = F.adaptive_avg_pool2d(pictures, latents.shape[-2:]).movedim(1, -1).flatten(0, -2).double().cpu()
+        rows = _rows(latents).cpu()
+        self._products += weight * rows.mT @ rows
+        self._targets += weight * rows.mT @ colours
+        # Before there were pictures enough, a little of the identity keeps the equations solvable.
+        slight = 1e-6 * self._products.diagonal().mean() * torch.eye(len(self._products), dtype=torch.float64)
+        self._map = torch.linalg.solve(self._products + slight, self._targets)
 
     def show(self, latents: Tensor) -> Tensor:
         """Returns the colours `[B, 3, h, w]` in [0, 1] of latents `[B, C, h, w]`."""
-        rows = latents.movedim(1, -1).double()
-        colours = rows @ self._map[:-1].to(rows.device) + self._map[-1].to(rows.device)
+        number, _, height, width = latents.shape
+        colours = (_rows(latents).cpu() @ self._map).unflatten(0, (number, height, width))
         return colours.movedim(-1, 1).clamp(0, 1).float()
 
     def preview(self, pipe: Any, named: dict[str, Any], sample: str, last: tuple[Any, Any, Any]) -> tuple[bytes, ...]:
@@ -81,6 +110,12 @@ def shown_at(steps: int, num: int) -> list[int]:
     [6, 11, 17]
     """
     return [max(1, round(steps * (number + 1) / (num + 2))) for number in range(num)]
+
+
+def _rows(latents: Tensor) -> Tensor:
+    """Returns the latents of each place `[N, C + 1]`, and a one for the constant."""
+    rows = latents.movedim(1, -1).flatten(0, -2).double()
+    return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
 
 
 def _pictures(side: int) -> Tensor:

@@ -29,6 +29,7 @@ class Outcome:
     Attributes:
         stepped: jobs that have made a step and go on.
         done: jobs that have come to their end.
+        ended: those of them that took turns.
         failed: jobs that ended in an error, with it.
         dropped: jobs that were dropped.
         spent: by rank.
@@ -37,6 +38,7 @@ class Outcome:
 
     stepped: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
+    ended: list[PausedJob] = field(default_factory=list)
     failed: dict[str, PartsongError] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     spent: tuple[Spent, ...] = ()
@@ -148,6 +150,7 @@ class Floor:
         if job.is_done:
             self._end(job.work.id)
             outcome.done.append(job.work.id)
+            outcome.ended.append(job)
         elif has_stepped:
             outcome.stepped.append(job.work.id)
 

@@ -103,6 +103,8 @@ class Front:
         for name in outcome.done:
             account = self._accounts[name]
             self._office.send(Finished(id=name, spent=account.spent, seconds=time.perf_counter() - account.begun))
+        for job in outcome.ended if self._colours is not None else ():
+            self._colours.learn(job.pipe, job.arguments, self._model.sample, job.latents, job.images)
         for name in (*outcome.done, *outcome.failed, *outcome.dropped):
             self._desk.forget(name)
             self._accounts.pop(name, None)

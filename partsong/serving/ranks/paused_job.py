@@ -32,12 +32,15 @@ class PausedJob:
 
     Attributes:
         work: the job.
+        arguments: of the denoiser's call that it waits for, or of the last one.
         calls: how many calls of the denoiser the step at work has made.
         step: steps made.
         steps: steps in all; 0 before the first call of the denoiser.
         is_done: whether it has come to its end.
         spent: by rank; on the first rank only.
         begun: when it began, in seconds of `time.perf_counter`.
+        latents: what the scheduler made in its last step; None before the first.
+        images: the pictures, once they are decoded; None before, and for a video.
         last: what the scheduler was given in its last step: the model's prediction, the timestep and the sample.
     """
 
@@ -47,17 +50,13 @@ class PausedJob:
         self.spent: list[Spent] = []
         self.begun = time.perf_counter()
         self.last: tuple[Any, Any, Any] | None = None
+        self.latents: Any = None
+        self.images: Any = None
+        self.arguments: dict[str, Any] = {}
         self._decodes = decodes
         self._name = type(model.pipe).__name__
         self._call = PausedCall(model.pipe, model.part, call_arguments(model, work), decodes=decodes)
         replace_method(self._call.pipe.scheduler, "step", self._noting)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the denoiser's call that the job waits for."""
-        event = self._call.event
-        assert isinstance(event, Denoise)
-        return event.arguments
 
     @property
     def pipe(self) -> Any:
@@ -91,12 +90,14 @@ class PausedJob:
         try:
             event = self._call.send(answer)
             while isinstance(event, Stepped):
-                self.step, self.calls = self.step + 1, 0
+                self.step, self.calls, self.latents = self.step + 1, 0, event.latents
                 event = self._call.send(event.latents)
-            if isinstance(event, Finished):
-                self.is_done = True
-                if self._decodes:
-                    write_output(event.output, self.work)
+            if isinstance(event, Denoise):
+                self.arguments = event.arguments
+            elif self._decodes:
+                self.images = getattr(event.output, "images", None)
+                write_output(event.output, self.work)
+            self.is_done = isinstance(event, Finished)
         except Exception as error:  # a pipeline can fail in any way, and its client must hear of it
             self._call.close()
             raise refused(self._name, error) from error
