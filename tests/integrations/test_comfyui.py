@@ -206,7 +206,7 @@ def test_what_cannot_be_made_is_a_sentence(
 
 
 def test_the_servers_sentence_comes_through(pack: ModuleType, server: StandIn) -> None:
-    server.refuse["/v1/jobs"] = ApiError(429, "64 jobs wait for shapes already; try again later")
+    server.refuse["POST /v1/jobs"] = ApiError(429, "64 jobs wait for shapes already; try again later")
     with pytest.raises(pack.client.ServerError, match="64 jobs wait"):
         pack.nodes.PartsongImage.execute(prompt="a circle")
 

@@ -165,7 +165,7 @@ def test_the_twin_side_by_side(page: Page, server: StandIn) -> None:
     expect(region).to_contain_text("0.012")
     expect(region).to_contain_text("3 of 255 levels")
     expect(region).to_contain_text("41.3 dB")
-    expect(region).to_contain_text("1.50 times as long")
+    expect(region).to_contain_text("1.50 times as fast as the twin")
     expect(region).to_contain_text("This strategy is approximate")
     page.wait_for_selector("#pair figure:nth-child(2) img:not(.preview)")
     for place, seed in ((1, 5), (2, 7), (3, 8)):

@@ -121,7 +121,7 @@ export class Comparison {
     if (job.max_abs_diff != null) rows.push(["Largest difference", difference(job.max_abs_diff), levels(job.max_abs_diff)]);
     if (job.psnr_to_serial != null) rows.push(["PSNR to the twin", decibel(job.psnr_to_serial), "above 40 dB a difference is hard to see"]);
     const [own, twin] = [elapsed(job), elapsed(this.twin)];
-    if (own && twin) rows.push(["Time", `${seconds(own)} and ${seconds(twin)}`, `the twin took ${(twin / own).toFixed(2)} times as long`]);
+    if (own && twin) rows.push(["Time", `${seconds(own)} and ${seconds(twin)}`, pace(twin / own)]);
     $("twin-numbers").replaceChildren(...rows.map(([name, value, hint]) => h("div", {}, h("dt", {}, name),
       h("dd", {}, value), h("dd", { class: "hint" }, hint))));
     say($("twin-sentence"), verdict(job));
@@ -132,5 +132,7 @@ export class Comparison {
 /** Pictures hold whole levels from 0 to 255, so a difference is best pictured as a number of them. */
 function levels(value) {
   const count = Math.round(value * 255);
-  return `of 1${count ? `: ${count} of 255 levels in one place` : ""} (max_abs_diff)`;
+  return count ? `${count} of 255 levels (max_abs_diff)` : "max_abs_diff, of values from 0 to 1";
 }
+
+const pace = (ratio) => (ratio >= 1 ? `${ratio.toFixed(2)} times as fast as the twin` : `${(1 / ratio).toFixed(2)} times slower than the twin`);

@@ -111,7 +111,7 @@ export class Gallery {
       .filter(Boolean).join(" · ") : job.status === "in_progress" ? `${Math.round(job.progress || 0)} %` : job.status === "queued"
       ? waiting(job.position).toLowerCase() : state(job);
     const output = job.status === "completed" ? job.outputs[0] : null;
-    if (!output) box.textContent = job.status === "failed" ? "!" : "";
+    if (!output) box.textContent = { failed: "!", cancelled: "–" }[job.status] || "";
     else if (output.kind === "video") this.clip(box, output.url);
     else this.still(box, output.url);
   }

@@ -97,7 +97,7 @@ export class Stage {
     $("stage-facts").textContent = facts(job);
     say($("stage-advice"), job.advice);
     if (job.note) say($("stage-note"), capital(job.note));
-    if (job.error) say($("stage-fault"), job.error.message);
+    if (job.error) say($("stage-fault"), capital(job.error.message));
     this.renderProgress();
     this.renderMedia();
     this.renderRanks();

@@ -11,7 +11,7 @@ export const key = {
 /** An answer that is not a success. `status` is 0 where the server did not answer at all. */
 export class Fault extends Error {
   constructor(message, status = 0) {
-    super(message);
+    super(message.charAt(0).toUpperCase() + message.slice(1));
     this.status = status;
   }
 }
