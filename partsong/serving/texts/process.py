@@ -15,7 +15,7 @@ from typing import Any
 from partsong.errors import ArgumentError, PartsongError
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDone, TextEvent, TextRequest, event_of
-from partsong.serving.texts.wire import TextSpec, Wire
+from partsong.serving.texts.wire import TextSpec, TextWire
 from partsong.serving.texts.worker import serve_text
 
 __all__ = ["TextProcess"]
@@ -44,7 +44,7 @@ class TextProcess:
         self.outcomes = outcomes
         self._requests: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._ended = asyncio.Event()
-        self._wire: Wire | None = None
+        self._wire: TextWire | None = None
 
     @property
     def in_flight(self) -> int:
@@ -70,7 +70,7 @@ class TextProcess:
         await asyncio.to_thread(self._process.start)
         theirs.close()
         self._first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._wire = wire = await Wire.over(ours)
+        self._wire = wire = await TextWire.over(ours)
         self._reading = asyncio.ensure_future(self._read(wire))
         try:
             record = await self._first
@@ -129,7 +129,7 @@ class TextProcess:
             self._process.kill()
             await self._ended.wait()
 
-    async def _read(self, wire: Wire) -> None:
+    async def _read(self, wire: TextWire) -> None:
         """Hands out what comes over the wire until it closes, which is when the process ends."""
         while (record := await wire.receive()) is not None:
             self.heard = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 
 from partsong.serving.texts.limits import TextLimits
 
-__all__ = ["TextSpec", "Wire"]
+__all__ = ["TextSpec", "TextWire"]
 
 #: Longest line, in bytes.
 _MAX_LINE = 1 << 26
@@ -45,14 +45,14 @@ class TextSpec:
     limits: TextLimits = field(default_factory=TextLimits)
 
 
-class Wire:
+class TextWire:
     """Sends and receives records, a line of JSON each."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def over(cls, end: socket.socket) -> Wire:
+    async def over(cls, end: socket.socket) -> TextWire:
         """Opens a wire over one end of a pair of sockets."""
         end.setblocking(False)
         return cls(*await asyncio.open_connection(sock=end, limit=_MAX_LINE))

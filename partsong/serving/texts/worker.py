@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 from partsong.errors import PartsongError
 from partsong.serving.errors import ApiError, as_api_error
 from partsong.serving.texts.events import TextAccepted, TextDone, TextEvent, TextRequest, record_of
-from partsong.serving.texts.wire import TextSpec, Wire
+from partsong.serving.texts.wire import TextSpec, TextWire
 
 __all__ = ["OpenedText", "serve_text"]
 
@@ -56,7 +56,7 @@ def serve_text(spec: TextSpec, end: socket.socket) -> None:
 
 
 async def _serve(spec: TextSpec, end: socket.socket) -> None:
-    wire = await Wire.over(end)
+    wire = await TextWire.over(end)
     opening = asyncio.ensure_future(asyncio.to_thread(_open, spec))
     # A server that goes away while the model is loaded ends this process as well.
     first = asyncio.ensure_future(wire.receive())
@@ -128,7 +128,7 @@ def _is_causal(spec: TextSpec) -> bool:
 class _Desk:
     """Takes records from the wire, and runs a task for each request."""
 
-    def __init__(self, wire: Wire, opened: OpenedText) -> None:
+    def __init__(self, wire: TextWire, opened: OpenedText) -> None:
         self._wire, self._opened = wire, opened
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
