@@ -34,7 +34,7 @@ export class Chat {
     $("chat-model").replaceChildren(...groups.filter(Boolean));
     if (chosen) $("chat-model").value = chosen;
     this.models = models;
-    for (const id of ["max-tokens", "temperature"]) $(id).placeholder = "model's";
+    for (const id of ["max-tokens", "temperature"]) $(id).placeholder = "default";
     if (!this.messages.length) this.restore();
     this.modelChanged();
   }
