@@ -225,31 +225,7 @@ def _kills(server: Server, config: Config) -> list[dict[str, Any]]:
     """Kills ranks and the server at random under load, and counts what was lost, done twice or left open."""
     if not config.kills:
         return []
-    drawn, asked, finished = random.Random(0), dict[str, int](), dict[str, Any]()
-    stop, lock = threading.Event(), threading.Lock()
-    told = {"error": 0, "closed": 0}
-
-    def ask(client: int) -> None:
-        seed = 1000 * client
-        while not stop.is_set():
-            seed += 1
-            body = {"kind": "image", "model": "shapes", "prompt": PROMPT, "seed": seed, "num_inference_steps": 8}
-            try:
-                reply = httpx.post(f"{server.url}/v1/jobs", json=body, timeout=30)
-                if reply.status_code == 202:
-                    with lock:
-                        asked[reply.json()["id"]] = seed
-                else:
-                    told["error"] += 1
-                    time.sleep(0.2)
-                time.sleep(0.3)
-            except httpx.HTTPError:
-                told["closed"] += 1
-                time.sleep(0.5)
-
-    askers = [threading.Thread(target=ask, args=(client,), daemon=True) for client in range(2)]
-    for asker in askers:
-        asker.start()
+    drawn, finished, load = random.Random(0), dict[str, Any](), _Load(server)
     for number in range(config.kills):
         time.sleep(drawn.uniform(0.5, 4.0))
         finished |= _completed(server)
@@ -260,19 +236,49 @@ def _kills(server: Server, config: Config) -> list[dict[str, Any]]:
         elif ranks := server.ranks():
             with contextlib.suppress(psutil.Error):
                 drawn.choice(ranks).kill()
-    stop.set()
-    for asker in askers:
-        asker.join()
+    load.end()
     states = _all_ended(server)
-    lost = [name for name in asked if name not in states]
+    lost = [name for name in load.asked if name not in states]
     again = [name for name, when in finished.items() if states.get(name, ("", None))[1] != when]
     ends = [state for state, _ in states.values()]
     value = (
-        f"{len(lost)} of {len(asked)} jobs lost, {len(again)} of {len(finished)} finished ones done again; "
+        f"{len(lost)} of {len(load.asked)} jobs lost, {len(again)} of {len(finished)} finished ones done again; "
         f"{ends.count('completed')} completed, {ends.count('failed')} failed with a named error, "
-        f"{told['closed']} connections closed, {told['error']} refused"
+        f"{load.closed} connections closed, {load.refused} refused"
     )
     return [_row(f"{config.kills} kill -9, one in five of the server itself", value, "none lost, none done twice")]
+
+
+class _Load:
+    """Asks for pictures from two clients until it is ended."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.asked = server, list[str]()
+        self.refused = self.closed = 0
+        self._stop = threading.Event()
+        self._clients = [threading.Thread(target=self._ask, args=(client,), daemon=True) for client in range(2)]
+        for client in self._clients:
+            client.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.join()
+
+    def _ask(self, client: int) -> None:
+        seed = 1000 * client
+        while not self._stop.wait(0.3):
+            seed += 1
+            body = {"kind": "image", "model": "shapes", "prompt": PROMPT, "seed": seed, "num_inference_steps": 8}
+            try:
+                reply = httpx.post(f"{self.server.url}/v1/jobs", json=body, timeout=30)
+            except httpx.HTTPError:
+                self.closed += 1
+                continue
+            if reply.status_code == 202:
+                self.asked.append(reply.json()["id"])
+            else:
+                self.refused += 1
 
 
 def _completed(server: Server) -> dict[str, Any]:

@@ -143,4 +143,5 @@ def test_commands_parse(page: str, args: list[str]) -> None:
             "eval",
             "plan",
             "calibrate",
+            "serve",
         )

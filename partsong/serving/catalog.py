@@ -11,7 +11,7 @@ from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
 from partsong.model_folders import ZOO
 from partsong.serving.ranks.settings import GroupSettings
-from partsong.serving.server import PictureModel
+from partsong.serving.services import PictureService
 
 __all__ = ["picture_model", "serves_pictures", "usual_strategy"]
 
@@ -26,7 +26,7 @@ def serves_pictures(name: str) -> bool:
 
 def picture_model(
     name: str, *, nproc: int, strategies: Sequence[str], loras: Mapping[str, Path], **settings: Any
-) -> PictureModel:
+) -> PictureService:
     """Describes how a model of pictures or videos is served.
 
     Args:
@@ -56,7 +56,7 @@ def picture_model(
         chosen, advice = usual_strategy(source, nproc)
     elif "auto" in chosen:
         raise ArgumentError("--strategy auto chooses all strategies; leave the others out")
-    return PictureModel(
+    return PictureService(
         name=Path(name).name if source.zoo_name is None and Path(name).is_dir() else name,
         nproc=nproc,
         settings=given,

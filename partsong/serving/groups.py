@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from partsong.errors import DistributedError, PartsongError
-from partsong.serving.messages import Check, Checked, FromRanks, Pulse, Ready, Stop, ToRanks, Work
+from partsong.serving.messages import Check, Checked, FromRanks, JobWork, Pulse, Ready, Stop, ToRanks
 from partsong.serving.ranks.settings import GroupSettings
 
 __all__ = ["WorkerGroup"]
@@ -99,7 +99,7 @@ class WorkerGroup:
                 return False
             return True
 
-    async def check(self, work: Work) -> Checked:
+    async def check(self, work: JobWork) -> Checked:
         """Asks whether a job could be carried out.
 
         Raises:

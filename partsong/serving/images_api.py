@@ -17,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 
 from partsong.serving.errors import ApiError
+from partsong.serving.fields import read_size
 from partsong.serving.jobs import Job
-from partsong.serving.server import PictureModel, Server
+from partsong.serving.server import Server
+from partsong.serving.services import PictureService
 from partsong.serving.waiting import completed, event, events_while_there, failure
 
-__all__ = ["ImageRequest", "read_size", "router"]
+__all__ = ["ImageRequest", "router"]
 
 router = APIRouter(prefix="/v1/images")
 
@@ -98,7 +100,7 @@ async def edits(request: Request) -> Any:
 
 
 async def _answer(
-    server: Server, model: PictureModel, body: ImageRequest, request: Request, kind: str, kept: dict[str, str]
+    server: Server, model: PictureService, body: ImageRequest, request: Request, kind: str, kept: dict[str, str]
 ) -> Any:
     width, height = read_size(body.size)
     server.limits.check(prompt=body.prompt, num=body.n, width=width, height=height, steps=body.num_inference_steps)
@@ -148,20 +150,6 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
         data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}
         data |= {"b64_json": _encoded(server, name, body), "size": _size_of(server, job), "partsong": job.as_json()}
         yield event(f"{kind}.completed", json.dumps(data))
-
-
-def read_size(text: str | None) -> tuple[int | None, int | None]:
-    """Reads ``WxH``; None for both where the model shall choose.
-
-    Raises:
-        ApiError: it is something else.
-    """
-    if text in (None, "auto"):
-        return None, None
-    width, _, height = str(text).partition("x")
-    if not (width.isdigit() and height.isdigit() and 0 < len(width) < 6 and 0 < len(height) < 6):
-        raise ApiError(400, f"size {text!r}: write WIDTHxHEIGHT in pixels, such as 512x512", param="size")
-    return int(width), int(height)
 
 
 def _datum(server: Server, name: str, body: ImageRequest, request: Request) -> dict[str, Any]:

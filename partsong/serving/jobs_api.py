@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,12 +14,15 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from pydantic import BaseModel, ConfigDict, Field
 
 from partsong.serving.errors import ApiError
+from partsong.serving.fields import page_of, read_size
+from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
-from partsong.serving.server import SERIAL, Server
+from partsong.serving.server import Server
+from partsong.serving.services import SERIAL
 from partsong.serving.twins import difference_map
 from partsong.serving.waiting import event
 
-__all__ = ["JobRequest", "page_of", "router"]
+__all__ = ["JobRequest", "router"]
 
 router = APIRouter()
 
@@ -52,8 +55,6 @@ class JobRequest(BaseModel):
 @router.post("/v1/jobs", status_code=202)
 async def create(body: JobRequest, request: Request) -> dict[str, Any]:
     """Begins a job."""
-    from partsong.serving.images_api import read_size
-
     server: Server = request.app.state.server
     model = server.model(body.model, body.kind)
     width, height = read_size(body.size)
@@ -120,10 +121,10 @@ async def twin(name: str, request: Request) -> dict[str, Any]:
     if job.twin in server.jobs:
         return _shown(server, server.jobs[job.twin])
     model = server.model(job.model, job.kind)
-    made = await server.submit(model, {**job.request, "strategy": SERIAL}, twin_of=job.id, previews=_PREVIEWS)
-    job.twin = made.id
+    begun = await server.submit(model, {**job.request, "strategy": SERIAL}, twin_of=job.id, previews=_PREVIEWS)
+    job.twin = begun.id
     server.save(job)
-    return _shown(server, made)
+    return _shown(server, begun)
 
 
 @router.get("/v1/jobs/{name}/difference")
@@ -144,8 +145,6 @@ async def difference(name: str, request: Request, index: int = 0) -> Response:
 @router.get("/v1/files/{name}", name="file")
 async def file(name: str, request: Request) -> Response:
     """Returns a picture, or a video as far as it is there and then as it grows."""
-    from partsong.serving.videos_api import growing_file
-
     server: Server = request.app.state.server
     path = server.file(name)
     job = server.jobs.get(path.stem)
@@ -202,23 +201,6 @@ async def metrics(request: Request) -> Response:
     """Returns the counters as Prometheus reads them."""
     server: Server = request.app.state.server
     return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def page_of(jobs: Sequence[Job], after: str | None, limit: int) -> tuple[Sequence[Job], bool]:
-    """Returns some jobs that follow a named one, and whether more follow.
-
-    Raises:
-        ApiError: the limit is out of range, or the named one is not there.
-    """
-    if not 1 <= limit <= 100:
-        raise ApiError(400, f"limit={limit}; use a number from 1 to 100", param="limit")
-    start = 0
-    if after is not None:
-        places = [place for place, job in enumerate(jobs) if job.id == after]
-        if not places:
-            raise ApiError(404, f"there is no job {after!r}", param="after", code="not_found")
-        start = places[0] + 1
-    return jobs[start : start + limit], len(jobs) > start + limit
 
 
 async def _events(server: Server, job: Job) -> AsyncIterator[str]:

@@ -11,26 +11,26 @@ from partsong.errors import PartsongError
 
 __all__ = [
     "Cancel",
-    "Cancelled",
+    "JobCancelled",
     "Check",
     "Checked",
-    "Failed",
-    "Finished",
+    "JobFailed",
+    "JobFinished",
     "FromRanks",
     "Pulse",
     "Ready",
     "Spent",
-    "Started",
-    "Stepped",
+    "JobStarted",
+    "JobStepped",
     "Stop",
     "Submit",
     "ToRanks",
-    "Work",
+    "JobWork",
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class JobWork:
     """Says what a group shall sample.
 
     Attributes:
@@ -75,14 +75,14 @@ class Work:
 class Submit:
     """Asks for a job."""
 
-    work: Work
+    work: JobWork
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """Asks whether a job could be carried out; the answer is a `Checked`."""
 
-    work: Work
+    work: JobWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class JobStarted:
     """Says that a job is at work."""
 
     id: str
@@ -160,7 +160,7 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stepped:
+class JobStepped:
     """Says that a job has made a step.
 
     Attributes:
@@ -179,7 +179,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class JobFinished:
     """Says that a job is done and its files are written.
 
     Attributes:
@@ -194,18 +194,18 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class JobCancelled:
     """Says that a job was dropped."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobFailed:
     """Says that a job ended in an error of its own, which all ranks met alike."""
 
     id: str
     error: PartsongError
 
 
-FromRanks = Ready | Pulse | Checked | Started | Stepped | Finished | Cancelled | Failed
+FromRanks = Ready | Pulse | Checked | JobStarted | JobStepped | JobFinished | JobCancelled | JobFailed

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["Metrics"]
+from partsong.serving.jobs import Job
+
+__all__ = ["Metrics", "labels_of"]
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
@@ -34,3 +36,8 @@ class Metrics:
     def text(self) -> bytes:
         """Returns all of it as Prometheus reads it."""
         return generate_latest(self._registry)
+
+
+def labels_of(job: Job) -> tuple[str, str]:
+    """Returns the labels of a job's counters; knobs are left out, since clients choose those freely."""
+    return job.model, "+".join(part.partition(":")[0] for part in job.strategy.split("+"))

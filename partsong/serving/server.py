@@ -20,50 +20,27 @@ from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
 from partsong.serving.messages import (
     Cancel,
-    Cancelled,
-    Failed,
-    Finished,
     FromRanks,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    JobStepped,
+    JobWork,
     Pulse,
     Ready,
-    Started,
-    Stepped,
     Submit,
-    Work,
 )
-from partsong.serving.metrics import Metrics
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.metrics import Metrics, labels_of
+from partsong.serving.services import AUTO, SERIAL, PictureService, work_of
 from partsong.serving.twins import compare_files
 
 if TYPE_CHECKING:
     from partsong.serving.texts.served import ServedText
 
-__all__ = ["PictureModel", "Server"]
+__all__ = ["Server"]
 
 _log = logging.getLogger(__name__)
-
-SERIAL, AUTO = "serial", "auto"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PictureModel:
-    """Says how one model of pictures or videos is served.
-
-    Attributes:
-        name: that clients know it by.
-        nproc: number of ranks.
-        settings: what the ranks are started with.
-        kind: ``image`` or ``video``.
-        strategy: what runs it where a client asks for ``auto``; empty for one rank.
-        advice: why.
-    """
-
-    name: str
-    nproc: int
-    settings: GroupSettings
-    kind: str
-    strategy: tuple[str, ...] = ()
-    advice: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -83,7 +60,7 @@ class Server:
         metrics: of the server.
     """
 
-    models: Sequence[PictureModel]
+    models: Sequence[PictureService]
     texts: dict[str, ServedText] = field(default_factory=dict)
     upstream: str | None = None
     folder: Path
@@ -105,7 +82,7 @@ class Server:
 
     async def start(self) -> None:
         """Takes up what was not done, and starts all groups."""
-        self._works: dict[str, Work] = {}
+        self._works: dict[str, JobWork] = {}
         self._stepped: dict[str, float] = {}  # when each job at work made its last step
         self._created = int(time.time())
         for job in self._journal.read():
@@ -144,18 +121,18 @@ class Server:
     @property
     def missing(self) -> list[str]:
         """Says which models are not ready, and why."""
-        told = []
+        lines = []
         for name, group in self.groups.items():
             if not group.is_ready:
-                told.append(f"{name}: {group.broken or 'its ranks are starting, or do not answer'}")
+                lines.append(f"{name}: {group.broken or 'its ranks are starting, or do not answer'}")
         for name, text in self.texts.items():
             if not text.ready:
                 start = self._starts[name]
                 error = start.exception() if start.done() and not start.cancelled() else None
-                told.append(f"{name}: {error or 'its process is starting'}")
-        return told
+                lines.append(f"{name}: {error or 'its process is starting'}")
+        return lines
 
-    def model(self, name: str | None, kind: str) -> PictureModel:
+    def model(self, name: str | None, kind: str) -> PictureService:
         """Returns a model by name; without one, the first of the kind.
 
         Raises:
@@ -174,7 +151,7 @@ class Server:
         )
 
     async def submit(
-        self, model: PictureModel, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
+        self, model: PictureService, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
     ) -> Job:
         """Takes a job.
 
@@ -182,14 +159,14 @@ class Server:
             model: what makes it.
             request: by the names of `Job.request`.
             twin_of: the job whose serial twin it is.
-            **more: fields of `Work` that are no part of the request, such as the number of previews.
+            **more: fields of `JobWork` that are no part of the request, such as the number of previews.
 
         Raises:
             ApiError: it asks for too much, the queue is full, or the ranks are not there.
             PartsongError: the ranks refuse it.
         """
         facts = self.facts(model)
-        strategies, advice = self._strategies(model, request.get("strategy"))
+        strategies, advice = model.strategies(request.get("strategy"))
         asked = {**request, "seed": check_seed(request.get("seed", 0))}
         job = Job(
             id=f"{model.kind}_{secrets.token_hex(12)}",
@@ -200,7 +177,7 @@ class Server:
             advice=advice,
             twin_of=twin_of,
         )
-        work = self._work(job, facts.defaults, strategies, **more)
+        work = work_of(job, self.file, facts.defaults, strategies, **more)
         self._check_queue(model)
         checked = await self.groups[model.name].check(work)
         if checked.error is not None:
@@ -246,7 +223,7 @@ class Server:
         self._journal.write(job)
         self.watchers.change(job.id)
 
-    def facts(self, model: PictureModel) -> Ready:
+    def facts(self, model: PictureService) -> Ready:
         """Returns what the ranks of a model said of it.
 
         Raises:
@@ -261,35 +238,7 @@ class Server:
             )
         return group.facts
 
-    def _strategies(self, model: PictureModel, asked: str | None) -> tuple[tuple[str, ...], str | None]:
-        """Returns the strategies of a request, and why where the server chose them."""
-        if asked in (None, AUTO):
-            return model.strategy, model.advice
-        return (() if asked == SERIAL else tuple(asked.split("+"))), None
-
-    def _work(self, job: Job, defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any) -> Work:
-        request = job.request
-        names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt")
-        arguments = {name: request[name] for name in names if request.get(name) is not None}
-        num = 1 if job.kind == "video" else request.get("n", 1)
-        suffixes = [".mp4"] if job.kind == "video" else [f"-{index}.png" for index in range(num)]
-        return Work(
-            id=job.id,
-            prompt=request["prompt"],
-            arguments={**defaults, **arguments},
-            num=num,
-            seed=request["seed"],
-            strategies=strategies,
-            lora=request.get("lora"),
-            out=tuple(self.file(job.id + suffix) for suffix in suffixes),
-            num_frames=request.get("num_frames"),
-            fps=request.get("fps") or 16.0,
-            picture=None if request.get("picture") is None else self.file(request["picture"]),
-            mask=None if request.get("mask") is None else self.file(request["mask"]),
-            **more,
-        )
-
-    def _check_queue(self, model: PictureModel) -> None:
+    def _check_queue(self, model: PictureService) -> None:
         waiting = sum(job.model == model.name and job.status == "queued" for job in self.jobs.values())
         if waiting >= self.limits.waiting:
             raise ApiError(
@@ -303,7 +252,7 @@ class Server:
         done = [job.seconds for job in self.jobs.values() if job.model == name and job.seconds is not None][-8:]
         return max(1.0, sum(done) / len(done)) if done else 5.0
 
-    def _add(self, job: Job, work: Work) -> None:
+    def _add(self, job: Job, work: JobWork) -> None:
         self.jobs[job.id], self._works[job.id] = job, work
         self.save(job)
         self.groups[job.model].send(Submit(work))  # where there is no line, they get it when they are ready
@@ -325,22 +274,22 @@ class Server:
         job = None if isinstance(message, Pulse) else self.jobs.get(message.id)
         if job is None or job.has_ended:
             return
-        if isinstance(message, Started):
+        if isinstance(message, JobStarted):
             job.status, job.started_at = "in_progress", time.time()
             self.metrics.queued.labels(job.model).observe(job.started_at - job.created_at)
             self.save(job)
-        elif isinstance(message, Stepped):
+        elif isinstance(message, JobStepped):
             self._step(job, message)
-        elif isinstance(message, Finished):
+        elif isinstance(message, JobFinished):
             self._finish(job, message)
-        elif isinstance(message, Failed):
+        elif isinstance(message, JobFailed):
             self._end(job, "failed", code="refused", message=str(message.error))
-        elif isinstance(message, Cancelled):
+        elif isinstance(message, JobCancelled):
             self._end(job, "cancelled")
         self._count(job.model)
 
-    def _step(self, job: Job, message: Stepped) -> None:
-        now, labels = time.monotonic(), _labels(job)
+    def _step(self, job: Job, message: JobStepped) -> None:
+        now, labels = time.monotonic(), labels_of(job)
         self.metrics.steps.labels(*labels).inc(max(0, message.step - job.step))
         if job.id in self._stepped:
             self.metrics.step_seconds.labels(*labels).observe(now - self._stepped[job.id])
@@ -350,13 +299,13 @@ class Server:
             self.watchers.show(job.id, message.step, message.previews)
         self.watchers.change(job.id)
 
-    def _finish(self, job: Job, message: Finished) -> None:
+    def _finish(self, job: Job, message: JobFinished) -> None:
         job.spent, job.seconds = message.spent, message.seconds
         job.files = tuple(path.name for path in self._works[job.id].out)
         sent = sum(spent.bytes_sent for spent in message.spent)
-        self.metrics.bytes_sent.labels(*_labels(job)).inc(sent)
+        self.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
         self._end(job, "completed")
-        self.metrics.seconds.labels(*_labels(job)).observe(time.time() - job.created_at)
+        self.metrics.seconds.labels(*labels_of(job)).observe(time.time() - job.created_at)
         self._compare(job)
 
     def _compare(self, job: Job) -> None:
@@ -386,7 +335,7 @@ class Server:
                 work = self._works.get(job.id)
                 if work is None:
                     strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
-                    work = self._works[job.id] = self._work(job, facts.defaults, strategies)
+                    work = self._works[job.id] = work_of(job, self.file, facts.defaults, strategies)
                 group.send(Submit(work))
 
     def _group_ended(self, group: WorkerGroup, error: PartsongError) -> None:
@@ -418,8 +367,3 @@ class Server:
                 self.file(name).unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)
-
-
-def _labels(job: Job) -> tuple[str, str]:
-    """Returns the labels of a job's counters; knobs are left out, since clients choose those freely."""
-    return job.model, "+".join(part.partition(":")[0] for part in job.strategy.split("+"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,17 +14,14 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from partsong.serving.errors import ApiError
-from partsong.serving.images_api import read_size
+from partsong.serving.fields import page_of, read_size
+from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
-from partsong.serving.jobs_api import page_of
 from partsong.serving.server import Server
 
-__all__ = ["VideoRequest", "growing_file", "router"]
+__all__ = ["VideoRequest", "router"]
 
 router = APIRouter(prefix="/v1/videos")
-
-#: Bytes that are read at once, and seconds between two looks at a file that grows.
-_PIECE, _LOOK = 1 << 16, 0.2
 
 
 class VideoRequest(BaseModel):
@@ -62,8 +58,8 @@ async def create(request: Request) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        told = f"{place} is not known here; leave it out" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ApiError(400, f"{place}: {told}", param=place or None, code="invalid_value") from None
+        reason = f"{place} is not known here; leave it out" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ApiError(400, f"{place}: {reason}", param=place or None, code="invalid_value") from None
     return as_video(server, await begin_video(server, body))
 
 
@@ -144,22 +140,6 @@ async def content(
     return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
 
 
-async def growing_file(server: Server, job: Job, path: Path) -> AsyncIterator[bytes]:
-    """Yields a file to its end, and waits for that while its job is at work."""
-    position = 0
-    while True:
-        is_last = job.has_ended
-        data = await asyncio.to_thread(_read, path, position)
-        position += len(data)
-        if data:
-            yield data
-        elif is_last:
-            return
-        else:
-            async for _ in server.watchers.changes(job, _LOOK):
-                break
-
-
 def as_video(server: Server, job: Job) -> dict[str, Any]:
     """Returns a job by the keys of the OpenAI API."""
     whole = job.as_json(server.position(job))
@@ -184,15 +164,6 @@ def _video(server: Server, name: str) -> Job:
     if job is None or job.kind != "video":
         raise ApiError(404, f"there is no video {name!r}", code="not_found")
     return job
-
-
-def _read(path: Path, position: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(position)
-            return file.read(_PIECE)
-    except FileNotFoundError:
-        return b""
 
 
 def _still(job: Job, path: Path, variant: str) -> Response:

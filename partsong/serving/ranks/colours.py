@@ -69,7 +69,13 @@ class LatentColours:
         self._add(places, torch.as_tensor(images).movedim(-1, 1), weight=1.0)
 
     def _add(self, latents: Tensor, pictures: Tensor, weight: float) -> None:
-        colours = F.adaptive_avg_pool2d(pictures, latents.shape[-2:]).movedim(1, -1).flatten(0, -2).double().cpu()
+        colours = (
+            F.adaptive_avg_pool2d(pictures, (latents.shape[-2], latents.shape[-1]))
+            .movedim(1, -1)
+            .flatten(0, -2)
+            .double()
+            .cpu()
+        )
         rows = _rows(latents).cpu()
         self._products += weight * rows.mT @ rows
         self._targets += weight * rows.mT @ colours

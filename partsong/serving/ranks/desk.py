@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from partsong.serving.messages import Cancel, Stop, Submit, Work
+from partsong.serving.messages import Cancel, JobWork, Stop, Submit
 from partsong.serving.ranks.orders import Orders
 from partsong.serving.turns import Standing, charge, choose, entry_time
 
@@ -36,7 +36,7 @@ class Desk:
     """
 
     def __init__(self, can_join: Callable[[tuple[str, ...]], bool], *, max_rows: int, max_active: int) -> None:
-        self.waiting: list[Work] = []
+        self.waiting: list[JobWork] = []
         self.standings: dict[str, Standing] = {}
         self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
         self._setting: _Setting | None = None
@@ -96,12 +96,12 @@ class Desk:
         """Notes that some jobs shared a step."""
         charge([self.standings[name] for name in names if name in self.standings], seconds)
 
-    def _admit(self) -> tuple[_Setting | None, tuple[Work, ...]]:
+    def _admit(self) -> tuple[_Setting | None, tuple[JobWork, ...]]:
         """Lets jobs in; returns the setting if it changes, and the jobs."""
         changed = None
         if not self.standings and self.waiting and self.waiting[0].setting != self._setting:
             changed = self._setting = self.waiting[0].setting
-        begun: list[Work] = []
+        begun: list[JobWork] = []
         for work in list(self.waiting):
             if len(self.standings) >= self._max_active:
                 break

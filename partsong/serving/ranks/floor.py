@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,41 +11,14 @@ import torch
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
-from partsong.serving.messages import Spent, Work
+from partsong.serving.messages import JobWork, Spent
 from partsong.serving.ranks.orders import Orders, compare_ranks
+from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel
 from partsong.serving.ranks.whole_job import WholeJob
 
-__all__ = ["Floor", "Outcome"]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Says what became of orders.
-
-    Attributes:
-        stepped: jobs that have made a step and go on.
-        done: jobs that have come to their end.
-        ended: those of them that took turns.
-        failed: jobs that ended in an error, with it.
-        dropped: jobs that were dropped.
-        spent: by rank.
-        seconds: how long the ranks took.
-    """
-
-    stepped: list[str] = field(default_factory=list)
-    done: list[str] = field(default_factory=list)
-    ended: list[PausedJob] = field(default_factory=list)
-    failed: dict[str, PartsongError] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
-    spent: tuple[Spent, ...] = ()
-    seconds: float = 0.0
-
-    def number(self) -> float:
-        """Returns a number that tells one outcome from another."""
-        text = repr((sorted(self.stepped), sorted(self.done), sorted(self.failed), sorted(self.dropped)))
-        return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
+__all__ = ["Floor"]
 
 
 class Floor:
@@ -65,7 +36,7 @@ class Floor:
         self.jobs: dict[str, PausedJob] = {}
         self._model, self._mesh, self._everyone = model, mesh, mesh.axis("data")
 
-    def carry_out(self, orders: Orders, report: Callable[[Work, int, int], bool]) -> Outcome:
+    def carry_out(self, orders: Orders, report: Callable[[JobWork, int, int], bool]) -> TurnOutcome:
         """Does what was decided.
 
         Args:
@@ -76,7 +47,7 @@ class Floor:
             RankError: the ranks came to different ends.
             Exception: the model failed in the middle of a call, from which only a new start helps.
         """
-        outcome, begin = Outcome(), time.perf_counter()
+        outcome, begin = TurnOutcome(), time.perf_counter()
         with Ledger(flops=False) as record:
             for name in orders.dropped:
                 self._end(name)
@@ -102,10 +73,10 @@ class Floor:
         for name in list(self.jobs):
             self._end(name)
 
-    def _takes_part(self, work: Work) -> bool:
+    def _takes_part(self, work: JobWork) -> bool:
         return bool(work.strategies) or self._mesh.is_main
 
-    def _set(self, orders: Orders, outcome: Outcome) -> None:
+    def _set(self, orders: Orders, outcome: TurnOutcome) -> None:
         if orders.setting is None:
             return
         try:
@@ -113,7 +84,7 @@ class Floor:
         except PartsongError as error:
             outcome.failed |= {work.id: error for work in orders.begun}
 
-    def _begin(self, work: Work, outcome: Outcome) -> None:
+    def _begin(self, work: JobWork, outcome: TurnOutcome) -> None:
         try:
             job = self.jobs[work.id] = PausedJob(self._model, work, decodes=self._mesh.is_main)
             job.begin()
@@ -124,7 +95,7 @@ class Floor:
             self._end(work.id)
             outcome.failed[work.id] = error
 
-    def _step(self, jobs: list[PausedJob], outcome: Outcome) -> None:
+    def _step(self, jobs: list[PausedJob], outcome: TurnOutcome) -> None:
         """Makes one call of the denoiser for all of the jobs, and lets each go on to its next."""
         joined, nums = self._model.joined, [job.work.num for job in jobs]
         named = joined.join([job.arguments for job in jobs], nums) if len(jobs) > 1 else jobs[0].arguments
@@ -140,7 +111,7 @@ class Floor:
             part = output if len(jobs) == 1 else joined.part(output, nums, index)
             self._go_on(job, part, outcome)
 
-    def _go_on(self, job: PausedJob, output: Any, outcome: Outcome) -> None:
+    def _go_on(self, job: PausedJob, output: Any, outcome: TurnOutcome) -> None:
         try:
             has_stepped = job.answer(output)
         except PartsongError as error:

@@ -8,12 +8,23 @@ from functools import partial
 
 from partsong.parallel import Mesh
 from partsong.samplers.registry import parse_strategy
-from partsong.serving.messages import Cancel, Cancelled, Failed, Finished, Pulse, Spent, Started, Stepped, Work
+from partsong.serving.messages import (
+    Cancel,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    JobStepped,
+    JobWork,
+    Pulse,
+    Spent,
+)
 from partsong.serving.ranks.colours import LatentColours, shown_at
 from partsong.serving.ranks.desk import Desk
-from partsong.serving.ranks.floor import Floor, Outcome
+from partsong.serving.ranks.floor import Floor
 from partsong.serving.ranks.office import Office
 from partsong.serving.ranks.orders import Orders
+from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel, can_join, description
 from partsong.serving.ranks.settings import GroupSettings
@@ -69,32 +80,32 @@ class Front:
         for message in self._office.asked(self._settings.pulse if self._desk.is_idle else 0.0):
             dropped = self._desk.take(message)
             if dropped is not None:
-                self._office.send(Cancelled(dropped))
+                self._office.send(JobCancelled(dropped))
         orders = self._desk.orders()
         for work in (*orders.begun, *(() if orders.whole is None else (orders.whole,))):
             self._accounts[work.id] = _Account((Spent(),) * self._ranks)
-            self._office.send(Started(work.id))
+            self._office.send(JobStarted(work.id))
         self._office.unstoppable = None if orders.whole is None or self._can_stop(orders.whole) else orders.whole.id
         return orders
 
-    def report(self, work: Work, step: int, steps: int) -> bool:
+    def report(self, work: JobWork, step: int, steps: int) -> bool:
         """Tells of a step of a job that runs whole; says whether to drop it."""
-        self._office.send(Stepped(id=work.id, step=step, steps=steps))
+        self._office.send(JobStepped(id=work.id, step=step, steps=steps))
         cancelled = False
         for message in self._office.asked(0.0):
             cancelled = cancelled or (isinstance(message, Cancel) and message.id == work.id)
             dropped = self._desk.take(message)
             if dropped is not None:
-                self._office.send(Cancelled(dropped))
+                self._office.send(JobCancelled(dropped))
         return cancelled
 
-    def tell(self, orders: Orders, outcome: Outcome) -> None:
+    def tell(self, orders: Orders, outcome: TurnOutcome) -> None:
         """Tells the server what became of orders, and notes it for the next ones."""
         self._desk.charge(orders.steps, outcome.seconds)
         for name in outcome.dropped:
-            self._office.send(Cancelled(name))
+            self._office.send(JobCancelled(name))
         for name, error in outcome.failed.items():
-            self._office.send(Failed(name, error))
+            self._office.send(JobFailed(name, error))
             self._desk.unset()
         self._office.unstoppable = None
         sharers = [*outcome.stepped, *outcome.done]
@@ -102,9 +113,11 @@ class Front:
             self._accounts[name].add(outcome.spent, len(sharers))
         for name in outcome.done:
             account = self._accounts[name]
-            self._office.send(Finished(id=name, spent=account.spent, seconds=time.perf_counter() - account.begun))
-        for job in outcome.ended if self._colours is not None else ():
-            self._colours.learn(job.pipe, job.arguments, self._model.sample, job.latents, job.images)
+            self._office.send(JobFinished(id=name, spent=account.spent, seconds=time.perf_counter() - account.begun))
+        colours = self._colours
+        for job in outcome.ended if colours is not None else ():
+            assert colours is not None
+            colours.learn(job.pipe, job.arguments, self._model.sample, job.latents, job.images)
         for name in (*outcome.done, *outcome.failed, *outcome.dropped):
             self._desk.forget(name)
             self._accounts.pop(name, None)
@@ -123,9 +136,9 @@ class Front:
         if wanted and self._colours is not None and job.last is not None:
             previews = self._colours.preview(job.pipe, job.arguments, self._model.sample, job.last)
         spent = self._accounts[job.work.id].spent
-        self._office.send(Stepped(id=job.work.id, step=job.step, steps=job.steps, spent=spent, previews=previews))
+        self._office.send(JobStepped(id=job.work.id, step=job.step, steps=job.steps, spent=spent, previews=previews))
 
-    def _can_stop(self, work: Work) -> bool:
+    def _can_stop(self, work: JobWork) -> bool:
         return self._model.tells_steps and not any(parse_strategy(name).has_loop for name in work.strategies)
 
 

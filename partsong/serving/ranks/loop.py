@@ -9,7 +9,7 @@ import torch
 from partsong.errors import PartsongError
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh
-from partsong.serving.messages import Work
+from partsong.serving.messages import JobWork
 from partsong.serving.ranks.floor import Floor
 from partsong.serving.ranks.front import Front
 from partsong.serving.ranks.orders import share_orders
@@ -55,7 +55,7 @@ def serve_ranks(settings: GroupSettings) -> None:
 def _calls_per_step(model: ServedModel) -> int:
     """Makes one step, which warms the model up, and returns how often its pipeline called it; 2 where that failed."""
     arguments = {**model.defaults, "num_inference_steps": 1}
-    work = Work(id="warm-up", prompt="a", arguments=arguments, out=())
+    work = JobWork(id="warm-up", prompt="a", arguments=arguments, out=())
     calls = 0
     try:
         job = PausedJob(model, work, decodes=False)
@@ -70,5 +70,5 @@ def _calls_per_step(model: ServedModel) -> int:
     return calls
 
 
-def _nothing(work: Work, step: int, steps: int) -> bool:
+def _nothing(work: JobWork, step: int, steps: int) -> bool:
     return False

@@ -8,7 +8,7 @@ from multiprocessing.connection import Client
 from queue import Empty, SimpleQueue
 
 from partsong.parallel import Mesh
-from partsong.serving.messages import Cancel, Cancelled, Check, FromRanks, Stop, Submit, ToRanks
+from partsong.serving.messages import Cancel, Check, FromRanks, JobCancelled, Stop, Submit, ToRanks
 from partsong.serving.ranks.served_model import ServedModel, check_work
 from partsong.serving.ranks.settings import GroupSettings
 
@@ -63,7 +63,7 @@ class Office:
             if isinstance(message, Check):
                 self.send(check_work(self._model, self._mesh, message.work))
             elif isinstance(message, Cancel) and message.id == self.unstoppable:
-                self.send(Cancelled(message.id))
+                self.send(JobCancelled(message.id))
                 os._exit(1)
             else:
                 self._asked.put(message)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from partsong.errors import RankError
 from partsong.parallel.ranks.collectives import agree, broadcast
 from partsong.parallel.ranks.mesh import Axis
-from partsong.serving.messages import Spent, Work
+from partsong.serving.messages import JobWork, Spent
 
 __all__ = ["Orders", "compare_ranks", "share_orders", "share_switch"]
 
@@ -35,9 +35,9 @@ class Orders:
 
     dropped: tuple[str, ...] = ()
     setting: tuple[tuple[str, ...], str | None] | None = None
-    begun: tuple[Work, ...] = ()
+    begun: tuple[JobWork, ...] = ()
     steps: tuple[str, ...] = ()
-    whole: Work | None = None
+    whole: JobWork | None = None
     ends: bool = False
 
 

@@ -11,7 +11,7 @@ from partsong.errors import ArgumentError, PartsongError
 from partsong.outputs import save_image
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
-from partsong.serving.messages import Spent, Work
+from partsong.serving.messages import JobWork, Spent
 from partsong.serving.ranks.served_model import ServedModel, call_arguments
 from partsong.videos import VideoWriter
 
@@ -44,7 +44,7 @@ class PausedJob:
         last: what the scheduler was given in its last step: the model's prediction, the timestep and the sample.
     """
 
-    def __init__(self, model: ServedModel, work: Work, *, decodes: bool) -> None:
+    def __init__(self, model: ServedModel, work: JobWork, *, decodes: bool) -> None:
         self.work, self.step, self.steps, self.calls = work, 0, 0, 0
         self.is_done = False
         self.spent: list[Spent] = []
@@ -119,7 +119,7 @@ def refused(name: str, error: Exception) -> PartsongError:
     return JobError(f"{name} failed: {type(error).__name__}: {error}")
 
 
-def write_output(output: Any, work: Work) -> None:
+def write_output(output: Any, work: JobWork) -> None:
     """Writes the pictures or the video that a pipeline returned."""
     if hasattr(output, "frames"):
         with VideoWriter(work.out[0], fps=work.fps) as writer:

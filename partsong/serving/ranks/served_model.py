@@ -19,7 +19,7 @@ from partsong.parallel.strategy import combined_kind, refuse
 from partsong.samplers.generate import check_arguments, check_prompt
 from partsong.samplers.registry import parse_strategy, strategies
 from partsong.seeds import generators
-from partsong.serving.messages import Checked, Ready, Work
+from partsong.serving.messages import Checked, JobWork, Ready
 from partsong.serving.ranks.joined_calls import JoinedCalls
 from partsong.serving.ranks.settings import GroupSettings
 
@@ -122,7 +122,7 @@ class ServedModel:
                 mesh.close()
 
 
-def call_arguments(model: ServedModel, work: Work) -> dict[str, Any]:
+def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
     """Returns the arguments of the pipeline's call for a job."""
     arguments = {**work.arguments, "prompt": work.prompt, "output_type": "np"}
     if model.makes_videos:
@@ -138,7 +138,7 @@ def call_arguments(model: ServedModel, work: Work) -> dict[str, Any]:
     return arguments
 
 
-def check_work(model: ServedModel, mesh: Mesh, work: Work) -> Checked:
+def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
     """Says whether a job could be carried out, without any work and without the other ranks."""
     try:
         chosen = tuple(parse_strategy(name) for name in work.strategies)
@@ -198,7 +198,7 @@ def _legal(model: ServedModel, mesh: Mesh) -> list[str]:
     return legal
 
 
-def _check_sizes(model: ServedModel, work: Work) -> None:
+def _check_sizes(model: ServedModel, work: JobWork) -> None:
     """Refuses sizes that the pipeline's own check would refuse, before anything is encoded."""
     factor = int(getattr(model.pipe, "vae_scale_factor", 8))
     for name in ("height", "width"):

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partsong.errors import PartsongError
 from partsong.jobs.video_run import sample_video
 from partsong.parallel import Mesh, Plan
 from partsong.samplers.generate import generate
 from partsong.samplers.long_video.frame_counts import frames_to_sample
-from partsong.serving.messages import Work
+from partsong.serving.messages import JobWork
 from partsong.serving.ranks.orders import share_switch
+from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import refused, write_output
 from partsong.serving.ranks.served_model import ServedModel, call_arguments
 from partsong.videos import VideoWriter
-
-if TYPE_CHECKING:
-    from partsong.serving.ranks.floor import Outcome
 
 __all__ = ["WholeJob"]
 
@@ -40,10 +38,12 @@ class WholeJob:
         report: takes the job, its steps made and in all; says on the first rank whether to drop it.
     """
 
-    def __init__(self, model: ServedModel, mesh: Mesh, work: Work, report: Callable[[Work, int, int], bool]) -> None:
+    def __init__(
+        self, model: ServedModel, mesh: Mesh, work: JobWork, report: Callable[[JobWork, int, int], bool]
+    ) -> None:
         self._model, self._mesh, self._work, self._report = model, mesh, work, report
 
-    def run(self, outcome: Outcome) -> None:
+    def run(self, outcome: TurnOutcome) -> None:
         """Runs it and notes what became of it."""
         work = self._work
         try:
@@ -83,7 +83,7 @@ class WholeJob:
 class _CountingWriter(VideoWriter):
     """Writes a video and reports how many of its frames are there."""
 
-    def __init__(self, work: Work, total: int, report: Callable[[Work, int, int], bool]) -> None:
+    def __init__(self, work: JobWork, total: int, report: Callable[[JobWork, int, int], bool]) -> None:
         super().__init__(work.out[0], fps=work.fps)
         self._work, self._total, self._report, self._count = work, total, report, 0
 

@@ -1,0 +1,40 @@
+"""Holds what became of the jobs in one turn of the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from partsong.errors import PartsongError
+from partsong.serving.messages import Spent
+from partsong.serving.ranks.paused_job import PausedJob
+
+__all__ = ["TurnOutcome"]
+
+
+@dataclass(slots=True)
+class TurnOutcome:
+    """Says what became of orders.
+
+    Attributes:
+        stepped: jobs that have made a step and go on.
+        done: jobs that have come to their end.
+        ended: those of them that took turns.
+        failed: jobs that ended in an error, with it.
+        dropped: jobs that were dropped.
+        spent: by rank.
+        seconds: how long the ranks took.
+    """
+
+    stepped: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    ended: list[PausedJob] = field(default_factory=list)
+    failed: dict[str, PartsongError] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    spent: tuple[Spent, ...] = ()
+    seconds: float = 0.0
+
+    def number(self) -> float:
+        """Returns a number that tells one outcome from another."""
+        text = repr((sorted(self.stepped), sorted(self.done), sorted(self.failed), sorted(self.dropped)))
+        return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))

@@ -1,0 +1,77 @@
+"""Says how one model of pictures or videos is served, and what its ranks do for a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partsong.serving.jobs import Job
+from partsong.serving.messages import JobWork
+from partsong.serving.ranks.settings import GroupSettings
+
+__all__ = ["AUTO", "SERIAL", "PictureService", "work_of"]
+
+SERIAL, AUTO = "serial", "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureService:
+    """Says how one model of pictures or videos is served.
+
+    Attributes:
+        name: that clients know it by.
+        nproc: number of ranks.
+        settings: what the ranks are started with.
+        kind: ``image`` or ``video``.
+        strategy: what runs it where a client asks for ``auto``; empty for one rank.
+        advice: why.
+    """
+
+    name: str
+    nproc: int
+    settings: GroupSettings
+    kind: str
+    strategy: tuple[str, ...] = ()
+    advice: str | None = None
+
+    def strategies(self, asked: str | None) -> tuple[tuple[str, ...], str | None]:
+        """Returns the strategies of a request, and why where the server chose them."""
+        if asked in (None, AUTO):
+            return self.strategy, self.advice
+        return (() if asked == SERIAL else tuple(asked.split("+"))), None
+
+
+def work_of(
+    job: Job, file: Callable[[str], Path], defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any
+) -> JobWork:
+    """Returns what the ranks shall do for a job.
+
+    Args:
+        job: the job.
+        file: returns the path of a file by name.
+        defaults: of the model, which the request overrides.
+        strategies: of the job.
+        **more: fields of `JobWork` that are no part of the request.
+    """
+    request = job.request
+    names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt")
+    arguments = {name: request[name] for name in names if request.get(name) is not None}
+    num = 1 if job.kind == "video" else request.get("n", 1)
+    suffixes = [".mp4"] if job.kind == "video" else [f"-{index}.png" for index in range(num)]
+    return JobWork(
+        id=job.id,
+        prompt=request["prompt"],
+        arguments={**defaults, **arguments},
+        num=num,
+        seed=request["seed"],
+        strategies=strategies,
+        lora=request.get("lora"),
+        out=tuple(file(job.id + suffix) for suffix in suffixes),
+        num_frames=request.get("num_frames"),
+        fps=request.get("fps") or 16.0,
+        picture=None if request.get("picture") is None else file(request["picture"]),
+        mask=None if request.get("mask") is None else file(request["mask"]),
+        **more,
+    )
