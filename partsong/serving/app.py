@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from partsong import __version__
 from partsong.errors import PartsongError
 from partsong.serving import chat_api, images_api, jobs_api, page_api, videos_api
-from partsong.serving.errors import ApiError, as_api_error
+from partsong.serving.errors import ApiError, as_api_error, invalid
 from partsong.serving.server import Server
 
 __all__ = ["build_app"]
@@ -65,13 +65,7 @@ async def _partsong_error(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = dict(error.errors()[0])
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "extra_forbidden":
-        message = f"{place} is not known here; leave it out"
-    else:
-        message = f"{place or 'the body'}: {first['msg']}"
-    return _reply(ApiError(400, message, param=place or None, code="invalid_value"))
+    return _reply(invalid(error.errors()[0]))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -100,6 +94,10 @@ class _Gate:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if self.server.key is None and not _is_here(headers.get(b"host", b"")):
+            # Without a key, a name that another site points to this machine would open the server to that site.
+            await _refuse(send, ApiError(403, "without a key this server answers to names of its own machine only"))
+            return
         if not self._has_key(scope["path"], headers):
             await _refuse(send, ApiError(401, "show the key of this server as Authorization: Bearer KEY"))
             return
@@ -116,6 +114,18 @@ class _Gate:
             return True
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.server.key.encode())
+
+
+def _is_here(host: bytes) -> bool:
+    """Says whether a request was sent to a name of this machine, with any port or none."""
+    name = host.decode("latin-1").lower()
+    name = name[1 : name.index("]")] if name.startswith("[") and "]" in name else name.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class _Body:

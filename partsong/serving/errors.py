@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "as_api_error"]
+__all__ = ["ApiError", "as_api_error", "invalid"]
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -54,3 +55,13 @@ def as_api_error(error: PartsongError) -> ApiError:
         return error
     is_request = isinstance(error, ArgumentError | ArgumentTypeError | UnsupportedError)
     return ApiError(400 if is_request else 500, str(error))
+
+
+def invalid(first: Mapping[str, Any]) -> ApiError:
+    """Returns the error for the first thing that pydantic finds wrong with a request."""
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    if first["type"] == "extra_forbidden":
+        message = f"{place} is not known here; leave it out"
+    else:
+        message = f"{place or 'the body'}: {first['msg']}"
+    return ApiError(400, message, param=place or None, code="invalid_value")

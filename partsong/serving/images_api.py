@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, invalid
 from partsong.serving.fields import read_size
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
@@ -80,9 +80,7 @@ async def edits(request: Request) -> Any:
     try:
         body = ImageRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_value") from None
+        raise invalid(error.errors()[0]) from None
     unknown = set(files) - {"image", "image[]", "mask"}
     picture = files.get("image") or files.get("image[]")
     if picture is None or unknown:

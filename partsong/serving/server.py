@@ -295,6 +295,8 @@ class Server:
             self.metrics.step_seconds.labels(*labels).observe(now - self._stepped[job.id])
         self._stepped[job.id] = now
         job.step, job.steps, job.spent = message.step, message.steps or job.steps, message.spent or job.spent
+        if job.kind == "video" and not job.files and self.file(f"{job.id}.mp4").is_file():
+            job.files = (f"{job.id}.mp4",)  # its first frames can be played while the others are made
         if message.previews:
             self.watchers.show(job.id, message.step, message.previews)
         self.watchers.change(job.id)

@@ -56,7 +56,7 @@ def work_of(
         **more: fields of `JobWork` that are no part of the request.
     """
     request = job.request
-    names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt")
+    names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt", "strength")
     arguments = {name: request[name] for name in names if request.get(name) is not None}
     num = 1 if job.kind == "video" else request.get("n", 1)
     suffixes = [".mp4"] if job.kind == "video" else [f"-{index}.png" for index in range(num)]

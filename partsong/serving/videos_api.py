@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, invalid
 from partsong.serving.fields import page_of, read_size
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
@@ -56,10 +56,7 @@ async def create(request: Request) -> dict[str, Any]:
     try:
         body = VideoRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        reason = f"{place} is not known here; leave it out" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ApiError(400, f"{place}: {reason}", param=place or None, code="invalid_value") from None
+        raise invalid(error.errors()[0]) from None
     return as_video(server, await begin_video(server, body))
 
 

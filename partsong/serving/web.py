@@ -56,6 +56,7 @@ def run_server(server: Server, *, host: str, port: int) -> None:
         timeout_graceful_shutdown=3,
     )
     listener = config.bind_socket()
+    listener.listen(_MOST)  # whoever calls before the server is up waits for it
     address = listener.getsockname()
     names = ", ".join([*(model.name for model in server.models), *server.texts]) or "another server's models"
     sys.stderr.write(f"partsong serves {names} at http://{address[0]}:{address[1]}; /ready says when all are there\n")

@@ -18,10 +18,10 @@ from partsong.serving.server import Server
 KEY = "a key that is long enough"
 
 
-def _ask(server: Server, method: str, path: str, **more: Any) -> httpx.Response:
+def _ask(server: Server, method: str, path: str, base: str = "http://localhost", **more: Any) -> httpx.Response:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=base) as client:
             return await client.request(method, path, **more)
 
     return asyncio.run(ask())
@@ -51,6 +51,17 @@ def test_with_the_key_it_answers(tmp_path: Path) -> None:
 def test_no_other_site_may_read_answers(tmp_path: Path) -> None:
     reply = _ask(_server(tmp_path), "OPTIONS", "/v1/jobs", headers={"Origin": "http://elsewhere"})
     assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize("name", ["attacker.example", "attacker.example:8000", "127.0.0.1.attacker.example", ""])
+def test_without_a_key_only_names_of_this_machine_are_answered(tmp_path: Path, name: str) -> None:
+    assert _ask(_server(tmp_path), "GET", "/health", headers={"Host": name}).status_code == 403
+    assert _ask(_server(tmp_path, key=KEY), "GET", "/health", headers={"Host": name}).status_code == 200
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:8000", "http://[::1]:8000", "http://localhost"])
+def test_names_of_this_machine_are_answered(tmp_path: Path, base: str) -> None:
+    assert _ask(_server(tmp_path), "GET", "/health", base=base).status_code == 200
 
 
 def test_large_bodies_are_refused_however_they_come(tmp_path: Path) -> None:

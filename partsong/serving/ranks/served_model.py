@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from partsong.serving.ranks.settings import GroupSettings
 #: What a model is set to: strategies, and the name of an adapter or None.
 Setting = tuple[tuple[str, ...], str | None]
 
-__all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "description"]
+__all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "description", "read_mask"]
 
 
 class ServedModel:
@@ -131,11 +132,22 @@ def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
     # Some pipelines have no num_images_per_prompt, so every text becomes a list.
     texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
     arguments |= {name: [text] * work.num for name, text in texts.items()}
-    for name, path in (("image", work.picture), ("mask_image", work.mask)):
-        if path is not None:
-            with Image.open(path) as picture:
-                arguments[name] = picture.convert("RGB" if name == "image" else "L")
+    if work.picture is not None:
+        with Image.open(work.picture) as picture:
+            arguments["image"] = picture.convert("RGB")
+    if work.mask is not None:
+        arguments["mask_image"] = read_mask(work.mask)
     return arguments
+
+
+def read_mask(path: Path) -> Image.Image:
+    """Reads a mask, which is white where the picture is made anew; clients of OpenAI make those places transparent."""
+    with Image.open(path) as mask:
+        if mask.mode in ("RGBA", "LA", "PA"):
+            alpha = mask.getchannel("A")
+            if alpha.getextrema()[0] < 255:
+                return alpha.point(lambda value: 255 - value)
+        return mask.convert("L")
 
 
 def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
