@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partsong.cli.ranks import refuse_torchrun
+from partsong.cli.ranks import is_main, num_ranks, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
 
@@ -19,7 +20,6 @@ _LEAST_KEY = 16
 
 def serve(options: Serving) -> dict[str, Any]:
     """Serves until it is interrupted; returns nothing to report."""
-    refuse_torchrun("partsong serve starts its own ranks")
     key = _key(options)
     if not options.model and options.upstream is None:
         raise ArgumentError("name a model to serve: --model NAME, or --upstream URL")
@@ -29,10 +29,39 @@ def serve(options: Serving) -> dict[str, Any]:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(f"{error}; install partsong[serve]") from error
+    if under_torchrun():
+        _serve_on_ranks(options, key)
+        return {}
     from partsong.serving.web import run_server
 
     run_server(_server(options, key), host=options.host, port=options.port)
     return {}
+
+
+def _serve_on_ranks(options: Serving, key: str | None) -> None:
+    """Serves with the ranks that torchrun has started, on one machine or several; the first is the web server too."""
+    from partsong.serving.catalog import picture_model, serves_pictures
+
+    if len(options.model) != 1 or not serves_pictures(options.model[0]):
+        raise ArgumentError(f"torchrun's ranks serve one model of pictures or videos, not {options.model}")
+    nproc = num_ranks(options.nproc)
+    if is_main():
+        from partsong.serving.web import run_beside_rank
+
+        run_beside_rank(_server(replace(options, nproc=nproc), key), host=options.host, port=options.port)
+        return
+    from partsong.serving.ranks.loop import serve_ranks
+
+    # What runs the model where a client does not say, only the first rank needs to know.
+    model = picture_model(
+        options.model[0],
+        nproc=nproc,
+        strategies=("serial",),
+        loras=_loras(options.lora),
+        threads=_threads(replace(options, nproc=nproc), options.model[0]),
+        **_settings(options),
+    )
+    serve_ranks(model.settings)
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -81,7 +110,7 @@ def _server(options: Serving, key: str | None) -> Any:
     nproc = options.nproc or 1
     loras = _loras(options.lora)
     pictures = [name for name in options.model if serves_pictures(name)]
-    settings = {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active}
+    settings = _settings(options)
     models = [
         picture_model(
             name, nproc=nproc, strategies=options.strategy, loras=loras, threads=_threads(options, name), **settings
@@ -110,6 +139,10 @@ def _server(options: Serving, key: str | None) -> Any:
         ),
         key=key,
     )
+
+
+def _settings(options: Serving) -> dict[str, Any]:
+    return {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active}
 
 
 def _threads(options: Serving, name: str) -> int | None:

@@ -32,7 +32,7 @@ def picture_model(
     Args:
         name: a zoo name, a folder, or a hub id; clients know a folder by its last part.
         nproc: number of ranks.
-        strategies: what runs it where a client does not say; ``auto`` chooses one that fits.
+        strategies: what runs it where a client does not say; ``auto`` chooses one that fits, ``serial`` takes none.
         loras: adapters by the names that clients know them by.
         **settings: further fields of `GroupSettings`.
 
@@ -54,8 +54,10 @@ def picture_model(
     chosen, advice = tuple(strategies), None
     if chosen in ((), ("auto",)):
         chosen, advice = usual_strategy(source, nproc)
-    elif "auto" in chosen:
-        raise ArgumentError("--strategy auto chooses all strategies; leave the others out")
+    elif chosen == ("serial",):
+        chosen = ()
+    elif {"auto", "serial"} & set(chosen):
+        raise ArgumentError("--strategy auto and serial stand alone; leave the others out")
     return PictureService(
         name=Path(name).name if source.zoo_name is None and Path(name).is_dir() else name,
         nproc=nproc,

@@ -19,7 +19,7 @@ from partsong.errors import DistributedError, PartsongError
 from partsong.serving.messages import Check, Checked, FromRanks, JobWork, Pulse, Ready, Stop, ToRanks
 from partsong.serving.ranks.settings import GroupSettings
 
-__all__ = ["WorkerGroup"]
+__all__ = ["RunRanks", "WorkerGroup", "launch_ranks"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,17 +29,31 @@ _STARTS, _REST = 3, 1.0
 _GRACE = 3.0
 #: Pulses that may be missing before the group no longer counts as ready.
 _MISSED = 30
-#: One group starts at a time: while its ranks are started, their variables stand in the environment.
-_STARTING = threading.Lock()
+
+#: Runs a number of ranks with some settings until they end, and raises what ended them.
+RunRanks = Callable[[GroupSettings, int], None]
+
+
+def launch_ranks(settings: GroupSettings, nproc: int) -> None:
+    """Starts ranks as processes of this machine and waits until they end.
+
+    Raises:
+        PartsongError: what ended them, if nobody asked them to.
+    """
+    from partsong.parallel.ranks.launch import launch
+    from partsong.serving.ranks.loop import serve_ranks
+
+    launch(serve_ranks, nproc, settings)
 
 
 class WorkerGroup:
-    """Runs ranks in processes of their own, and reports what they say on the server's event loop.
+    """Keeps ranks running, and reports what they say on the server's event loop.
 
     Args:
         name: of the model.
         nproc: number of ranks.
         settings: what they serve.
+        run: runs them once.
         on_message: takes what the ranks say.
         on_down: takes the error that ended the ranks; they are started anew unless the second argument is True.
 
@@ -54,13 +68,14 @@ class WorkerGroup:
         nproc: int,
         settings: GroupSettings,
         *,
+        run: RunRanks,
         on_message: Callable[[WorkerGroup, FromRanks], None],
         on_down: Callable[[WorkerGroup, PartsongError], None],
     ) -> None:
         self.name, self.nproc = name, nproc
         self.facts: Ready | None = None
         self.broken: PartsongError | None = None
-        self._on_message, self._on_down = on_message, on_down
+        self._run_once, self._on_message, self._on_down = run, on_message, on_down
         self._loop = asyncio.get_running_loop()
         authkey = os.urandom(32)
         self._listener = Listener(authkey=authkey)
@@ -137,15 +152,12 @@ class WorkerGroup:
 
     def _run(self) -> None:
         """Runs the ranks again and again; in a thread of its own."""
-        from partsong.parallel.ranks.launch import launch
-        from partsong.serving.ranks.loop import serve_ranks
-
         failed = 0
         while not self._is_closing and failed < _STARTS:
             self._hung_up.clear()
             error: PartsongError = DistributedError(f"the ranks of {self.name} ended")
             try:
-                launch(serve_ranks, self.nproc, self._settings)
+                self._run_once(self._settings, self.nproc)
             except PartsongError as raised:
                 error = raised
             if self._line is not None:

@@ -29,7 +29,8 @@ class JobJournal:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+            # Opened by one thread and used by another, never by two at a time.
+            self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
             # Others must not write while this server lives. The write-ahead log keeps every change that was made, also
             # when the process is killed.
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")

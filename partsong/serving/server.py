@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from partsong.errors import PartsongError
 from partsong.seeds import check_seed
 from partsong.serving.errors import ApiError
-from partsong.serving.groups import WorkerGroup
+from partsong.serving.groups import RunRanks, WorkerGroup, launch_ranks
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
@@ -54,6 +54,7 @@ class Server:
         folder: for files and the journal.
         limits: what one request may ask for.
         key: that clients must show; None for none.
+        run_ranks: runs the ranks of a group until they end.
         jobs: by name, the oldest first.
         groups: by the name of their model; there once the server has begun.
         watchers: of the jobs.
@@ -66,6 +67,7 @@ class Server:
     folder: Path
     limits: Limits = field(default_factory=Limits)
     key: str | None = None
+    run_ranks: RunRanks = launch_ranks
     jobs: dict[str, Job] = field(default_factory=dict)
     groups: dict[str, WorkerGroup] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
@@ -91,7 +93,12 @@ class Server:
                 self._take_up(job)
         for model in self.models:
             group = WorkerGroup(
-                model.name, model.nproc, model.settings, on_message=self._take, on_down=self._group_ended
+                model.name,
+                model.nproc,
+                model.settings,
+                run=self.run_ranks,
+                on_message=self._take,
+                on_down=self._group_ended,
             )
             self.groups[model.name] = group
             group.start()

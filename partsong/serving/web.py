@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from queue import SimpleQueue
+from socket import socket
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from partsong.errors import OutputError
 from partsong.serving.app import build_app
+from partsong.serving.ranks.settings import GroupSettings
 from partsong.serving.server import Server
 
-__all__ = ["run_server"]
+__all__ = ["run_beside_rank", "run_server"]
 
 #: Seconds in which a connection has to ask for something, and connections at a time.
 _HEAD_SECONDS, _MOST = 20.0, 2048
@@ -41,6 +46,53 @@ def run_server(server: Server, *, host: str, port: int) -> None:
     Raises:
         OutputError: the server's folder is another server's, or cannot be written.
     """
+    web, listener = _listening(server, host, port)
+    web.run(sockets=[listener])
+
+
+def run_beside_rank(server: Server, *, host: str, port: int) -> None:
+    """Serves from a thread of the first rank of a program that torchrun has started, which is a rank meanwhile.
+
+    Args:
+        server: what to serve; one model of pictures or videos, whose ranks all of the program's processes are.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+
+    Raises:
+        PartsongError: what ended the ranks, if nobody asked them to; torchrun then ends the others, and starts all
+            anew where it is told to.
+    """
+    given: SimpleQueue[GroupSettings | None] = SimpleQueue()
+    ended = threading.Event()
+
+    def hand_over(settings: GroupSettings, nproc: int) -> None:
+        given.put(settings)
+        ended.wait()
+
+    server.run_ranks = hand_over
+    web, listener = _listening(server, host, port)
+
+    def run_web() -> None:
+        try:
+            web.run(sockets=[listener])
+        finally:
+            given.put(None)
+
+    thread = threading.Thread(target=run_web, name="web server")
+    thread.start()
+    try:
+        from partsong.serving.ranks.loop import serve_ranks
+
+        if (settings := given.get()) is None:
+            raise OutputError("the web server did not start; the lines above say why")
+        serve_ranks(settings)
+    finally:
+        ended.set()
+        web.should_exit = True
+        thread.join()
+
+
+def _listening(server: Server, host: str, port: int) -> tuple[uvicorn.Server, socket]:
     server.open()
     config = uvicorn.Config(
         build_app(server),
@@ -61,4 +113,4 @@ def run_server(server: Server, *, host: str, port: int) -> None:
     names = ", ".join([*(model.name for model in server.models), *server.texts]) or "another server's models"
     sys.stderr.write(f"partsong serves {names} at http://{address[0]}:{address[1]}; /ready says when all are there\n")
     sys.stderr.flush()
-    uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config), listener

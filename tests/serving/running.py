@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,20 @@ class RunningServer:
         folder: its ``--folder``.
         *arguments: of ``partsong serve``, without port and folder.
         environment: further variables.
+        launcher: what runs the module, instead of Python alone.
 
     Attributes:
         url: where it answers.
     """
 
-    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "partsong", "serve", "--port", "0", "--folder", str(folder), *arguments]
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        launcher: Sequence[str] = (sys.executable,),
+    ) -> None:
+        command = [*launcher, "-m", "partsong", "serve", "--port", "0", "--folder", str(folder), *arguments]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
         self.lines: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 
 from tests.serving.running import RunningServer, pixels, running
@@ -136,3 +138,21 @@ def test_what_no_client_should_send_is_answered_or_dropped(server: RunningServer
     assert httpx.get(f"{server.url}/health").status_code == 200
     for connection in slow:
         connection.close()
+
+
+def test_ranks_of_torchrun_serve_and_end_together(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with running(tmp_path, "--model", "shapes", launcher=torchrun) as server:
+        body = {"num_inference_steps": 4, "seed": 1}
+        drawn = [
+            server.client().images.generate(model="shapes", prompt=PROMPT, extra_body={**body, "strategy": strategy})
+            for strategy in ("ulysses", "serial")
+        ]
+        one, other = (pixels(str(reply.data[0].b64_json)) for reply in drawn if reply.data)
+        assert np.abs(one - other).max() <= 1
+        assert server.json("/v1/jobs")["data"][1]["ranks"][1]["bytes_sent"] > 0
+        workers = psutil.Process(server.pid).children()
+        assert len(workers) == 2
+        workers[1].kill()
+        psutil.wait_procs(workers, timeout=60)
+        assert not [worker for worker in workers if worker.is_running()]

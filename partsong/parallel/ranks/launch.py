@@ -27,6 +27,8 @@ __all__ = ["ERROR_KEY", "launch"]
 ERROR_KEY = "partsong/error"
 #: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
 GRACE, BLAMED_GRACE = 5.0, 0.5
+#: Held while a rank's variables stand in the environment of this process.
+_ENVIRONMENT = threading.Lock()
 
 
 def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
@@ -207,15 +209,16 @@ def _context() -> Any:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the length of a block."""
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in set(values) - set(before):
-            os.environ.pop(name, None)
-        os.environ.update(before)
+    """Sets environment variables for the length of a block; another thread that wants to waits for its end."""
+    with _ENVIRONMENT:
+        before = {name: os.environ[name] for name in values if name in os.environ}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in set(values) - set(before):
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
 
 def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from torch import nn
 
@@ -145,7 +146,7 @@ def read_mask(path: Path) -> Image.Image:
     with Image.open(path) as mask:
         if mask.mode in ("RGBA", "LA", "PA"):
             alpha = mask.getchannel("A")
-            if alpha.getextrema()[0] < 255:
+            if np.asarray(alpha).min() < 255:
                 return alpha.point(lambda value: 255 - value)
         return mask.convert("L")
 
