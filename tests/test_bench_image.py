@@ -8,8 +8,13 @@ import re
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from partsong.errors import ArgumentError
 from partsong.evals.bench.image import LIMIT, run
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
+from partsong.planner import Device, Link
+from partsong.planner.calibration import Calibration, hardware_name
 
 
 @functools.cache
@@ -39,7 +44,7 @@ def test_every_case_has_a_row() -> None:
     cases = [row["case"] for row in rows()]
     by_wire = ["Ulysses(wire='int8')", "Ring(wire='int8')"]
     displaced = ["DisplacedPatch", "DisplacedPatch(wire='int8')", "DisplacedPatch(wire='1bit')"]
-    ours = ["Ulysses", "Ring", *by_wire, *displaced, "TensorParallel"]
+    ours = ["Ulysses", "Ring", *by_wire, *displaced, "TensorParallel", "ShardedWeights + Ulysses"]
     assert cases == ["serial", LIMIT, *ours, "diffusers Ulysses", "diffusers ring"]
     assert all(row["seconds_median"] > 0 for row in rows())
 
@@ -55,3 +60,35 @@ def test_bytes_are_those_of_the_formula() -> None:
     layers, width, tokens, gathered = 9, 768, 64, 16 * 4
     compared = 8 * NUMBERS_PER_VALUE  # by which ranks see that their latents are the same
     assert row["bytes_sent_per_step"] == tokens // 2 * (layers * 2 * width + gathered) * 4 + compared
+
+
+@pytest.mark.parametrize(("bandwidth", "choice"), [(1e12, {"Ring", "Ulysses", "TensorParallel"}), (1e3, {"serial"})])
+def test_auto_is_what_the_planner_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bandwidth: float, choice: set[str]
+) -> None:
+    """With links that cost nothing any exact split wins, and with links that carry nothing none does."""
+    monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
+    device = Device(name="t", flops=1e9, bandwidth=1e9, memory=1e9, dispatch=1e-6, host=True)
+    link = Link(name="t", latency=0.0, bandwidth=bandwidth)
+    known = Calibration(name="t", device=device, link=link, ranks=2, slots=2, alone=1.0, spread=1.1, raw={})
+    known.write(tmp_path / f"{hardware_name()}-2-ranks.json")
+    found = run(
+        nproc=2,
+        repeats=1,
+        models=("wan-like",),
+        tokens=(64,),
+        peers=False,
+        strategies=("auto", "ring+cfg-parallel:degree=1"),
+    )
+    cases = [row["case"] for row in found]
+    assert cases[:2] == ["serial", LIMIT]
+    assert cases[2].removeprefix("auto: ") in choice
+    assert cases[3:] == ["ring+cfg-parallel:degree=1"]
+
+
+def test_auto_wants_a_machine_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
+    with pytest.raises(ArgumentError, match="partsong calibrate --nproc 2"):
+        run(nproc=2, models=("wan-like",), tokens=(64,), strategies=("auto",))
+    with pytest.raises(ArgumentError, match="unheard-of"):
+        run(nproc=2, models=("wan-like",), tokens=(64,), strategies=("unheard-of",))

@@ -45,7 +45,12 @@ def _image(options: Bench) -> list[dict[str, Any]]:
     models, tokens = options.models or tuple(BENCH_MODELS), options.tokens or (1024, 4096)
     profile = None if options.profile is None else Path(options.profile)
     return bench_image.run(
-        nproc=options.nproc or 2, repeats=options.repeats, models=models, tokens=tokens, profile=profile
+        nproc=options.nproc or 2,
+        repeats=options.repeats,
+        models=models,
+        tokens=tokens,
+        profile=profile,
+        strategies=options.strategy,
     )
 
 
@@ -76,8 +81,8 @@ def _refuse_tune(options: Bench) -> None:
 
 
 def _refuse_image_options(options: Bench) -> None:
-    if options.nproc is not None or options.models or options.profile is not None:
-        raise ArgumentError("--nproc, --models and --profile belong to partsong bench image")
+    if options.nproc is not None or options.models or options.profile is not None or options.strategy:
+        raise ArgumentError("--nproc, --models, --strategy and --profile belong to partsong bench image")
 
 
 def summary(result: dict[str, Any]) -> str:

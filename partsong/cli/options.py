@@ -334,6 +334,11 @@ class Bench(Common):
     """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """image: which models to measure; all of them if not given."""
+    strategy: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
+    ] = ()
+    """image: what to time instead of the usual strategies, with + between those that work together; repeat it for
+    several. auto is the exact mix that the planner predicts to be fastest on this machine."""
     profile: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """image: also write Chrome traces of one step of every case into FOLDER."""
     tune: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None

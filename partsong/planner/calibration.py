@@ -27,8 +27,8 @@ from partsong.planner.trace import trace_calls
 
 __all__ = ["Calibration", "calibrate", "calibrate_here", "calibration_folder", "find_calibration", "read_calibration"]
 
-#: An operator of this many seconds keeps any host busier than its device.
-_SLOW = 1e-3
+#: Seconds that an operator costs no host, and how often the range below is halved: to less than a thousandth.
+_SLOW, _HALVINGS = 1e-3, 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,9 +146,12 @@ def _with_dispatch(device: Device, raw: Mapping[str, Any]) -> Device:
     """Returns the device with what a model's operator really costs the host: Python around it is most of that."""
     dtype = torch.float32 if raw["device"] == "cpu" else torch.bfloat16
     trace = trace_calls(probe_model(small=True).to(dtype), [], 1, probe_call(SMALL, dtype, small=True))
-    # The time of a step is a line in what an operator costs, where the host is what everything waits for.
-    low, high = (replay(trace, _alone(replace(device, dispatch=each))).steady for each in (0.0, _SLOW))
-    return replace(device, dispatch=max(raw["dispatch"] / 100, (raw["small"] - low) / (high - low) * _SLOW))
+    low, high = raw["dispatch"] / 100, _SLOW
+    for _ in range(_HALVINGS):  # the longer an operator takes the host, the longer the step
+        middle = math.sqrt(low * high)
+        is_longer = replay(trace, _alone(replace(device, dispatch=middle))).steady > raw["small"]
+        low, high = (low, middle) if is_longer else (middle, high)
+    return replace(device, dispatch=low)
 
 
 def _alone(device: Device) -> Machine:

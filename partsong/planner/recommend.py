@@ -20,7 +20,7 @@ from partsong.planner.subject import Subject, subject_named, subject_of
 __all__ = ["Advice", "Refusal", "advise", "recommend"]
 
 #: How many times as fast as one device a mix has to be before it is worth its ranks.
-_CLEAR = 1.1
+CLEAR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Advice:
     @property
     def choice(self) -> Estimate:
         """Returns the best mix; one device where that is as fast, by what predictions can tell apart."""
-        is_close = self.fits_serial and self.rows[0].seconds > self.serial.seconds / _CLEAR
+        is_close = self.fits_serial and self.rows[0].seconds > self.serial.seconds / CLEAR
         return self.serial if is_close else self.rows[0]
 
     @property

@@ -15,7 +15,16 @@ from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 
 TRUE = Device(
-    name="t", flops=2e11, bandwidth=5e9, memory=1e9, units=0, matmul=1.0, attention=0.5, dispatch=5e-6, host=True
+    name="t",
+    flops=2e11,
+    bandwidth=5e9,
+    memory=1e9,
+    units=0,
+    matmul=1.0,
+    attention=0.5,
+    dispatch=5e-6,
+    least=0.0,
+    host=True,
 )
 #: Seconds of an operator with no layer around it.
 BARE = 1e-6

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, profiler
 
-from partsong.evals.bench.models import BENCH_MODELS, BenchModel
+from partsong.errors import ArgumentError
+from partsong.evals.bench.models import BENCH_MODELS
 from partsong.evals.bench.peers import cpu_shims, diffusers_ring, diffusers_tensor, diffusers_ulysses
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
@@ -28,7 +29,12 @@ from partsong.parallel import AXES, Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.ranges import named_range
-from partsong.parallel.strategy import Strategy
+from partsong.parallel.strategy import Strategy, combined_kind
+from partsong.planner.calibration import find_calibration
+from partsong.planner.recommend import CLEAR
+from partsong.planner.replay import replay
+from partsong.planner.trace import trace_calls
+from partsong.samplers.registry import parse_strategy
 
 __all__ = ["run"]
 
@@ -37,6 +43,8 @@ PEERS: dict[str, Callable[[nn.Module, int], None]] = {
     "diffusers ring": diffusers_ring,
     "diffusers tensor parallel": diffusers_tensor,
 }
+AUTO = "auto"
+Mix = tuple[Strategy, ...]
 #: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and by their wire.
 STEPS_BEFORE = 2
 #: The time of the step that is traced, after all that are timed.
@@ -53,6 +61,7 @@ def run(
     tokens: Sequence[int] = (1024, 4096),
     peers: bool = True,
     profile: Path | None = None,
+    strategies: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Times all cases and returns a row per model, size and case.
 
@@ -64,8 +73,20 @@ def run(
         peers: whether to time diffusers' own context parallelism too.
         profile: a folder for Chrome traces of one more step of every case on the first rank, a file for each model and
             size; None writes none.
+        strategies: what to time instead of the usual mixes, as on a command line, with ``+`` between several; ``auto``
+            is the exact mix that the planner predicts to be fastest on this machine.
+
+    Raises:
+        ArgumentError: a strategy is unknown, or ``auto`` is asked for on a machine that was not measured.
     """
-    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers, profile)
+    # Parsed here as well, so that what is unknown ends before any rank is started.
+    given = {name: _parsed(name) for name in strategies if name != AUTO}
+    mixes = {
+        (model, count): {name: given[name] if name in given else _fastest(model, count, nproc) for name in strategies}
+        for model in models
+        for count in tokens
+    }
+    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers, profile, mixes)
 
 
 @dataclass(slots=True)
@@ -85,7 +106,13 @@ class _Case:
 
 
 def _on_rank(
-    nproc: int, repeats: int, models: tuple[str, ...], tokens: tuple[int, ...], peers: bool, profile: Path | None
+    nproc: int,
+    repeats: int,
+    models: tuple[str, ...],
+    tokens: tuple[int, ...],
+    peers: bool,
+    profile: Path | None,
+    mixes: Mapping[tuple[str, int], Mapping[str, Mix]],
 ) -> list[dict[str, Any]]:
     quiet_libraries()
     torch.set_num_threads(1)
@@ -97,7 +124,8 @@ def _on_rank(
             row = BENCH_MODELS[model]
             module = row.build().eval()
             for count in tokens:
-                cases = _cases(row, module, nproc, peers and row.peers)
+                named = mixes[model, count] or {" + ".join(map(_name, mix)): mix for mix in row.mixes}
+                cases = _cases(named, module, nproc, peers and row.peers)
                 _rounds(cases, row.inputs, count, repeats, mesh)
                 if profile is not None:
                     _trace(cases, row.inputs(count, LAST), mesh, profile / f"{model}-{count}.json")
@@ -105,13 +133,36 @@ def _on_rank(
     return rows
 
 
-def _cases(row: BenchModel, module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
+def _parsed(name: str) -> Mix:
+    return tuple(parse_strategy(part) for part in name.split("+"))
+
+
+def _fastest(model: str, tokens: int, nproc: int) -> Mix:
+    """Returns the exact mix of a model that the planner predicts to be fastest; none where one rank nearly is."""
+    if (measured := find_calibration(nproc)) is None:
+        raise ArgumentError(f"this machine was not measured; run `partsong calibrate --nproc {nproc}` once")
+    torch.manual_seed(0)
+    row = BENCH_MODELS[model]
+    module, seconds = row.build().eval(), dict[Mix, float]()
+    for mix in ((), *(mix for mix in row.mixes if combined_kind(mix) == "exact")):
+        ranks = nproc if mix else 1
+        trace = trace_calls(module, mix, ranks, row.inputs(tokens, 0.5))
+        seconds[mix] = replay(trace, measured.machine(ranks)).steady
+    best = min(seconds, key=lambda mix: seconds[mix])
+    return best if seconds[best] * CLEAR < seconds[()] else ()
+
+
+def _cases(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: bool) -> list[_Case]:
     cases = [_Case("serial", module, everyone=False), _Case(LIMIT, module)]
-    for mix in row.mixes:
+    for name, mix in mixes.items():
+        label = f"{name}: {' + '.join(map(_name, mix)) or 'serial'}" if name == AUTO else name
+        if not mix:
+            cases.append(_Case(label, module, everyone=False))
+            continue
         # What takes the place of weights must not take that of the other cases' too.
         twin = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _twin(module)
         parallelize(twin, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
-        cases.append(_Case(" + ".join(map(_name, mix)), twin, ours=True))
+        cases.append(_Case(label, twin, ours=True))
     for name, enable in PEERS.items() if peers else ():
         twin = copy.deepcopy(module) if enable is diffusers_tensor else _twin(module)
         if enable is not diffusers_tensor or getattr(module, "_tp_plan", None) is not None:
