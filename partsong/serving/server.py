@@ -287,6 +287,7 @@ class Server:
             self.save(job)
         elif isinstance(message, JobStepped):
             self._step(job, message)
+            return  # by far the most of all messages, and no job begins or ends with one
         elif isinstance(message, JobFinished):
             self._finish(job, message)
         elif isinstance(message, JobFailed):
