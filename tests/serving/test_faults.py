@@ -140,6 +140,7 @@ def test_what_no_client_should_send_is_answered_or_dropped(server: RunningServer
         connection.close()
 
 
+@pytest.mark.full
 def test_ranks_of_torchrun_serve_and_end_together(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     with running(tmp_path, "--model", "shapes", launcher=torchrun) as server:

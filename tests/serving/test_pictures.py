@@ -263,6 +263,7 @@ def _events(server: RunningServer, name: str) -> tuple[list[Any], list[Any]]:
     return jobs, previews
 
 
+@pytest.mark.full
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Ends a server politely; its ranks end too, and its folder can be used again at once."""
     with running(tmp_path, "--model", "shapes", "--nproc", "2") as server:
