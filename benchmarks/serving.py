@@ -6,8 +6,10 @@ add a long run of two requests at a time, and a run in which ranks and the serve
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
+import io
 import random
 import re
 import statistics
@@ -22,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import tyro
 from filing import file_result, markdown_table
+from PIL import Image
 
 from partsong.jobs.load import LoadWatch
 
@@ -47,6 +51,8 @@ class Config:
     """Requests at a time."""
     soak: float = 0.0
     """Seconds of two requests at a time, in which memory is watched; 0 leaves it out."""
+    cancels: int = 0
+    """How often to cancel a job at a random step; 0 leaves it out."""
     kills: int = 0
     """How often to kill a process under load; 0 leaves it out."""
 
@@ -112,7 +118,7 @@ def main(config: Config) -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), config.nproc)
         try:
-            for measure in (_throughput, _fairness, _first_partial, _soak, _kills):
+            for measure in (_throughput, _fairness, _first_partial, _cancels, _soak, _kills):
                 rows += measure(server, config)
         finally:
             server.end()
@@ -194,6 +200,39 @@ def _first_partial(server: Server, config: Config) -> list[dict[str, Any]]:
         assert first is not None
         shares.append(first / (time.perf_counter() - begin))
     return [_row("first partial picture, of the whole time", f"{statistics.median(shares):.0%}", "<= 40%")]
+
+
+def _cancels(server: Server, config: Config) -> list[dict[str, Any]]:
+    """Cancels jobs at random steps, each time looking at how far they went on, and then compares a picture."""
+    if not config.cancels:
+        return []
+    drawn, later, seconds = random.Random(0), [], []
+    for number in range(config.cancels):
+        strategy = drawn.choice(["ulysses", "ring", "cfg-parallel", "serial"])
+        body = {"kind": "image", "model": "shapes", "prompt": PROMPT, "seed": number, "strategy": strategy}
+        name = httpx.post(f"{server.url}/v1/jobs", json={**body, "num_inference_steps": 200}).json()["id"]
+        wanted = drawn.randrange(0, 12)
+        while (job := httpx.get(f"{server.url}/v1/jobs/{name}").json())["step"] < wanted:
+            time.sleep(0.005)
+        begin = time.perf_counter()
+        ended = httpx.post(f"{server.url}/v1/jobs/{name}/cancel", timeout=60).json()
+        seconds.append(time.perf_counter() - begin)
+        assert ended["status"] == "cancelled"
+        later.append(ended["step"] - job["step"])
+    pair = [_picture(server, strategy) for strategy in ("ulysses", "serial")]
+    apart = int(np.abs(pair[0] - pair[1]).max())
+    value = (
+        f"{statistics.median(later):.0f} steps (median, {max(later)} at most) from the last look to the end, "
+        f"{1000 * statistics.median(seconds):.0f} ms; the next picture is {apart} of 255 levels from its serial twin"
+    )
+    return [_row(f"{config.cancels} jobs cancelled at random steps", value, "within a step; equal", later=later)]
+
+
+def _picture(server: Server, strategy: str) -> Any:
+    reply = server.client.images.generate(model="shapes", prompt=PROMPT, extra_body={"seed": 3, "strategy": strategy})
+    assert reply.data is not None and reply.data[0].b64_json is not None
+    with Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json))) as picture:
+        return np.asarray(picture.convert("RGB"), dtype=np.int16)
 
 
 def _soak(server: Server, config: Config) -> list[dict[str, Any]]:
