@@ -10,10 +10,13 @@ import importlib.util
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PACK = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
 
@@ -146,6 +149,21 @@ class Comfy:
         management.__dict__.update(throw_exception_if_processing_interrupted=check)
         packages = {name: types.ModuleType(name) for name in ("comfy_api", "comfy")}
         return {**packages, "comfy_api.latest": latest, "comfy.model_management": management}
+
+
+@contextmanager
+def pack_beside(patch: pytest.MonkeyPatch, url: str) -> Iterator[types.ModuleType]:
+    """Imports the pack with a stub in ComfyUI's place, for a server at an address."""
+    for name, module in Comfy().modules().items():
+        patch.setitem(sys.modules, name, module)
+    patch.setenv("PARTSONG_URL", url)
+    patch.delenv("PARTSONG_API_KEY", raising=False)
+    pack = load_pack()
+    try:
+        yield pack
+    finally:
+        for name in [name for name in sys.modules if name.startswith(pack.__name__)]:
+            del sys.modules[name]
 
 
 def load_pack(name: str = "partsong_comfy_pack") -> types.ModuleType:

@@ -16,6 +16,7 @@ from PIL import Image
 from partsong import zoo
 from partsong.seeds import generators
 from partsong.serving.ranks.served_model import read_mask
+from tests.integrations.comfy_stub import pack_beside
 from tests.serving.running import pixels, running
 
 PROMPT = "a red circle"
@@ -44,7 +45,7 @@ def test_both_kinds_of_masks_mean_the_same(tmp_path: Path, mode: str) -> None:
     assert np.array_equal(np.asarray(read_mask(tmp_path / "mask.png")), np.asarray(_half("L")))
 
 
-def test_an_edit_is_what_the_pipeline_makes_of_it(tmp_path: Path) -> None:
+def test_an_edit_is_what_the_pipeline_makes_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe: Any = StableDiffusionInpaintPipeline(**zoo.load("shapes-unet").components, requires_safety_checker=False)
     pipe.save_pretrained(tmp_path / "edits")
     pipe.set_progress_bar_config(disable=True)
@@ -69,3 +70,9 @@ def test_an_edit_is_what_the_pipeline_makes_of_it(tmp_path: Path) -> None:
             client.images.edit(**{**asked, "image": ("a.png", b"not a picture")})
         with pytest.raises(openai.BadRequestError, match="save_path is not known"):
             client.images.edit(**{**asked, "extra_body": {"save_path": "/etc/x"}})
+        with pack_beside(monkeypatch, server.url) as pack:
+            asked = {"prompt": PROMPT, "seed": 7, "steps": 5, "strength": 0.9}
+            image = torch.from_numpy(np.asarray(start)[None] / np.float32(255))
+            mask = torch.from_numpy(np.asarray(_half("L"))[None] / np.float32(255))
+            again, _ = pack.nodes.PartsongEdit.execute(image=image, mask=mask, **asked).values
+            assert np.abs(np.round(255 * again[0].numpy()) - drawn).max() <= 1

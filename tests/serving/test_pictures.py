@@ -19,6 +19,7 @@ from PIL import Image
 
 from partsong import zoo
 from partsong.seeds import generators
+from tests.integrations.comfy_stub import pack_beside
 from tests.serving.running import RunningServer, pixels, running
 
 PROMPT = "a red circle left of a blue square"
@@ -229,6 +230,19 @@ def test_a_video_is_made_listed_fetched_and_removed(server: RunningServer, clien
     assert client.videos.delete(video.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(video.id)
+
+
+def test_the_nodes_for_comfyui_draw_on_it(server: RunningServer, shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pack_beside(monkeypatch, server.url) as pack:
+        asked = {"prompt": PROMPT, "seed": 11, "steps": 5, "strategy": "ulysses"}
+        images, report = pack.nodes.PartsongImage.execute(**asked, count=2).values
+        expected = _alone(shapes, PROMPT, 11, num=2, num_inference_steps=5)
+        assert np.abs(np.round(255 * images.numpy()) - expected).max() <= 1
+        assert "ulysses" in report
+        video, _ = pack.nodes.PartsongVideo.execute(prompt="a red circle moves right", frames=11, steps=2).values
+        assert video[1].read()[4:8] == b"ftyp"
+        with pytest.raises(pack.client.ServerError, match="multiply to 3"):
+            pack.nodes.PartsongImage.execute(**{**asked, "strategy": "ring:degree=3"})
 
 
 def test_what_is_served_is_listed(server: RunningServer, client: openai.OpenAI) -> None:
