@@ -60,7 +60,7 @@ def run_beside_rank(server: Server, *, host: str, port: int) -> None:
 
     Raises:
         PartsongError: what ended the ranks, if nobody asked them to; torchrun then ends the others, and starts all
-            anew where it is told to.
+            anew where it is asked to.
     """
     given: SimpleQueue[GroupSettings | None] = SimpleQueue()
     ended = threading.Event()
