@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,24 +18,8 @@ from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies
+from tests.documents import LINK, PAGES, ROOT, commands, examples, name
 from tests.tables import documents
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def commands(text: str) -> list[list[str]]:
-    """The arguments of every ``partsong`` command in fenced blocks and inline code."""
-    lines = [line for _, body in FENCE.findall(text) for line in body.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`(partsong (?:image|demo|bench|list|env)[^`]*)`", FENCE.sub("", text))
-    found = [line[line.index("partsong ") :] for line in lines if re.search(r"(^|-m )partsong \w", line)]
-    return [shlex.split(line, comments=True)[1:] for line in found]
 
 
 def runs() -> list[tuple[str, list[str]]]:
@@ -72,9 +54,7 @@ def need_extras(body: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_python_examples_name_what_exists(path: Path) -> None:
-    for language, body in FENCE.findall(path.read_text(encoding="utf-8")):
-        if language != "python":
-            continue
+    for body in examples(path):
         need_extras(body)
         for node in ast.walk(ast.parse(body)):
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -82,17 +62,14 @@ def test_python_examples_name_what_exists(path: Path) -> None:
                 assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-def examples() -> list[tuple[str, int, str]]:
+def blocks() -> list[tuple[str, int, str]]:
     """Every Python block: its page, its number there, and its text."""
-    blocks = []
-    for path in PAGES:
-        bodies = [body for language, body in FENCE.findall(path.read_text(encoding="utf-8")) if language == "python"]
-        blocks += [(name(path), number, body) for number, body in enumerate(bodies)]
-    return blocks
+    return [(name(path), number, body) for path in PAGES for number, body in enumerate(examples(path))]
 
 
 #: Blocks that are not run here, and why.
 NOT_RUN = {
+    ("README.md", 0): "needs a large model; test_readme_example_runs puts a small one in its place",
     ("docs/engines.md", 0): "asks a server",
     ("docs/engines.md", 2): "starts llama.cpp on a file of 4-bit weights",
     ("docs/scale.md", 0): "evaluates a task file of the user's",
@@ -104,7 +81,7 @@ NOT_RUN = {
 
 @pytest.mark.parametrize(
     ("page", "number", "body"),
-    [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in examples() if block[:2] not in NOT_RUN],
+    [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in blocks() if block[:2] not in NOT_RUN],
 )
 def test_python_examples_run_as_printed(
     page: str, number: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,7 +98,7 @@ def test_python_examples_run_as_printed(
 
 
 def test_examples_that_are_not_run_are_there() -> None:
-    assert NOT_RUN.keys() <= {block[:2] for block in examples()}
+    assert NOT_RUN.keys() <= {block[:2] for block in blocks()}
 
 
 @pytest.mark.parametrize(("page", "args"), runs(), ids=lambda value: value if isinstance(value, str) else None)
