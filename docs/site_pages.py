@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,8 @@ def _entry(name: str, value: Any) -> list[str]:
     """Returns the directive for a public name; of a mapping or a tuple, it says what is in it."""
     if inspect.isclass(value) or callable(value):
         return [f".. {'autoclass' if inspect.isclass(value) else 'autofunction'}:: {name}", ""]
+    if not isinstance(value, Iterable):  # a name for several types
+        return [f".. py:data:: {name}", "", f"   Is ``{value}``.", ""]
     entries = [getattr(getattr(each, "func", each), "__name__", str(each)) for each in value]
     return [f".. py:data:: {name}", "", f"   Has entries for {', '.join(f'``{each}``' for each in entries)}.", ""]
 

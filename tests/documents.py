@@ -7,10 +7,12 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+#: What the site's builder wrote is not kept, and not read here.
+MADE = "_generated"
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
+        *(path for path in (ROOT / "docs").rglob("*.md") if MADE not in path.parts),
         *(ROOT / "recipes").glob("*.md"),
         *(ROOT / "integrations").rglob("*.md"),
     ]
@@ -50,7 +52,8 @@ def sentences(text: str) -> list[str]:
     text = FENCE.sub("\n\n", text)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
-    lines = ["" if re.match(r"\s*(\||#|>|!\[)", line) else line for line in text.splitlines()]
+    # A list item that begins with a name in bold and code is a row of names, as in docs/support.md.
+    lines = ["" if re.match(r"\s*(\||#|>|!\[|- \*\*[^*]*\*\* \(`)", line) else line for line in text.splitlines()]
     lines = [re.sub(r"^\s*([-*]|\d+\.)\s+", "\n", line) for line in lines]
     blocks = re.split(r"\n\s*\n", "\n".join(lines))
     plain = [re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", block)).replace("\n", " ") for block in blocks]

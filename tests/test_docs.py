@@ -18,8 +18,12 @@ from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies
-from tests.documents import LINK, PAGES, ROOT, commands, examples, name
-from tests.tables import documents
+from tests.documents import LINK, PAGES, READ, ROOT, commands, examples, name, sentences, words
+from tests.results import documents as results
+from tests.tables import documents as tables
+
+#: Words of a sentence that is hard to read, and the part of sentences that may be.
+LONG, MOST_LONG = 35, 0.02
 
 
 def runs() -> list[tuple[str, list[str]]]:
@@ -41,9 +45,21 @@ def test_every_strategy_has_a_page() -> None:
         assert (ROOT / "docs" / "methods" / f"{strategy}.md").is_file()
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
+@pytest.mark.parametrize("path", tables(), ids=name)
 def test_tables_are_what_the_code_says(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == documents()[path], "run python -m tests.tables"
+    assert path.read_text(encoding="utf-8") == tables()[path], "run python -m tests.tables"
+
+
+@pytest.mark.parametrize("path", results(), ids=name)
+def test_results_are_what_their_files_say(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == results()[path], "run python -m tests.results"
+
+
+def test_sentences_are_short() -> None:
+    """Over all pages that people read from top to bottom."""
+    lengths = {sentence: words(sentence) for path in READ for sentence in sentences(path.read_text(encoding="utf-8"))}
+    long = [sentence for sentence, length in lengths.items() if length > LONG]
+    assert len(long) < MOST_LONG * len(lengths), "\n".join(long)
 
 
 def need_extras(body: str) -> None:
