@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -49,7 +48,8 @@ def test_command_of_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None
         [*PIP, "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=200
     )
     # After the wheel's own folder, so that its partsong comes first.
-    (site / "zz_installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    installed = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "zz_installed.pth").write_text("\n".join(installed))
     where = [str(python), "-c", "import partsong; print(partsong.__file__)"]
     run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200, "env": {"PATH": "/usr/bin:/bin"}}
     assert str(site) in subprocess.run(where, **run).stdout
