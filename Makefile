@@ -87,4 +87,4 @@ bench: $(VENV)/demo.stamp
 	$(BIN)/partsong bench image --nproc 2
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist docs/_generated out/docs
