@@ -127,7 +127,11 @@ def plots() -> dict[Path, str]:
     rows = timed(FIT)
     cases = (LIMIT, "TensorParallel", "Ring", "Ulysses", "DisplacedPatch", "diffusers Ulysses", "diffusers ring")
     by_tokens = [
-        Series(case, [(row["size"], row["ratio_to_serial"]) for row in rows if row["case"] == case]) for case in cases
+        Series(
+            "limit" if case == LIMIT else case,
+            [(row["size"], row["ratio_to_serial"]) for row in rows if row["case"] == case],
+        )
+        for case in cases
     ]
     slow = [row for row in timed(SLOW) if row["link"] == "500mbit" and row["case"] != LIMIT and row["relative_drift"]]
     by_drift = [Series(row["case"], [(row["relative_drift"], row["seconds_median"])]) for row in slow]

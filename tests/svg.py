@@ -45,8 +45,8 @@ def plot(title: str, x_name: str, y_name: str, series: list[Series]) -> str:
     for x in _ticks(xs):
         lines += _tick(across(x), HEIGHT - BOTTOM + 20, f"{x:g}", "middle")
         lines.append(_line(across(x), TOP, across(x), HEIGHT - BOTTOM))
-    for number in range(5):
-        y = top / 1.1 * number / 4
+    step = next(step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if top / step <= 6)
+    for y in (step * number for number in range(int(top / step) + 1)):
         lines += _tick(LEFT - 8, down(y) + 4, f"{y:.2g}", "end")
         lines.append(_line(LEFT, down(y), WIDTH - RIGHT, down(y)))
     for place, each in enumerate(series):
