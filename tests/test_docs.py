@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,24 +18,12 @@ from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies
-from tests.tables import documents
+from tests.documents import LINK, PAGES, READ, ROOT, commands, examples, name, sentences, words
+from tests.results import documents as results
+from tests.tables import documents as tables
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def commands(text: str) -> list[list[str]]:
-    """The arguments of every ``partsong`` command in fenced blocks and inline code."""
-    lines = [line for _, body in FENCE.findall(text) for line in body.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`(partsong (?:image|demo|bench|list|env)[^`]*)`", FENCE.sub("", text))
-    found = [line[line.index("partsong ") :] for line in lines if re.search(r"(^|-m )partsong \w", line)]
-    return [shlex.split(line, comments=True)[1:] for line in found]
+#: Words of a sentence that is hard to read, and the part of sentences that may be.
+LONG, MOST_LONG = 35, 0.02
 
 
 def runs() -> list[tuple[str, list[str]]]:
@@ -59,9 +45,21 @@ def test_every_strategy_has_a_page() -> None:
         assert (ROOT / "docs" / "methods" / f"{strategy}.md").is_file()
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
+@pytest.mark.parametrize("path", tables(), ids=name)
 def test_tables_are_what_the_code_says(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == documents()[path], "run python -m tests.tables"
+    assert path.read_text(encoding="utf-8") == tables()[path], "run python -m tests.tables"
+
+
+@pytest.mark.parametrize("path", results(), ids=name)
+def test_results_are_what_their_files_say(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == results()[path], "run python -m tests.results"
+
+
+def test_sentences_are_short() -> None:
+    """Over all pages that people read from top to bottom."""
+    lengths = {sentence: words(sentence) for path in READ for sentence in sentences(path.read_text(encoding="utf-8"))}
+    long = [sentence for sentence, length in lengths.items() if length > LONG]
+    assert len(long) < MOST_LONG * len(lengths), "\n".join(long)
 
 
 def need_extras(body: str) -> None:
@@ -72,9 +70,7 @@ def need_extras(body: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_python_examples_name_what_exists(path: Path) -> None:
-    for language, body in FENCE.findall(path.read_text(encoding="utf-8")):
-        if language != "python":
-            continue
+    for body in examples(path):
         need_extras(body)
         for node in ast.walk(ast.parse(body)):
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -82,17 +78,14 @@ def test_python_examples_name_what_exists(path: Path) -> None:
                 assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-def examples() -> list[tuple[str, int, str]]:
+def blocks() -> list[tuple[str, int, str]]:
     """Every Python block: its page, its number there, and its text."""
-    blocks = []
-    for path in PAGES:
-        bodies = [body for language, body in FENCE.findall(path.read_text(encoding="utf-8")) if language == "python"]
-        blocks += [(name(path), number, body) for number, body in enumerate(bodies)]
-    return blocks
+    return [(name(path), number, body) for path in PAGES for number, body in enumerate(examples(path))]
 
 
 #: Blocks that are not run here, and why.
 NOT_RUN = {
+    ("README.md", 0): "needs a large model; test_readme_example_runs puts a small one in its place",
     ("docs/engines.md", 0): "asks a server",
     ("docs/engines.md", 2): "starts llama.cpp on a file of 4-bit weights",
     ("docs/scale.md", 0): "evaluates a task file of the user's",
@@ -104,7 +97,7 @@ NOT_RUN = {
 
 @pytest.mark.parametrize(
     ("page", "number", "body"),
-    [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in examples() if block[:2] not in NOT_RUN],
+    [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in blocks() if block[:2] not in NOT_RUN],
 )
 def test_python_examples_run_as_printed(
     page: str, number: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,7 +114,7 @@ def test_python_examples_run_as_printed(
 
 
 def test_examples_that_are_not_run_are_there() -> None:
-    assert NOT_RUN.keys() <= {block[:2] for block in examples()}
+    assert NOT_RUN.keys() <= {block[:2] for block in blocks()}
 
 
 @pytest.mark.parametrize(("page", "args"), runs(), ids=lambda value: value if isinstance(value, str) else None)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import PAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 40
@@ -202,7 +204,7 @@ def docstrings_begin_with_a_sentence(path: Path) -> None:
     assert not odd, f"not a sentence with a verb: {odd}"
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=relative)
+@pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_documents_are_plain(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     hits = {match.group() for riddle in RIDDLES for match in re.finditer(riddle, text)}

@@ -8,8 +8,8 @@ from tests.features.groups import GROUPS
 
 _HEAD = """# What runs with what
 
-What users put on a pipeline, with each strategy. The page is written from the tests' own table by
-`python -m tests.tables`, and every cell is a test: two ranks and a tiny random pipeline of diffusers in float64,
+What users put on a pipeline, with each strategy. The page is written from the tests' own table by `python -m
+tests.tables`, and every cell is a test. It takes two ranks and a tiny random pipeline of diffusers in float64,
 against the same pipeline with the same feature on one process without a plan. *yes* means that both pictures agree to
 1e-9, that a second one does too, that the bytes are those which `explain()` predicts, and that the pipeline makes the
 same picture after `undo()`. A number says why the feature is refused, [below](#reasons), with one error on all ranks

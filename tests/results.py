@@ -1,0 +1,174 @@
+"""The tables and plots of docs/results.md, made from the files in benchmarks/; ``python -m tests.results`` writes them.
+
+A table of times comes from runs on an idle machine only: a file that says otherwise fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.documents import ROOT
+from tests.svg import Series, plot
+
+PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "images"
+#: The largest part of the cores that others may have kept busy, before and meanwhile.
+IDLE = 0.05
+FIT = "2026-11-25-image-cpu-fit"
+SLOW = "2026-11-25-image-cpu-slow-links"
+UNETS = ("2026-11-24-unet-cpu", "2026-11-24-unet-cpu-9216", "2026-11-25-unet-cpu-slow-links")
+LIMIT = "serial on every process"
+Row = Mapping[str, Any]
+
+
+@cache
+def filed(name: str) -> Mapping[str, Any]:
+    """Returns a result file."""
+    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def timed(name: str) -> list[Row]:
+    """Returns the rows of a file of times; one from a busy machine fails."""
+    file = filed(name)
+    assert max(file["load_before"], file["load_of_others"]) < IDLE, f"{name} was not measured on an idle machine"
+    return file["rows"]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def drift(value: float) -> str:
+    """Returns a drift in two digits; a row whose drift is rounding says so by its exponent."""
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
+def speeds(names: Iterable[str], cases: Iterable[str]) -> str:
+    """Returns a table of speed-ups: a row for each size and link, a column for each case, the best in bold."""
+    rows = [row for name in names for row in timed(name)]
+    lines = []
+    for size, link in dict.fromkeys((row["size"], row["link"]) for row in rows):
+        by_case = {row["case"]: row for row in rows if (row["size"], row["link"]) == (size, link)}
+        best = max(by_case[case]["ratio_to_serial"] for case in cases if case in by_case)
+        cells = [_speed(by_case.get(case), best) for case in cases]
+        lines.append([f"{size}, {_link(link)}", f"{by_case[LIMIT]['ratio_to_serial']:.2f}x", *cells])
+    titles = [case if case.startswith("diffusers") else f"`{case}`" for case in cases]
+    return table(["tokens, link", "limit", *titles], lines)
+
+
+def _speed(row: Row | None, best: float) -> str:
+    if row is None:
+        return ""
+    text = f"{row['ratio_to_serial']:.2f}x"
+    text = f"**{text}**" if row["ratio_to_serial"] == best else text
+    return text if row["relative_drift"] < 1e-6 else f"{text} ({drift(row['relative_drift'])})"
+
+
+def _link(name: str) -> str:
+    return {"1gbit": "1 Gbit/s", "500mbit": "500 Mbit/s"}.get(name, name)
+
+
+def pictures() -> str:
+    """Returns what the zoo's models paint under each strategy, against the serial picture."""
+    # PartialPatch was another method then; docs/results.md has its later figures from a file of their own.
+    rows = [row for row in filed("2026-11-22-zoo-drift")["rows"] if not row["case"].startswith("PartialPatch")]
+    lines = []
+    for model, case, ranks in dict.fromkeys((row["model"], row["case"], row["nproc"]) for row in rows):
+        row = next(r for r in rows if (r["model"], r["case"], r["nproc"]) == (model, case, ranks))
+        near = "" if case == "serial" else f"{row['psnr_median']:.1f} dB"
+        least = "" if case == "serial" else f"{row['psnr_min']:.1f} dB"
+        lines.append([f"`{model}`", _short(case), str(ranks), f"{row['facts_read']:.1%}", near, least])
+    return table(["model", "strategy", "ranks", "facts read", "median PSNR", "lowest PSNR"], lines)
+
+
+def _short(case: str) -> str:
+    """Returns a strategy's text without the knobs that say nothing."""
+    case = re.sub(r"\b(degree|num_patches|layers)=None(, )?", "", case).replace(", )", ")")
+    return case if "(" not in case else f"`{case}`"
+
+
+def videos() -> str:
+    """Returns what is read from long videos of the zoo."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "method": lambda row: _short(re.sub(r", (local_emphasis|noise|sink)=.*", ")", row["case"])),
+        "facts read": lambda row: f"{row['facts_read']:.1%}",
+        "identity kept": lambda row: f"{row['identity_kept']:.1%}",
+        "jumps at borders": lambda row: f"{row['border_jump_ratio']:.2f}",
+        "seconds": lambda row: f"{row['seconds']:.1f}",
+        "first frame": lambda row: f"{row['first_frame_seconds']:.1f}",
+    }
+    rows = filed("2026-11-22-zoo-video")["rows"]
+    return table(columns, ([cell(row) for cell in columns.values()] for row in rows))
+
+
+def rules() -> str:
+    """Returns how well each decoding rule does with a model that is never wrong."""
+    rows = filed("2026-11-22-oracle")["rows"]
+    lines = []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        own = [row for row in rows if row["rule"] == rule]
+        speed = math.exp(sum(math.log(row["tokens_per_forward"]) for row in own) / len(own))
+        lines.append((min(row["valid"] for row in own), speed, rule))
+    cells = ([f"`{rule}`", f"{valid:.0%}", f"{speed:.2f}"] for valid, speed, rule in sorted(lines)[::-1])
+    return table(["rule", "valid, least", "tokens per forward"], cells)
+
+
+def plots() -> dict[Path, str]:
+    """Returns the plots of the page."""
+    rows = timed(FIT)
+    cases = (LIMIT, "TensorParallel", "Ring", "Ulysses", "DisplacedPatch", "diffusers Ulysses", "diffusers ring")
+    by_tokens = [
+        Series(
+            "limit" if case == LIMIT else case,
+            [(row["size"], row["ratio_to_serial"]) for row in rows if row["case"] == case],
+        )
+        for case in cases
+    ]
+    slow = [row for row in timed(SLOW) if row["link"] == "500mbit" and row["case"] != LIMIT and row["relative_drift"]]
+    by_drift = [Series(row["case"], [(row["relative_drift"], row["seconds_median"])]) for row in slow]
+    return {
+        IMAGES / "speed-by-tokens.svg": plot("Speed-up of two processes", "tokens", "times one process", by_tokens),
+        IMAGES / "drift-against-seconds.svg": plot(
+            "1024 tokens at 500 Mbit/s", "drift of a step", "seconds of a step", by_drift
+        ),
+    }
+
+
+def page() -> str:
+    """Returns docs/results.md with its tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    exact = ("Ring", "Ulysses", "TensorParallel", "DisplacedPatch", "diffusers ring", "diffusers Ulysses")
+    wires = ("Ring", "Ring(wire='int8')", "Ulysses(wire='int8')", "DisplacedPatch", "DisplacedPatch(wire='1bit')")
+    unet = ("SyncPatch", "Ring", "Ulysses", "DisplacedPatch", "DisplacedPatch(norms='forecast')")
+    tables = {
+        "images": speeds([FIT], exact),
+        "slow links": speeds([SLOW], (*wires, "diffusers ring", "diffusers Ulysses")),
+        "unets": speeds(UNETS, unet),
+        "pictures": pictures(),
+        "videos": videos(),
+        "rules": rules(),
+    }
+    for name, rows in tables.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{rows}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def documents() -> dict[Path, str]:
+    """Returns every file that is made from results, with what it should say."""
+    return {PAGE: page(), **plots()}
+
+
+if __name__ == "__main__":
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,46 @@
+"""What README.md promises at first sight holds: its length, its example, and the report that it prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import diffusers
+import torch
+
+from partsong import Ring, predict
+from partsong.planner import MODELS
+from partsong.planner.calls import Size
+from partsong.zoo import MODELS as ZOO
+from tests.documents import FENCE, ROOT, examples, words
+
+README = ROOT / "README.md"
+MOST_WORDS = 1000
+
+
+def test_readme_is_short() -> None:
+    assert words(README.read_text(encoding="utf-8")) <= MOST_WORDS
+
+
+def test_readme_report_is_what_predict_says() -> None:
+    row = MODELS["flux-dev"]
+    with torch.device("meta"):
+        model = getattr(diffusers, row.denoiser)(**row.config).to(torch.bfloat16)
+    inputs = row.call(Size(height=1024, width=1024), dict(model.config))
+    reports = [body for language, body in FENCE.findall(README.read_text(encoding="utf-8")) if language == "text"]
+    assert reports == [f"{predict(model, Ring(), ranks=2, **inputs)}\n"]
+
+
+def test_readme_example_runs_with_a_small_model(tmp_path: Path) -> None:
+    """Under torchrun, as README says; the zoo's model stands in for the large one."""
+    body = examples(README)[0].replace("black-forest-labs/FLUX.1-dev", str(ZOO["shapes"].folder))
+    body = body.replace("height=1024, width=1024", "num_inference_steps=4").replace("bfloat16", "float32")
+    script = tmp_path / "draw.py"
+    script.write_text(body + "    assert image.size == (64, 64)\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "over 2 ranks (ring)" in result.stdout and "rank 1 sends" in result.stdout

@@ -1,0 +1,26 @@
+"""The documentation becomes a site without a warning, and llms.txt lists its pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import ROOT
+
+
+@pytest.mark.full
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="sphinx is not installed: make docs brings it")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "docs", str(site)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert built.returncode == 0, built.stderr[-3000:]
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", listed)
+    assert len(targets) > 30 and not [target for target in targets if not (site / target).is_file()]
+    assert listed.startswith("# partsong\n\n> ")
+    assert "partsong.Ring" in (site / "_generated" / "api" / "partsong.html").read_text(encoding="utf-8")
