@@ -53,7 +53,7 @@ def prepare_ranks(nproc: int, module: str) -> None:
         nproc: the number of ranks.
         module: the one whose function they will run.
     """
-    if not under_torchrun():
+    if nproc > 1 and not under_torchrun():
         begin_early(nproc, [module])
 
 

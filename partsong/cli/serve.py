@@ -10,6 +10,7 @@ from typing import Any
 from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.fork_server import begin_early
 
 __all__ = ["serve", "summary"]
 
@@ -91,6 +92,8 @@ def _server(options: Serving, key: str | None) -> Any:
     texts = [name for name in options.model if name not in pictures]
     if (options.strategy or loras) and not pictures:
         raise ArgumentError("--strategy and --lora are for models of pictures and videos, and none is served")
+    if pictures:  # their ranks import what they need beside what this process still has to
+        begin_early(nproc, ["partsong.serving.ranks.loop"])
     return Server(
         models=models,
         texts={

@@ -41,14 +41,14 @@ def context_with(modules: Sequence[str] = ()) -> Any:
 def begin_early(nproc: int, modules: Sequence[str] = ()) -> None:
     """Starts the server, which then imports what ranks need while this process does something else.
 
-    Does nothing for one rank, which needs no server, and where ranks may not be forked or that is not sure yet: then
-    `partsong.parallel.launch` starts them as it always does.
+    Does nothing where ranks may not be forked, or where that is not sure yet: `partsong.parallel.launch` then starts
+    them as it always does.
 
     Args:
         nproc: number of ranks that will be started.
         modules: what they will need beside what all ranks do.
     """
-    if nproc == 1 or "PARTSONG_SPAWN" in os.environ or has_gpu_files():
+    if "PARTSONG_SPAWN" in os.environ or has_gpu_files():
         return
     context_with(modules)
     # Torch reads it while it is imported.
