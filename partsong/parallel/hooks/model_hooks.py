@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.call_hook import CallHook
 
 if TYPE_CHECKING:
-    from diffusers.hooks import HookRegistry
+    from diffusers.hooks import HookRegistry, ModelHook
 
 __all__ = [
     "Attend",
@@ -64,7 +64,7 @@ class HookSet:
             raise UnsupportedError(
                 f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
             )
-        registry.register_hook(hook, PREFIX + name)
+        registry.register_hook(cast("ModelHook", hook), PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
 
@@ -119,7 +119,7 @@ class HookSet:
         """Lets the modules run as they would without these hooks."""
         hooked: dict[nn.Module, Any] = {module: module.forward for module, _ in self._placed}
         for module, name in reversed(self._placed):
-            hook = _registry(module).get_hook(name)
+            hook: Any = _registry(module).get_hook(name)
             assert hook is not None, "a hook of this plan was taken off by somebody else"
             vars(module)["forward"] = original_forward(hook)
         for attribute in self._changed:
