@@ -73,27 +73,18 @@ def _is_own(host: str) -> bool:
 
 
 def _server(options: Serving, key: str | None) -> Any:
-    from partsong.serving.catalog import picture_model, serves_pictures
+    from partsong.serving.catalog import serves_pictures
     from partsong.serving.limits import Limits
     from partsong.serving.server import Server
     from partsong.serving.texts.local import LocalText
     from partsong.serving.texts.wire import TextSpec
 
-    nproc = options.nproc or 1
     loras = _loras(options.lora)
     pictures = [name for name in options.model if serves_pictures(name)]
-    settings = {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active}
-    models = [
-        picture_model(
-            name, nproc=nproc, strategies=options.strategy, loras=loras, threads=_threads(options, name), **settings
-        )
-        for name in pictures
-    ]
+    models = _picture_models(options, pictures, loras)
     texts = [name for name in options.model if name not in pictures]
     if (options.strategy or loras) and not pictures:
         raise ArgumentError("--strategy and --lora are for models of pictures and videos, and none is served")
-    if pictures:  # their ranks import what they need beside what this process still has to
-        begin_early(nproc, ["partsong.serving.ranks.loop"])
     return Server(
         models=models,
         texts={
@@ -113,6 +104,22 @@ def _server(options: Serving, key: str | None) -> Any:
         ),
         key=key,
     )
+
+
+def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) -> list[Any]:
+    """Describes the models of pictures and videos; the imports of their ranks begin beside those of the server."""
+    from partsong.serving.catalog import picture_model
+
+    nproc, settings = options.nproc or 1, {key: getattr(options, key) for key in ("dtype", "max_rows", "max_active")}
+    models = [
+        picture_model(
+            name, nproc=nproc, strategies=options.strategy, loras=loras, threads=_threads(options, name), **settings
+        )
+        for name in names
+    ]
+    if names:
+        begin_early(nproc, ["partsong.serving.ranks.loop"])
+    return models
 
 
 def _threads(options: Serving, name: str) -> int | None:
