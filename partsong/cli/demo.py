@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.bounds import check_files
 from partsong.cli.options import Demo
-from partsong.cli.ranks import refuse_torchrun, run_on_ranks
+from partsong.cli.ranks import prepare_ranks, refuse_torchrun, run_on_ranks
 from partsong.jobs.machine import describe_machine
 from partsong.jobs.pipeline_source import find_pipeline
 from partsong.seeds import check_seed
@@ -23,6 +23,7 @@ def demo(options: Demo) -> dict[str, Any]:
     """Samples, writes the page and returns the measured rows."""
     _check(options)
     source = find_pipeline("shapes")
+    prepare_ranks(options.nproc, "partsong.jobs.demo")
     from partsong.jobs.demo import DemoJob, methods_for, run_demo
     from partsong.jobs.demo_page import render_page, render_sheet
 

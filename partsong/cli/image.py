@@ -8,7 +8,7 @@ from typing import Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.auto import settle_auto
 from partsong.cli.options import Image
-from partsong.cli.ranks import num_ranks, run_on_ranks
+from partsong.cli.ranks import num_ranks, prepare_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.cli.tiles import tiles_image
 from partsong.errors import ArgumentError
@@ -26,6 +26,7 @@ def image(options: Image) -> dict[str, Any]:
     if (tiles := tiles_image(options, nproc)) is not None:
         return tiles
     source = find_pipeline(options.model)
+    prepare_ranks(nproc, "partsong.jobs.images")
     shared = job_fields(options, source, nproc)
     if source.index.get("id2label") is not None:
         shared["prompt"] = class_number(source, options.prompt)

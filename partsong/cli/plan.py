@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,23 @@ __all__ = ["calibrate", "calibrate_summary", "evaluate", "evaluate_summary", "pl
 def plan(options: Planning) -> dict[str, Any]:
     """Predicts every legal mix of strategies and returns rows, best first."""
     refuse_torchrun("partsong plan runs in one process")
+    with _uncollected():
+        return _planned(options)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keeps Python from searching what is imported and traced for garbage, of which there is little: a tenth faster."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _planned(options: Planning) -> dict[str, Any]:
     from partsong.jobs.planning import paste, subject_for
     from partsong.planner.recommend import advise
 

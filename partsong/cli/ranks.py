@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.fork_server import begin_early
 
-__all__ = ["is_main", "num_ranks", "refuse_torchrun", "run_on_ranks", "under_torchrun"]
+__all__ = ["is_main", "num_ranks", "prepare_ranks", "refuse_torchrun", "run_on_ranks", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
@@ -43,6 +44,17 @@ def num_ranks(nproc: int | None) -> int:
     if nproc not in (None, started):
         raise ArgumentError(f"--nproc {nproc}, but torchrun started {started} ranks; leave --nproc out")
     return started
+
+
+def prepare_ranks(nproc: int, module: str) -> None:
+    """Lets the imports of ranks begin beside what this process still has to check; `run_on_ranks` starts the ranks.
+
+    Args:
+        nproc: the number of ranks.
+        module: the one whose function they will run.
+    """
+    if nproc > 1 and not under_torchrun():
+        begin_early(nproc, [module])
 
 
 def run_on_ranks(action: Callable[..., Any], nproc: int, *args: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from partsong.cli.ranks import is_main, num_ranks, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.fork_server import begin_early
 
 __all__ = ["serve", "summary"]
 
@@ -101,22 +102,15 @@ def _is_own(host: str) -> bool:
 
 
 def _server(options: Serving, key: str | None) -> Any:
-    from partsong.serving.catalog import picture_model, serves_pictures
+    from partsong.serving.catalog import serves_pictures
     from partsong.serving.limits import Limits
     from partsong.serving.server import Server
     from partsong.serving.texts.local import LocalText
     from partsong.serving.texts.wire import TextSpec
 
-    nproc = options.nproc or 1
     loras = _loras(options.lora)
     pictures = [name for name in options.model if serves_pictures(name)]
-    settings = _settings(options)
-    models = [
-        picture_model(
-            name, nproc=nproc, strategies=options.strategy, loras=loras, threads=_threads(options, name), **settings
-        )
-        for name in pictures
-    ]
+    models = _picture_models(options, pictures, loras)
     texts = [name for name in options.model if name not in pictures]
     if (options.strategy or loras) and not pictures:
         raise ArgumentError("--strategy and --lora are for models of pictures and videos, and none is served")
@@ -143,6 +137,22 @@ def _server(options: Serving, key: str | None) -> Any:
 
 def _settings(options: Serving) -> dict[str, Any]:
     return {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active}
+
+
+def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) -> list[Any]:
+    """Describes the models of pictures and videos; the imports of their ranks begin beside those of the server."""
+    from partsong.serving.catalog import picture_model
+
+    nproc, settings = options.nproc or 1, _settings(options)
+    models = [
+        picture_model(
+            name, nproc=nproc, strategies=options.strategy, loras=loras, threads=_threads(options, name), **settings
+        )
+        for name in names
+    ]
+    if names and not under_torchrun():
+        begin_early(nproc, ["partsong.serving.ranks.loop"])
+    return models
 
 
 def _threads(options: Serving, name: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.auto import settle_auto
 from partsong.cli.options import Video
-from partsong.cli.ranks import is_main, num_ranks, run_on_ranks
+from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import find_pipeline
@@ -33,6 +33,7 @@ def video(options: Video) -> dict[str, Any]:
     options, advice = settle_auto(options, frames=options.frames)
     nproc = num_ranks(options.nproc)
     source = find_pipeline(options.model)
+    prepare_ranks(nproc, "partsong.jobs.videos")
     shared = job_fields(options, source, nproc)
     frames = options.frames or shared["arguments"].get("num_frames")
     journal = None if options.journal is None else Path(options.journal)

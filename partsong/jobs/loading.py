@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from torch import nn
 
@@ -126,6 +125,8 @@ def load_folder(
 
 def _empty_denoisers(folder: Path, kinds: Mapping[str, str]) -> dict[str, nn.Module]:
     """Builds the denoisers of which each rank will hold a share, by the names of their classes."""
+    import diffusers  # takes seconds, and who only starts ranks loads this module too
+
     models = {}
     for name, kind in kinds.items():
         model = empty_model(getattr(diffusers, kind), folder / name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from partsong.calibration_files import not_measured
 from partsong.errors import ArgumentError
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.knobs import format_knobs
@@ -71,7 +72,7 @@ def machine_here(ranks: int) -> Machine:
         return measured.machine(ranks)
     name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
     if (known := next((device for device in DEVICES if re.search(rf"\b{device}\b", name)), None)) is None:
-        raise ArgumentError(f"this machine was not measured; run `partsong calibrate --nproc {ranks}` once")
+        raise ArgumentError(not_measured(ranks))
     return machine_named(f"{ranks}x{known}", USUAL_LINK.get(known, "pcie4"))
 
 

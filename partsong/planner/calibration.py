@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from partsong.calibration_files import FILE_NAME, calibration_folder
 from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
@@ -209,20 +210,13 @@ def _memory(kind: str) -> float:
     return float(psutil.virtual_memory().total)
 
 
-def calibration_folder() -> Path:
-    """Returns where calibrations are kept: ``PARTSONG_CALIBRATIONS``, or a folder of the user's cache."""
-    if (folder := os.environ.get("PARTSONG_CALIBRATIONS")) is not None:
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partsong" / "calibrations"
-
-
 def find_calibration(ranks: int) -> Calibration | None:
     """Returns what was measured of this machine with the nearest number of ranks; None where nothing was.
 
     Raises:
         ArgumentError: a file that cannot be read.
     """
-    pattern = f"{hardware_name()}-*-ranks.json"
+    pattern = FILE_NAME.format(hardware=hardware_name())
     known = [read_calibration(file) for file in sorted(calibration_folder().glob(pattern))]
     return min(known, key=lambda each: (abs(math.log(each.ranks / ranks)), each.ranks), default=None)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from partsong import zoo
+from partsong.calibration_files import any_calibration, not_measured
 from partsong.errors import ArgumentError
+from partsong.fork_server import has_gpu_files
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
 from partsong.model_folders import ZOO
 from partsong.serving.ranks.settings import GroupSettings
@@ -77,13 +79,16 @@ def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...],
     """
     if nproc == 1:
         return (), "one rank has nobody to share with"
+    usual = "ulysses, which is exact and suits most models"
+    if not (any_calibration() or has_gpu_files()):  # the planner, which takes seconds to load, would find nothing else
+        return ("ulysses",), f"{usual}: {not_measured(nproc)}"
     from partsong.jobs.planning import machine_here, subject_for
     from partsong.planner.recommend import advise
 
     try:
         machine = machine_here(nproc)
     except ArgumentError as error:
-        return ("ulysses",), f"ulysses, which is exact and suits most models: {error}"
+        return ("ulysses",), f"{usual}: {error}"
     subject, _ = subject_for(str(source.folder))
     known = source.defaults
     advice = advise(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diffusers.models.attention import AttentionModuleMixin
-from diffusers.models.attention_processor import Attention
 from torch import nn
 
 from partsong.errors import UnsupportedError
@@ -63,8 +61,15 @@ def inferred(module: nn.Module) -> Adapter:
     )
 
 
+def _attention_kinds() -> tuple[type, ...]:
+    from diffusers.models.attention import AttentionModuleMixin  # takes seconds, and known rows need neither
+    from diffusers.models.attention_processor import Attention
+
+    return Attention, AttentionModuleMixin
+
+
 def _is_self_attention(name: str, module: nn.Module) -> bool:
-    if not isinstance(module, (Attention, AttentionModuleMixin)):
+    if not isinstance(module, _attention_kinds()):
         return False
     return not (getattr(module, "is_cross_attention", False) or name.rpartition(".")[2] in _CROSS)
 
@@ -84,7 +89,8 @@ def _from_structure(module: nn.Module) -> tuple[Splits, Gather]:
 
 
 def _attends(module: nn.Module) -> bool:
-    return any(isinstance(child, (Attention, AttentionModuleMixin)) for child in module.modules())
+    kinds = _attention_kinds()
+    return any(isinstance(child, kinds) for child in module.modules())
 
 
 def _makes_patches(name: str, module: nn.Module) -> bool:

@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from diffusers.hooks import ModelHook
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, places
+from partsong.parallel.hooks.call_hook import CallHook
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, original_forward, signature_of
 from partsong.parallel.ranks.collectives import all_gather, halo_exchange
 from partsong.parallel.ranks.mesh import Axis
@@ -106,14 +106,15 @@ def sum_over_ranks(axis: Axis, part: Tensor) -> Tensor:
     return parts.sum(dim=0)
 
 
-class TokenSumHook(ModelHook):
+class TokenSumHook(CallHook):
     """Adds up over ranks the one product inside a module's forward that sums over tokens."""
+
+    uncompiled = "new_forward"
 
     def __init__(self, summed: Callable[[Tensor], Tensor], name: str, sums: int = 1) -> None:
         super().__init__()
         self.summed, self.name, self.sums = summed, name, sums
 
-    @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its sum over tokens completed."""
         with _Products(self.summed, of_keys=self.sums > 1) as products:

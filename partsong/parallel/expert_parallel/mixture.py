@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -192,8 +191,11 @@ class ExpertMixture(nn.Module):
 
     def result(self, named: Mapping[str, Any], velocity: Tensor) -> Any:
         """Returns a velocity as the experts return theirs."""
-        is_tuple = not named.get("return_dict", True)
-        return (velocity,) if is_tuple else Transformer2DModelOutput(sample=velocity)  # type: ignore[arg-type]
+        if not named.get("return_dict", True):
+            return (velocity,)
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds where nothing is drawn
+
+        return Transformer2DModelOutput(sample=velocity)  # type: ignore[arg-type]
 
 
 def _arguments_of(model: nn.Module) -> tuple[str, BatchRules]:

@@ -6,15 +6,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.call_hook import CallHook
+
+if TYPE_CHECKING:
+    from diffusers.hooks import HookRegistry, ModelHook
 
 __all__ = [
     "Attend",
@@ -50,18 +53,18 @@ class HookSet:
         # What each hook has put in the place of its module's forward: somebody else may wrap it later.
         self._forwards: dict[tuple[nn.Module, str], Any] = {}
 
-    def add(self, module: nn.Module, hook: ModelHook, name: str) -> None:
+    def add(self, module: nn.Module, hook: CallHook, name: str) -> None:
         """Puts a hook on a module.
 
         Raises:
             UnsupportedError: the module already carries a plan's hook of that name.
         """
-        registry = HookRegistry.check_if_exists_or_initialize(module)
+        registry = _registry(module)
         if registry.get_hook(PREFIX + name) is not None:
             raise UnsupportedError(
                 f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
             )
-        registry.register_hook(hook, PREFIX + name)
+        registry.register_hook(cast("ModelHook", hook), PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
 
@@ -92,7 +95,7 @@ class HookSet:
     def remove(self) -> None:
         """Takes every hook off, last first, and leaves what others have put on the modules before or since."""
         for module, name in reversed(self._placed):
-            registry = HookRegistry.check_if_exists_or_initialize(module)
+            registry = _registry(module)
             if vars(module).get("forward") is self._forwards[module, name]:
                 registry.remove_hook(name, recurse=False)
             else:
@@ -116,7 +119,7 @@ class HookSet:
         """Lets the modules run as they would without these hooks."""
         hooked: dict[nn.Module, Any] = {module: module.forward for module, _ in self._placed}
         for module, name in reversed(self._placed):
-            hook = HookRegistry.check_if_exists_or_initialize(module).get_hook(name)
+            hook: Any = _registry(module).get_hook(name)
             assert hook is not None, "a hook of this plan was taken off by somebody else"
             vars(module)["forward"] = original_forward(hook)
         for attribute in self._changed:
@@ -152,6 +155,12 @@ class _Attribute:
         setattr(self.module, self.name, self.before)
 
 
+def _registry(module: nn.Module) -> HookRegistry:
+    from diffusers.hooks import HookRegistry  # takes seconds, and who only starts ranks needs none
+
+    return HookRegistry.check_if_exists_or_initialize(module)
+
+
 def _let_pass(registry: HookRegistry, name: str) -> None:
     """Takes a hook out of a chain of calls that others have wrapped since, and leaves the chain as it is."""
     if name not in registry.hooks:
@@ -165,14 +174,15 @@ def _let_pass(registry: HookRegistry, name: str) -> None:
     del registry.hooks[name], registry._hook_order[place], registry._fn_refs[place]
 
 
-class InputHook(ModelHook):
+class InputHook(CallHook):
     """Changes a module's arguments, which it gets by name."""
+
+    uncompiled = "pre_forward"
 
     def __init__(self, change: Callable[[dict[str, Any]], None], signature: Any) -> None:
         super().__init__()
         self.change, self.signature = change, signature
 
-    @torch.compiler.disable
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Binds the arguments to their names and hands them to `change`."""
         bound = self.signature.bind(*args, **kwargs)
@@ -180,27 +190,29 @@ class InputHook(ModelHook):
         return bound.args, bound.kwargs
 
 
-class OutputHook(ModelHook):
+class OutputHook(CallHook):
     """Changes what a module returns."""
+
+    uncompiled = "post_forward"
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         super().__init__()
         self.change = change
 
-    @torch.compiler.disable
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """Hands the output to `change`."""
         return self.change(output)
 
 
-class AroundHook(ModelHook):
+class AroundHook(CallHook):
     """Replaces a module's call by ``run(forward, arguments)``, with the arguments by name."""
+
+    uncompiled, compiles_inside = "new_forward", True
 
     def __init__(self, run: Callable[[Callable[..., Any], dict[str, Any]], Any], signature: Any) -> None:
         super().__init__()
         self.run, self.signature = run, signature
 
-    @torch.compiler.disable(recursive=False)
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Binds the arguments to their names and hands the call over."""
         bound = self.signature.bind(*args, **kwargs)
@@ -211,7 +223,7 @@ class AroundHook(ModelHook):
 _READS_IMAGE_PROMPTS = ("FluxIPAdapterAttnProcessor",)
 
 
-class AttentionHook(ModelHook):
+class AttentionHook(CallHook):
     """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
 
     Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, as diffusers'
@@ -225,6 +237,8 @@ class AttentionHook(ModelHook):
         leaves_causal: leaves causal calls as they are: they are over tokens that every rank has.
     """
 
+    uncompiled = "new_forward"
+
     def __init__(
         self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False, leaves_causal: bool = False
     ) -> None:
@@ -232,7 +246,6 @@ class AttentionHook(ModelHook):
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
         self.leaves_causal = leaves_causal
 
-    @torch.compiler.disable
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
         processor = type(getattr(module, "processor", module)).__name__
@@ -290,7 +303,7 @@ def kept_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def original_forward(hook: ModelHook) -> Callable[..., Any]:
+def original_forward(hook: CallHook) -> Callable[..., Any]:
     """Returns the forward that a module had before the hook was put on it."""
     reference: Any = hook.fn_ref
     return reference.original_forward or reference.forward

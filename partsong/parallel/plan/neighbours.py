@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from diffusers.guiders.guider_utils import BaseGuidance
 from torch import nn
 
 from partsong.errors import UnsupportedError
@@ -72,7 +71,11 @@ def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:
             f"{type(module).__name__}: {kind} counts the calls for each branch of guidance, and the ranks of "
             f"{names} make some of them for each other; call disable_cache() and use StepCache, or drop {names}"
         )
-    if guider is not None and type(guider).prepare_models is not BaseGuidance.prepare_models:
+    if guider is None:
+        return
+    from diffusers.guiders.guider_utils import BaseGuidance  # loaded already: a guider is at hand
+
+    if type(guider).prepare_models is not BaseGuidance.prepare_models:
         raise UnsupportedError(
             f"{type(module).__name__}: {type(guider).__name__} changes layers for one of its calls, and {names} makes "
             "calls at other times than the pipeline; use another guider, or a strategy such as Ulysses"

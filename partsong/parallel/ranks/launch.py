@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
+from partsong.fork_server import changed_environment, context_with, threads_per_rank
 from partsong.knobs import Count, check_value
 
 __all__ = ["ERROR_KEY", "launch"]
@@ -27,8 +27,6 @@ __all__ = ["ERROR_KEY", "launch"]
 ERROR_KEY = "partsong/error"
 #: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
 GRACE, BLAMED_GRACE = 5.0, 0.5
-#: Held while a rank's variables stand in the environment of this process.
-_ENVIRONMENT = threading.Lock()
 
 
 def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
@@ -85,7 +83,7 @@ class _Run:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store.set("partsong/launched", "1")
         context = _context()
-        threads = str(max(1, (os.cpu_count() or 1) // self.nproc))
+        threads = threads_per_rank(self.nproc)
         for rank in range(self.nproc):
             mine, theirs = context.Pipe(duplex=False)
             environment = {
@@ -97,7 +95,7 @@ class _Run:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+                "OMP_NUM_THREADS": threads,
             }
             if sys.platform == "linux":
                 # All ranks are on this machine: no port on an outer interface, and no look-up of the host's name.
@@ -105,7 +103,7 @@ class _Run:
             child = context.Process(
                 target=_child, args=(self.payload, environment, theirs), name=f"rank {rank}", daemon=True
             )
-            with _environment(environment):  # a spawned child reads it while it imports torch
+            with changed_environment(environment):  # a spawned child reads it while it imports torch
                 child.start()
             theirs.close()
             self.children.append(child)
@@ -202,23 +200,7 @@ def _context() -> Any:
 
     if sys.platform != "linux" or cuda.is_available() or "PARTSONG_SPAWN" in os.environ:
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["partsong.parallel"])
-    return context
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the length of a block; another thread that wants to waits for its end."""
-    with _ENVIRONMENT:
-        before = {name: os.environ[name] for name in values if name in os.environ}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name in set(values) - set(before):
-                os.environ.pop(name, None)
-            os.environ.update(before)
+    return context_with()
 
 
 def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> None:

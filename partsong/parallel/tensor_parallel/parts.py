@@ -290,9 +290,11 @@ def _fused_block(name: str, module: nn.Module) -> Part | None:
 def _feed_forward(name: str, module: nn.Module) -> Part | None:
     """Returns the columns of a feed-forward layer, of which gates may be a second half."""
     for kind, ups, down_name in _FEED_FORWARD:
+        if type(module).__name__ != kind:
+            continue
         down = _child(module, down_name)
         first = [_child(module, up) for up in ups]
-        if type(module).__name__ != kind or down is None or None in first:
+        if down is None or None in first:
             continue
         if not all(map(is_linear, (*first, down))):
             return None
@@ -311,6 +313,9 @@ def _is_text(name: str) -> bool:
 
 def _child(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
+        # Every layer of a model is asked for dozens of names, so what it has not is found out without a list.
+        if not isinstance(getattr(module, name, None), nn.Module):
+            return None
         children: dict[str, Any] = dict(module.named_children())
         if name not in children:
             return None

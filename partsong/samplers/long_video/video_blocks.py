@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
 from partsong import seeds
@@ -165,7 +164,11 @@ class VideoBlocks:
 
     def _placeholder(self, event: Denoise) -> Any:
         sample = torch.zeros_like(event.arguments[self._sample])
-        return (sample,) if event.arguments.get("return_dict") is False else Transformer2DModelOutput(sample=sample)
+        if event.arguments.get("return_dict") is False:
+            return (sample,)
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds where nothing is drawn
+
+        return Transformer2DModelOutput(sample=sample)
 
     def _generators(self, block: int) -> Any:
         """Returns what a scheduler that adds noise draws from: every block has its own."""
