@@ -188,5 +188,6 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None if name in hidden else find_spec(name))
     with pytest.raises(UnsupportedError, match="xllamacpp is not installed; pip install xllamacpp"):
         llama_server(__file__)
-    with pytest.raises(UnsupportedError, match=r"fastapi is not installed; pip install 'partsong\[transformers-serve\]'"):
+    told = r"fastapi is not installed; pip install 'partsong\[transformers-serve\]'"
+    with pytest.raises(UnsupportedError, match=told):
         transformers_server(tmp_path)
