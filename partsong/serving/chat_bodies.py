@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -111,9 +112,9 @@ class AnswerBody(_Body):
         """Returns the most tokens that an answer may have; None leaves it to the model."""
         return self.max_tokens
 
+    @abstractmethod
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Returns role and text of each message."""
-        raise NotImplementedError
 
     def as_request(self, strategy: str, limits: TextLimits) -> TextRequest:
         """Returns the request, with a random seed where the body names none.

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
+from partsong.errors import PartsongError
 from partsong.serving.errors import ApiError, invalid
-from partsong.serving.fields import read_size
+from partsong.serving.fields import SamplingBody
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
@@ -30,18 +31,13 @@ router = APIRouter(prefix="/v1/images")
 _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
-class ImageRequest(BaseModel):
-    """Says which pictures to make, by the names of the OpenAI API and some of diffusers.
+class ImageRequest(SamplingBody):
+    """Says which pictures to make.
 
     Fields of the OpenAI API that cannot be honoured are taken at their neutral value and refused at any other.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str
-    model: str | None = None
     n: int = 1
-    size: str | None = None
     response_format: Literal["b64_json", "url"] = "b64_json"
     output_format: Literal["png", "jpeg", "webp"] = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] = 100
@@ -52,13 +48,7 @@ class ImageRequest(BaseModel):
     moderation: Literal["auto", "low"] = "auto"
     input_fidelity: Literal["low", "high"] | None = None
     user: str | None = None
-    seed: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
-    negative_prompt: str | None = None
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
-    strategy: str | None = None
-    lora: str | None = None
     deadline: Annotated[float, Field(gt=0)] | None = None  # seconds from now
 
 
@@ -67,7 +57,8 @@ async def generations(body: ImageRequest, request: Request) -> Any:
     """Makes pictures of a prompt."""
     server: Server = request.app.state.server
     model = server.model(body.model, "image")
-    return await _answer(server, model, body, request, "image_generation", {})
+    job = await _submit(server, model, body, body.asked(server.limits, num=body.n, strength=body.strength))
+    return await _respond(server, job, body, request, "image_generation")
 
 
 @router.post("/edits")
@@ -75,41 +66,44 @@ async def edits(request: Request) -> Any:
     """Makes pictures of a prompt and a picture, and of a mask where the pipeline takes one."""
     server: Server = request.app.state.server
     form = await request.form(max_files=4, max_fields=64)
-    files = {name: value for name, value in form.multi_items() if isinstance(value, UploadFile)}
+    files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
     fields = {name: value for name, value in form.multi_items() if not isinstance(value, UploadFile)}
     try:
         body = ImageRequest.model_validate(fields)
     except ValidationError as error:
         raise invalid(error.errors()[0]) from None
-    unknown = set(files) - {"image", "image[]", "mask"}
-    picture = files.get("image") or files.get("image[]")
-    if picture is None or unknown:
-        raise ApiError(400, "send one file as image, and perhaps one as mask", param="image")
+    pictures = [upload for name, upload in files if name in ("image", "image[]")]
+    masks = [upload for name, upload in files if name == "mask"]
+    if len(pictures) != 1 or len(masks) > 1 or len(files) != len(pictures) + len(masks):
+        found = ", ".join(name for name, _ in files) or "none"
+        raise ApiError(400, f"send one file as image, and perhaps one as mask; found {found}", param="image")
     model = server.model(body.model, "image")
     facts = server.facts(model)
     if not facts.takes_picture:
         raise ApiError(400, f"{model.name} makes pictures of text alone", param="image", code="no_picture")
-    if "mask" in files and not facts.takes_mask:
+    if masks and not facts.takes_mask:
         raise ApiError(400, f"{model.name} takes no mask", param="mask", code="no_mask")
-    kept = {"picture": await _keep(server, picture, "image")}
-    if "mask" in files:
-        kept["mask"] = await _keep(server, files["mask"], "mask")
-    return await _answer(server, model, body, request, "image_edit", kept)
+    asked = body.asked(server.limits, num=body.n, strength=body.strength)
+    kept: dict[str, str] = {}
+    try:
+        kept["picture"] = await _keep(server, pictures[0], "image")
+        if masks:
+            kept["mask"] = await _keep(server, masks[0], "mask")
+        job = await _submit(server, model, body, {**asked, **kept})
+    except PartsongError:
+        for name in kept.values():  # no job will remove them when it expires
+            server.file(name).unlink(missing_ok=True)
+        raise
+    return await _respond(server, job, body, request, "image_edit")
 
 
-async def _answer(
-    server: Server, model: PictureService, body: ImageRequest, request: Request, kind: str, kept: dict[str, str]
-) -> Any:
-    width, height = read_size(body.size)
-    server.limits.check(prompt=body.prompt, num=body.n, width=width, height=height, steps=body.num_inference_steps)
-    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strength", "strategy", "lora")
-    asked = {name: value for name in names if (value := getattr(body, name)) is not None}
-    asked |= {"prompt": body.prompt, "n": body.n, **kept}
-    if width is not None:
-        asked |= {"width": width, "height": height}
+async def _submit(server: Server, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:
     deadline = None if body.deadline is None else time.time() + body.deadline
-    previews = body.partial_images if body.stream else 0
-    job = await server.submit(model, asked, previews=previews, deadline=deadline)
+    return await server.submit(model, asked, previews=body.partial_images if body.stream else 0, deadline=deadline)
+
+
+async def _respond(server: Server, job: Job, body: ImageRequest, request: Request, kind: str) -> Any:
+    """Answers with the pictures once they are there, or with a stream at once."""
     if body.stream:
         return StreamingResponse(_stream(server, job, body, kind), media_type="text/event-stream")
     job = await completed(server, job, request)

@@ -49,7 +49,7 @@ class Job:
     """
 
     id: str
-    kind: Literal["image", "video", "chat"]
+    kind: Literal["image", "video"]
     model: str
     request: dict[str, Any]
     strategy: str = "serial"

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from partsong.serving.errors import ApiError
-from partsong.serving.fields import page_of, read_size
+from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
@@ -32,22 +32,11 @@ _FILE = re.compile(r"(image|video)_[0-9a-f]{24}(-\d+)?\.(png|mp4)")
 _PREVIEWS = 6
 
 
-class JobRequest(BaseModel):
+class JobRequest(SamplingBody):
     """Says what to make, without waiting for it."""
 
-    model_config = ConfigDict(extra="forbid")
-
     kind: Literal["image", "video"]
-    prompt: str
-    model: str | None = None
     n: int = 1
-    size: str | None = None
-    seed: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
-    negative_prompt: str | None = None
-    strategy: str | None = None
-    lora: str | None = None
     num_frames: int | None = None
     fps: Annotated[float, Field(gt=0, le=240)] | None = None
 
@@ -56,21 +45,13 @@ class JobRequest(BaseModel):
 async def create(body: JobRequest, request: Request) -> dict[str, Any]:
     """Begins a job."""
     server: Server = request.app.state.server
+    if body.kind == "video" and body.n != 1:
+        raise ApiError(400, f"n={body.n}: one job makes one video; ask for each", param="n")
+    for name in ("num_frames", "fps") if body.kind == "image" else ():
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"a picture has no {name}; leave it out", param=name)
     model = server.model(body.model, body.kind)
-    width, height = read_size(body.size)
-    server.limits.check(
-        prompt=body.prompt,
-        num=body.n,
-        width=width,
-        height=height,
-        steps=body.num_inference_steps,
-        frames=body.num_frames,
-    )
-    asked = {
-        name: value for name, value in body.model_dump(exclude={"kind", "model", "size"}).items() if value is not None
-    }
-    if width is not None:
-        asked |= {"width": width, "height": height}
+    asked = body.asked(server.limits, num=body.n, frames=body.num_frames, fps=body.fps)
     return _shown(server, await server.submit(model, asked, previews=_PREVIEWS))
 
 
@@ -98,9 +79,7 @@ async def cancel(name: str, request: Request) -> dict[str, Any]:
     """Drops a job wherever it stands."""
     server: Server = request.app.state.server
     job = _job(server, name)
-    server.cancel(job)
-    async for _ in server.watchers.changes(job, 1.0):
-        pass
+    await server.drop(job)
     return _shown(server, job)
 
 
@@ -116,8 +95,8 @@ async def twin(name: str, request: Request) -> dict[str, Any]:
     """Begins the serial twin of a job: the same call on one rank, with nothing attached."""
     server: Server = request.app.state.server
     job = _job(server, name)
-    if job.kind == "chat" or job.twin_of is not None:
-        raise ApiError(400, "only a picture or a video has a serial twin")
+    if job.twin_of is not None:
+        raise ApiError(400, "this job is a serial twin itself")
     if job.twin in server.jobs:
         return _shown(server, server.jobs[job.twin])
     model = server.model(job.model, job.kind)

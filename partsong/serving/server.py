@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import PartsongError
+from partsong.errors import DistributedError, PartsongError
 from partsong.seeds import check_seed
 from partsong.serving.errors import ApiError
 from partsong.serving.groups import RunRanks, WorkerGroup, launch_ranks
@@ -32,7 +32,7 @@ from partsong.serving.messages import (
     Submit,
 )
 from partsong.serving.metrics import Metrics, labels_of
-from partsong.serving.services import AUTO, SERIAL, PictureService, work_of
+from partsong.serving.services import SERIAL, PictureService, work_of
 from partsong.serving.twins import compare_files
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Server:
         """Takes up what was not done, and starts all groups."""
         self._works: dict[str, JobWork] = {}
         self._stepped: dict[str, float] = {}  # when each job at work made its last step
+        self._cancelled: set[str] = set()
+        self._comparing: dict[str, asyncio.Task[None]] = {}
         self._created = int(time.time())
         for job in self._journal.read():
             self.jobs[job.id] = job
@@ -174,7 +176,8 @@ class Server:
         """
         facts = self.facts(model)
         strategies, advice = model.strategies(request.get("strategy"))
-        asked = {**request, "seed": check_seed(request.get("seed", 0))}
+        # A client that names no seed wants another picture each time; the job says which seed it was.
+        asked = {**request, "seed": check_seed(request.get("seed", secrets.randbelow(2**32)))}
         job = Job(
             id=f"{model.kind}_{secrets.token_hex(12)}",
             kind="video" if model.kind == "video" else "image",
@@ -186,7 +189,10 @@ class Server:
         )
         work = work_of(job, self.file, facts.defaults, strategies, **more)
         self._check_queue(model)
-        checked = await self.groups[model.name].check(work)
+        try:
+            checked = await self.groups[model.name].check(work)
+        except DistributedError as error:  # they have died, and others are on their way
+            raise ApiError(503, str(error), code="model_unavailable", retry_after=2.0) from error
         if checked.error is not None:
             raise checked.error
         self._check_queue(model)  # others have come while the ranks were asked
@@ -197,8 +203,18 @@ class Server:
 
     def cancel(self, job: Job) -> None:
         """Drops a job wherever it stands; one that has ended stays as it is."""
-        if not job.has_ended and not self.groups[job.model].send(Cancel(job.id)):
+        if job.has_ended:
+            return
+        if self.groups[job.model].send(Cancel(job.id)):
+            self._cancelled.add(job.id)  # should the ranks die before they hear of it
+        else:
             self._end(job, "cancelled")
+
+    async def drop(self, job: Job) -> None:
+        """Drops a job and waits until it has ended."""
+        self.cancel(job)
+        async for _ in self.watchers.changes(job, 1.0):
+            pass
 
     def position(self, job: Job) -> int:
         """Returns how many jobs of the same model wait before a job, itself included; 0 once it is at work."""
@@ -209,15 +225,7 @@ class Server:
 
     def model_rows(self) -> list[dict[str, Any]]:
         """Lists what is served, by the keys of the API."""
-        rows = []
-        for model in self.models:
-            facts = self.groups[model.name].facts
-            legal = [] if facts is None else list(facts.strategies)
-            defaults = {} if facts is None else dict(facts.defaults)
-            names = {"num_inference_steps": "steps", "guidance_scale": "guidance", "num_frames": "frames"}
-            row = {"id": model.name, "kind": model.kind, "strategies": [AUTO, *legal, SERIAL]}
-            row["defaults"] = {names.get(key, key): value for key, value in defaults.items()}
-            rows.append(row)
+        rows = [model.as_json(self.groups[model.name].facts) for model in self.models]
         rows += [text.as_json() for text in self.texts.values()]
         return [{"object": "model", "created": self._created, "owned_by": "partsong", **row} for row in rows]
 
@@ -268,7 +276,7 @@ class Server:
     def _take_up(self, job: Job) -> None:
         """Begins a job anew that the last server left behind."""
         was = "began" if job.status == "in_progress" else "waited for its turn"
-        job.status, job.step, job.spent = "queued", 0, ()
+        job.status, job.started_at, job.step, job.spent, job.files = "queued", None, 0, (), ()
         job.note = f"started from its first step after the server ended; it {was} then"
         if all(model.name != job.model for model in self.models):
             self._end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")
@@ -314,26 +322,33 @@ class Server:
         job.files = tuple(path.name for path in self._works[job.id].out)
         sent = sum(spent.bytes_sent for spent in message.spent)
         self.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
+        other = self.jobs.get(job.twin_of or job.twin or "")
+        if other is None or other.status != "completed":
+            self._complete(job)
+        else:
+            self._comparing[job.id] = asyncio.create_task(self._compare(job, other))
+
+    async def _compare(self, job: Job, other: Job) -> None:
+        """Compares a job with its serial twin, or a twin with its job, before anybody hears that it is done."""
+        pairs = [(self.file(a), self.file(b)) for a, b in zip(job.files, other.files, strict=True)]
+        apart = await asyncio.to_thread(compare_files, pairs)
+        for each in (job, other):
+            each.max_abs_diff, each.psnr_to_serial = apart
+        self.save(other)
+        self._comparing.pop(job.id)
+        self._complete(job)
+
+    def _complete(self, job: Job) -> None:
         self._end(job, "completed")
         self.metrics.seconds.labels(*labels_of(job)).observe(time.time() - job.created_at)
-        self._compare(job)
-
-    def _compare(self, job: Job) -> None:
-        """Compares a job with its serial twin once both are done."""
-        first = self.jobs.get(job.twin_of) if job.twin_of else job
-        second = self.jobs.get(first.twin) if first is not None and first.twin else None
-        if first is None or second is None or {first.status, second.status} != {"completed"}:
-            return
-        pairs = [(self.file(a), self.file(b)) for a, b in zip(first.files, second.files, strict=True)]
-        for each in (first, second):
-            each.max_abs_diff, each.psnr_to_serial = compare_files(pairs)
-            self.save(each)
+        self._count(job.model)
 
     def _end(self, job: Job, status: Any, *, code: str = "", message: str = "") -> None:
         now = time.time()
         job.status, job.completed_at, job.expires_at = status, now, now + self.limits.kept_seconds
         job.error = {"code": code, "message": message} if message else None
         self._works.pop(job.id, None)
+        self._cancelled.discard(job.id)
         self._stepped.pop(job.id, None)
         self.metrics.ended.labels(job.model, status).inc()
         self._journal.write(job)
@@ -351,9 +366,10 @@ class Server:
     def _group_ended(self, group: WorkerGroup, error: PartsongError) -> None:
         """Fails the jobs that were at work; those in the queue wait for the new ranks."""
         self.metrics.restarts.labels(group.name).inc()
-        for job in list(self.jobs.values()):
-            is_lost = job.status == "in_progress" or group.broken is not None
-            if job.model == group.name and not job.has_ended and is_lost:
+        for job in [each for each in self.jobs.values() if each.model == group.name and not each.has_ended]:
+            if job.id in self._cancelled:
+                self._end(job, "cancelled")
+            elif job.id not in self._comparing and (job.status == "in_progress" or group.broken is not None):
                 self._end(job, "failed", code="ranks_ended", message=str(error))
         self._count(group.name)
 
@@ -372,8 +388,9 @@ class Server:
 
     def remove(self, job: Job) -> None:
         """Forgets a job that has ended, and removes its files."""
-        for name in (*job.files, job.request.get("picture"), job.request.get("mask")):
-            if name is not None:
-                self.file(name).unlink(missing_ok=True)
+        sent = [self.file(name) for key in ("picture", "mask") if (name := job.request.get(key)) is not None]
+        # A job that was dropped may have left a part of a video.
+        for path in (*self.file("").glob(f"{job.id}*"), *sent):
+            path.unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)

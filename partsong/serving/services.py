@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from partsong.serving.jobs import Job
-from partsong.serving.messages import JobWork
+from partsong.serving.messages import JobWork, Ready
 from partsong.serving.ranks.settings import GroupSettings
 
 __all__ = ["AUTO", "SERIAL", "PictureService", "work_of"]
 
 SERIAL, AUTO = "serial", "auto"
+#: How clients know the arguments of a call.
+_SHOWN = {"num_inference_steps": "steps", "guidance_scale": "guidance", "num_frames": "frames"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,13 @@ class PictureService:
         if asked in (None, AUTO):
             return self.strategy, self.advice
         return (() if asked == SERIAL else tuple(asked.split("+"))), None
+
+    def as_json(self, facts: Ready | None) -> dict[str, Any]:
+        """Returns the model as ``GET /v1/models`` lists it, with what its ranks said of it where they have."""
+        legal = () if facts is None else facts.strategies
+        defaults = {} if facts is None else facts.defaults
+        shown = {_SHOWN.get(key, key): value for key, value in defaults.items()}
+        return {"id": self.name, "kind": self.kind, "strategies": [AUTO, *legal, SERIAL], "defaults": shown}
 
 
 def work_of(

@@ -62,7 +62,6 @@ def charge(chosen: Sequence[Standing], seconds: float) -> None:
     """Notes that some jobs have shared a step that took `seconds`."""
     for each in chosen:
         each.used += seconds / len(chosen)
-        each.remaining = max(0.0, each.remaining - seconds)
 
 
 def entry_time(standings: Sequence[Standing]) -> float:

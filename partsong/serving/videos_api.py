@@ -11,10 +11,10 @@ import imageio.v3 as imageio
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from partsong.serving.errors import ApiError, invalid
-from partsong.serving.fields import page_of, read_size
+from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
@@ -24,23 +24,12 @@ __all__ = ["VideoRequest", "router"]
 router = APIRouter(prefix="/v1/videos")
 
 
-class VideoRequest(BaseModel):
-    """Says which video to make, by the names of the OpenAI API and some of diffusers."""
+class VideoRequest(SamplingBody):
+    """Says which video to make."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str
-    model: str | None = None
-    size: str | None = None
     seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
     fps: Annotated[float, Field(gt=0, le=240)] = 16.0
     num_frames: int | None = None
-    seed: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
-    negative_prompt: str | None = None
-    strategy: str | None = None
-    lora: str | None = None
 
 
 @router.post("")
@@ -63,17 +52,8 @@ async def create(request: Request) -> dict[str, Any]:
 async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
     """Submits a video; see `Server.submit`."""
     model = server.model(body.model, "video")
-    width, height = read_size(body.size)
     frames = body.num_frames or (None if body.seconds is None else max(1, round(body.seconds * body.fps)))
-    server.limits.check(prompt=body.prompt, width=width, height=height, steps=body.num_inference_steps, frames=frames)
-    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strategy", "lora", "fps")
-    asked = {name: value for name in names if (value := getattr(body, name)) is not None}
-    asked |= {"prompt": body.prompt, **more}
-    if frames is not None:
-        asked["num_frames"] = frames
-    if width is not None:
-        asked |= {"width": width, "height": height}
-    return await server.submit(model, asked)
+    return await server.submit(model, body.asked(server.limits, frames=frames, fps=body.fps, **more))
 
 
 @router.get("")
@@ -103,9 +83,7 @@ async def delete(name: str, request: Request) -> dict[str, Any]:
     """Stops a video if it is not done, and removes it."""
     server: Server = request.app.state.server
     job = _video(server, name)
-    server.cancel(job)
-    async for _ in server.watchers.changes(job, 0.5):
-        pass
+    await server.drop(job)
     server.remove(job)
     return {"id": name, "object": "video.deleted", "deleted": True}
 

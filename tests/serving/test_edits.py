@@ -56,18 +56,20 @@ def test_an_edit_is_what_the_pipeline_makes_of_it(tmp_path: Path, monkeypatch: p
     with running(tmp_path / "served", "--model", str(tmp_path / "edits")) as server:
         client = server.client()
         body: dict[str, Any] = {"seed": 7, "num_inference_steps": 5, "strength": 0.9}
-        asked: dict[str, Any] = {
-            "model": "edits",
-            "prompt": PROMPT,
-            "image": ("a.png", _file(start)),
-            "extra_body": body,
-        }
+        picture = ("a.png", _file(start))
+        asked: dict[str, Any] = {"model": "edits", "prompt": PROMPT, "image": picture, "extra_body": body}
         reply = client.images.edit(**asked, mask=("mask.png", _file(_half("RGBA"))))
         assert reply.data is not None
         drawn = pixels(str(reply.data[0].b64_json))
         assert np.abs(drawn - np.round(255 * expected)).max() <= 1
         with pytest.raises(openai.BadRequestError, match="no picture that can be read"):
             client.images.edit(**{**asked, "image": ("a.png", b"not a picture")})
+        with pytest.raises(openai.BadRequestError, match="one file as image"):
+            client.images.edit(**{**asked, "image": [picture, picture]})
+        before = set((tmp_path / "served" / "files").iterdir())
+        with pytest.raises(openai.BadRequestError, match="magic"):
+            client.images.edit(**{**asked, "extra_body": {"strategy": "magic"}})
+        assert set((tmp_path / "served" / "files").iterdir()) == before  # what was sent is not left behind
         with pytest.raises(openai.BadRequestError, match="save_path is not known"):
             client.images.edit(**{**asked, "extra_body": {"save_path": "/etc/x"}})
         with pack_beside(monkeypatch, server.url) as pack:

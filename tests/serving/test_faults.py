@@ -61,6 +61,24 @@ def test_a_killed_rank_fails_its_job_and_the_queue_goes_on(server: RunningServer
     assert 'partsong_restarts_total{model="shapes"} 1.0' in httpx.get(f"{server.url}/metrics").text
 
 
+def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(server: RunningServer) -> None:
+    server.wait_ready()
+    first, second = (_post(server, seed) for seed in (1, 2))
+    third = _post(server, 3)
+    server.wait(lambda: all(server.json(f"/v1/jobs/{name}")["step"] > 0 for name in (first, second)))
+    ranks = server.ranks()
+    for rank in ranks:
+        rank.suspend()  # they hear of nothing any more
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        cancelling = pool.submit(httpx.delete, f"{server.url}/v1/jobs/{third}", timeout=60)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            cancelling.result(0.5)
+        for rank in ranks:
+            rank.kill()
+        assert cancelling.result().json()["status"] == "cancelled"
+    assert {_end(server, name)["status"] for name in (first, second)} == {"failed"}
+
+
 def test_a_client_that_waits_is_told_that_a_rank_died(server: RunningServer) -> None:
     server.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -85,6 +85,8 @@ def test_whatever_arrives_beside_it_a_picture_stays_the_same(client: openai.Open
 
 
 def test_a_stream_shows_partial_pictures_then_the_whole(client: openai.OpenAI, shapes: Any) -> None:
+    # The map from latents to colours learns from what was drawn before.
+    client.images.generate(model="shapes", prompt="a green triangle above a red square", n=4, extra_body={"seed": 1})
     stream = client.images.generate(
         model="shapes", prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 5}
     )
@@ -144,6 +146,30 @@ def test_what_cannot_be_made_is_refused_in_a_sentence(
         client.images.generate(**{"model": "shapes", "prompt": PROMPT, **given})
     assert says in raised.value.message
     assert "Traceback" not in raised.value.message
+
+
+def test_without_a_seed_every_picture_is_another_and_says_which(server: RunningServer, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "shapes", "prompt": PROMPT, "extra_body": {"num_inference_steps": 2}}
+    one, other = (client.images.generate(**asked).model_dump() for _ in range(2))
+    seeds = [reply["partsong"]["seed"] for reply in (one, other)]
+    assert seeds[0] != seeds[1]
+    asked["extra_body"]["seed"] = seeds[0]
+    assert client.images.generate(**asked).model_dump()["data"] == one["data"] != other["data"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"kind": "video", "n": 2}, "one job makes one video"),
+        ({"kind": "image", "num_frames": 3}, "a picture has no num_frames"),
+        ({"kind": "image", "fps": 3}, "a picture has no fps"),
+        ({"kind": "sound"}, "kind"),
+    ],
+)
+def test_a_job_refuses_what_it_would_ignore(server: RunningServer, given: dict[str, Any], says: str) -> None:
+    reply = httpx.post(f"{server.url}/v1/jobs", json={"prompt": PROMPT, **given})
+    assert reply.status_code == 400
+    assert says in reply.json()["error"]["message"]
 
 
 def test_a_model_of_text_alone_takes_no_picture(client: openai.OpenAI) -> None:

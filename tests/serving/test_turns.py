@@ -39,10 +39,9 @@ def test_a_newcomer_does_not_overtake_for_ever() -> None:
 
 
 def test_the_cost_of_a_shared_step_is_shared() -> None:
-    pair = [Standing("a", 0, remaining=5.0), Standing("b", 1, remaining=5.0)]
+    pair = [Standing("a", 0, used=3.0), Standing("b", 1)]
     charge(pair, 2.0)
-    assert [each.used for each in pair] == [1.0, 1.0]
-    assert [each.remaining for each in pair] == [3.0, 3.0]
+    assert [each.used for each in pair] == [4.0, 1.0]
 
 
 def test_no_size_waits_more_than_twice_its_fair_share() -> None:

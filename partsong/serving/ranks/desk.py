@@ -14,6 +14,8 @@ __all__ = ["Desk"]
 
 #: Seconds that a job of another setting waits at most before no more jobs of the setting at work are let in.
 _PATIENCE = 5.0
+#: Jobs by which one that is sent again is known: far more than a server sends while it does not know the ranks' state.
+_REMEMBERED = 4096
 
 _Setting = tuple[tuple[str, ...], str | None]
 
@@ -42,7 +44,7 @@ class Desk:
         self._setting: _Setting | None = None
         self._arrivals = itertools.count()
         self._since: dict[str, tuple[int, float]] = {}
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}  # the last jobs that came, the oldest first
         self._dropped: list[str] = []
         self._ends = False
 
@@ -57,7 +59,9 @@ class Desk:
             self._ends = True
         elif isinstance(message, Submit):
             if message.work.id not in self._known:  # a server sends again what it does not know to have arrived
-                self._known.add(message.work.id)
+                self._known[message.work.id] = None
+                if len(self._known) > _REMEMBERED:
+                    self._known.pop(next(iter(self._known)))
                 self.waiting.append(message.work)
                 self._since[message.work.id] = next(self._arrivals), time.monotonic()
         elif message.id in self.standings:

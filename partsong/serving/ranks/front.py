@@ -121,7 +121,10 @@ class Front:
         for name in (*outcome.done, *outcome.failed, *outcome.dropped):
             self._desk.forget(name)
             self._accounts.pop(name, None)
-        for name, standing in self._desk.standings.items():
+        # Nobody else waits for another call of the model than before.
+        moved = {*orders.steps, *(work.id for work in orders.begun)}
+        for name in moved & self._desk.standings.keys():
+            standing = self._desk.standings[name]
             job = self._floor.jobs[name]
             standing.shape = self._model.joined.shape(job.arguments, job.work.num) or name
             standing.rows = len(job.arguments[self._model.sample])
