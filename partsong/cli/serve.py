@@ -12,6 +12,7 @@ from partsong.cli.ranks import is_main, num_ranks, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.fork_server import begin_early
+from partsong.parent import end_with_parent
 
 __all__ = ["serve", "summary"]
 
@@ -46,6 +47,8 @@ def _serve_on_ranks(options: Serving, key: str | None) -> None:
     if len(options.model) != 1 or not serves_pictures(options.model[0]):
         raise ArgumentError(f"torchrun's ranks serve one model of pictures or videos, not {options.model}")
     nproc = num_ranks(options.nproc)
+    # torchrun ends its processes when it is asked to end, but not when it is killed; a server without it would go on.
+    end_with_parent()
     if is_main():
         from partsong.serving.web import run_beside_rank
 

@@ -12,6 +12,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from partsong.cores import usable_cores
+
 __all__ = ["begin_early", "changed_environment", "context_with", "has_gpu_files", "threads_per_rank"]
 
 #: What every rank imports. The hooks are those of diffusers' models, and bring most of what a pipeline needs.
@@ -61,7 +63,7 @@ def begin_early(nproc: int, modules: Sequence[str] = ()) -> None:
 
 def threads_per_rank(nproc: int) -> str:
     """Returns OMP_NUM_THREADS for each of some ranks: as it is set, or an even part of the cores."""
-    return os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    return os.environ.get("OMP_NUM_THREADS", str(max(1, usable_cores() // nproc)))
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """Imported last by the server that ranks are forked from: undoes what `first` did."""
 
-import ctypes
 import gc
 import signal
 
-from partsong.fork_server.first import PR_SET_PDEATHSIG
+from partsong.parent import outlive_parent
 
 # What is there already is not searched for garbage by every rank again.
 gc.freeze()
 gc.enable()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The signal comes when the thread that started the server ends, and from here on it may outlive that.
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+outlive_parent()

@@ -13,7 +13,7 @@ from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.jobs.loading import open_plan
-from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, pipeline_class
+from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, picture_arguments, pipeline_class
 from partsong.outputs import save_images
 from partsong.parallel import Plan
 from partsong.samplers.generate import check_arguments, generate
@@ -79,14 +79,8 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
     arguments = dict(job.arguments)
     if steps is not None:
         arguments["num_inference_steps"] = min(steps, arguments.get("num_inference_steps", steps))
-    arguments["generator"] = generators(job.seed, job.num_images)
-    if isinstance(job.prompt, int):
-        arguments["class_labels"] = [job.prompt] * job.num_images
-    else:
-        # Some pipelines have no num_images_per_prompt, so every text becomes a list.
-        arguments["prompt"] = job.prompt
-        texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
-        arguments |= {name: [text] * job.num_images for name, text in texts.items()}
+    seeded = generators(job.seed, job.num_images)
+    arguments = picture_arguments(arguments, job.prompt, job.num_images, seeded)
     try:
         if isinstance(target, Plan):
             return np.asarray(generate(target, **arguments, output_type="np").images)

@@ -29,6 +29,7 @@ __all__ = [
     "SamplingJob",
     "open_mesh",
     "open_pipeline",
+    "picture_arguments",
     "pipeline_class",
     "quiet_libraries",
     "read_pipeline",
@@ -169,6 +170,26 @@ def pipeline_class(name: str) -> Any:
             "upgrade diffusers (pipelines that bring their own code are not run)"
         )
     return kind
+
+
+def picture_arguments(
+    arguments: Mapping[str, Any], prompt: str | int, num: int, generator: list[torch.Generator]
+) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call for some pictures of one prompt, each with noise of its own.
+
+    Args:
+        arguments: all others.
+        prompt: what to draw, or the number of a class.
+        num: pictures.
+        generator: one for each.
+    """
+    given = {**arguments, "generator": generator}
+    if isinstance(prompt, int):
+        return {**given, "class_labels": [prompt] * num}
+    # Some pipelines have no num_images_per_prompt, so every text becomes a list.
+    given["prompt"] = prompt
+    texts = {name: value for name, value in given.items() if "prompt" in name and isinstance(value, str)}
+    return given | {name: [text] * num for name, text in texts.items()}
 
 
 def quiet_libraries() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from partsong import zoo
 from partsong.calibration_files import any_calibration, not_measured
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.fork_server import has_gpu_files
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
 from partsong.model_folders import ZOO
@@ -40,9 +40,13 @@ def picture_model(
 
     Raises:
         ArgumentError: the model is not there.
-        UnsupportedError: it needs code of its own.
+        UnsupportedError: it needs code of its own, or draws classes.
     """
+    if name in zoo.MODELS and not (zoo.MODELS[name].pipeline_folder / "model_index.json").is_file():
+        raise UnsupportedError(f"{name} draws token by token and not with a pipeline; use partsong image for it")
     source = find_pipeline(name)
+    if source.index.get("id2label") is not None:
+        raise UnsupportedError(f"{name} draws classes and takes no prompt; use partsong image for it")
     given = GroupSettings(
         folder=source.folder,
         pipeline=source.pipeline,

@@ -18,9 +18,6 @@ import pytest
 import torch
 from PIL import Image
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'partsong[serve]'")
-pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'partsong[serve]'")
-
 from partsong.knobs import kebab
 from partsong.samplers.registry import BUILT_IN
 from partsong.serving.errors import ApiError

@@ -96,6 +96,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
         (["--model", "shapes", "--host", "0.0.0.0"], "needs a key"),
         (["--model", "shapes", "--lora", "x"], "write NAME=FILE"),
         (["--model", "unheard-of"], "unheard-of"),
+        (["--model", "tiles"], "token by token"),
         (["--model", "shapes", "--port", "-1"], "--port"),
         (["--model", "sums", "--strategy", "ulysses"], "none is served"),
     ],

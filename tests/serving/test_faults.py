@@ -175,3 +175,14 @@ def test_ranks_of_torchrun_serve_and_end_together(tmp_path: Path) -> None:
         workers[1].kill()
         psutil.wait_procs(workers, timeout=60)
         assert not [worker for worker in workers if worker.is_running()]
+
+
+@pytest.mark.full
+def test_ranks_of_torchrun_end_when_it_is_killed(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with running(tmp_path, "--model", "shapes", launcher=torchrun) as server:
+        workers = psutil.Process(server.pid).children()
+        assert len(workers) == 2
+        server.kill()
+        psutil.wait_procs(workers, timeout=20)
+        assert not [worker for worker in workers if worker.is_running()]

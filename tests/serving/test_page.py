@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'partsong[serve]'")
-pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'partsong[serve]'")
-
 from partsong.serving.errors import ApiError
 from tests.serving.browser import chromium, field, lacking, opened, pixels, png
 from tests.serving.page_stand_in import StandIn, serve

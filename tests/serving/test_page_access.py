@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'partsong[serve]'")
-pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'partsong[serve]'")
-
 from tests.serving.browser import chromium, lacking, opened, png
 from tests.serving.page_stand_in import StandIn, serve
 

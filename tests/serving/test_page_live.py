@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("fastapi", reason="needs fastapi: pip install 'partsong[serve]'")
 pytest.importorskip("prometheus_client", reason="needs prometheus-client: pip install 'partsong[serve]'")
 
 from tests.serving.browser import chromium, field, lacking, opened, pixels

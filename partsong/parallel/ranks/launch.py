@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -20,6 +19,7 @@ from typing import Any
 from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
 from partsong.fork_server import changed_environment, context_with, threads_per_rank
 from partsong.knobs import Count, check_value
+from partsong.parent import end_with_parent
 
 __all__ = ["ERROR_KEY", "launch"]
 
@@ -248,9 +248,7 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    end_with_parent()
 
     def watch() -> None:
         parent.join()

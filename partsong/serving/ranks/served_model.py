@@ -13,7 +13,7 @@ from torch import nn
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
-from partsong.jobs.pipelines import RANK_TIMEOUT, pipeline_class, read_pipeline, usual_dtype
+from partsong.jobs.pipelines import RANK_TIMEOUT, picture_arguments, pipeline_class, read_pipeline, usual_dtype
 from partsong.model_folders import DENOISERS
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
@@ -126,13 +126,10 @@ class ServedModel:
 
 def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
     """Returns the arguments of the pipeline's call for a job."""
-    arguments = {**work.arguments, "prompt": work.prompt, "output_type": "np"}
+    given, seeded = {**work.arguments, "output_type": "np"}, generators(work.seed, work.num)
     if model.makes_videos:
-        return {**arguments, "generator": generators(work.seed, 1)[0]}
-    arguments["generator"] = generators(work.seed, work.num)
-    # Some pipelines have no num_images_per_prompt, so every text becomes a list.
-    texts = {name: value for name, value in arguments.items() if "prompt" in name and isinstance(value, str)}
-    arguments |= {name: [text] * work.num for name, text in texts.items()}
+        return {**given, "prompt": work.prompt, "generator": seeded[0]}
+    arguments = picture_arguments(given, work.prompt, work.num, seeded)
     if work.picture is not None:
         with Image.open(work.picture) as picture:
             arguments["image"] = picture.convert("RGB")
