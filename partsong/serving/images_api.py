@@ -75,8 +75,8 @@ async def edits(request: Request) -> Any:
     pictures = [upload for name, upload in files if name in ("image", "image[]")]
     masks = [upload for name, upload in files if name == "mask"]
     if len(pictures) != 1 or len(masks) > 1 or len(files) != len(pictures) + len(masks):
-        found = ", ".join(name for name, _ in files) or "none"
-        raise ApiError(400, f"send one file as image, and perhaps one as mask; found {found}", param="image")
+        names = ", ".join(name for name, _ in files) or "none"
+        raise ApiError(400, f"send one file as image, and perhaps one as mask; found {names}", param="image")
     model = server.model(body.model, "image")
     facts = server.facts(model)
     if not facts.takes_picture:
