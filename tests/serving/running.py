@@ -39,6 +39,7 @@ class RunningServer:
         launcher: what runs the module, instead of Python alone.
 
     Attributes:
+        folder: its ``--folder``.
         url: where it answers.
     """
 
@@ -52,7 +53,7 @@ class RunningServer:
         command = [*launcher, "-m", "partsong", "serve", "--port", "0", "--folder", str(folder), *arguments]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
-        self.lines: list[str] = []
+        self.folder, self.lines = folder, list[str]()
         self.url = ""
         found = threading.Event()
 

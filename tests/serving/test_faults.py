@@ -79,6 +79,18 @@ def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(server: RunningS
     assert {_end(server, name)["status"] for name in (first, second)} == {"failed"}
 
 
+def test_a_picture_that_cannot_be_written_fails_its_job_alone(server: RunningServer, tmp_path: Path) -> None:
+    server.wait_ready()
+    first, second = _post(server, 1, steps=40), _post(server, 2, steps=40)
+    server.wait(lambda: server.json(f"/v1/jobs/{first}")["step"] > 0)
+    (server.folder / "files" / f"{first}-0.png").mkdir()  # where the picture would be
+    ranks = server.ranks()
+    assert _end(server, first)["status"] == "failed"
+    assert f"{first}-0.png" in server.json(f"/v1/jobs/{first}")["error"]["message"]
+    assert _end(server, second)["status"] == "completed"
+    assert server.ranks() == ranks
+
+
 def test_a_client_that_waits_is_told_that_a_rank_died(server: RunningServer) -> None:
     server.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partsong.errors import PartsongError
+from partsong.errors import DistributedError, PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
 from partsong.serving.messages import JobWork, Spent
@@ -102,6 +102,8 @@ class Floor:
         try:
             with torch.no_grad():
                 output = self._model.denoiser(**named)
+        except DistributedError:  # another rank is gone, and this one cannot go on
+            raise
         except PartsongError as error:  # refused on all ranks alike
             for job in jobs:
                 self._end(job.work.id)

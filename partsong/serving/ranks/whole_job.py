@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from partsong.errors import PartsongError
+from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.jobs.video_run import sample_video
 from partsong.parallel import Mesh, Plan
-from partsong.samplers.generate import generate
+from partsong.samplers.generate import can_stream, generate
 from partsong.samplers.long_video.frame_counts import frames_to_sample
 from partsong.serving.messages import JobWork
 from partsong.serving.ranks.orders import share_switch
@@ -52,6 +52,8 @@ class WholeJob:
             outcome.done.append(work.id)
         except _Dropped:
             outcome.dropped.append(work.id)
+        except (DistributedError, OutputError):  # met by this rank alone: the others wait for it in an exchange
+            raise
         except PartsongError as error:
             outcome.failed[work.id] = error
         except (TypeError, ValueError) as error:  # met by all ranks alike, before any exchange
@@ -70,8 +72,15 @@ class WholeJob:
         num = self._work.num_frames
         if num is not None:
             arguments["num_frames"] = frames_to_sample(plan.target, num, in_blocks=plan.loop is not None)
-        writer = _CountingWriter(self._work, num or 0, self._report) if self._mesh.is_main else None
-        sample_video(plan, arguments, writer=writer, keeps=False, num_frames=num)
+        sample_video(plan, arguments, writer=self._writer(plan, num), keeps=False, num_frames=num)
+
+    def _writer(self, plan: Plan, num: int | None) -> VideoWriter | None:
+        """Returns what writes the frames on the first rank; a loop that makes them one after another tells of them."""
+        if not self._mesh.is_main:
+            return None
+        if can_stream(plan.loop):
+            return _CountingWriter(self._work, num or 0, self._report)
+        return VideoWriter(self._work.out[0], fps=self._work.fps)
 
     def _stepped(self, pipe: Any, index: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
         wants_to_drop = self._report(self._work, index + 1, int(getattr(pipe, "num_timesteps", 0)))
