@@ -1,7 +1,8 @@
 """Compares the planner's predictions with this machine: ``python benchmarks/planner.py --out benchmarks/NAME``.
 
 Every setting is calibrated, timed and predicted anew. With ``--link 1gbit`` it runs in a separate network namespace
-whose loopback a token bucket slows down, which needs Linux, root and iproute2. Writes NAME.json and NAME.md.
+whose loopback a token bucket slows down, which needs Linux, root and iproute2. Writes NAME.json and NAME.md. A run that
+was stopped goes on with the setting that it was at.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import tyro
 from filing import file_result, markdown_table
 from image import NAMESPACE, open_namespace
 
+from partsong.jobs.load import LoadWatch
+
+_BEFORE = LoadWatch()
 #: How many times as fast as one process a mix has to be predicted to be worth its ranks, as in the planner.
 CLEAR = 1.1
 
@@ -45,7 +49,10 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     for nproc in config.nproc:
         for link in config.link:
-            rows += [{**row, "link": link} for row in _timed(config, nproc, link)]
+            part = _part(config, nproc, link)
+            if not part.exists():
+                part.write_text(json.dumps([{**row, "link": link} for row in _timed(config, nproc, link)]))
+            rows += json.loads(part.read_text())
     errors = [abs(row["error"]) for row in rows]
     choices = _choices(rows)
     regret = [choice["regret"] for choice in choices]
@@ -59,6 +66,16 @@ def main(config: Config) -> None:
         f"{100 * statistics.median(regret):.1f} %), and slower than one process by more than 5 % in {len(slower)} of "
         f"{len(choices)} settings."
     )
+    load = {"load_before": _BEFORE.before, "load_of_others": max(row["load_of_others"] for row in rows)}
+    page = _page(rows, choices)
+    file_result(config.out, "benchmarks/planner.py", [*rows, *choices], "The planner", note, page, load=load)
+    for nproc in config.nproc:
+        for link in config.link:
+            _part(config, nproc, link).unlink()
+
+
+def _page(rows: list[dict[str, Any]], choices: list[dict[str, Any]]) -> str:
+    """Returns the tables of the choices and of all rows."""
     lines = [
         (
             r["link"],
@@ -79,7 +96,7 @@ def main(config: Config) -> None:
             for c in choices
         ],
     )
-    file_result(config.out, "benchmarks/planner.py", [*rows, *choices], "The planner", note, f"{chosen}\n\n{table}")
+    return f"{chosen}\n\n{table}"
 
 
 def _choices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,6 +122,11 @@ def _choices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return choices
+
+
+def _part(config: Config, nproc: int, link: str) -> Path:
+    """Returns the file that keeps the rows of one setting until all are there."""
+    return config.out.with_name(f"{config.out.name}-{nproc}-{link}.part")
 
 
 def _timed(config: Config, nproc: int, link: str) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def run(folder: Path, body: str, **more: str) -> subprocess.CompletedProcess[str
 
 def loaded(folder: Path, body: str, **more: str) -> set[str]:
     """Returns which of the heavy packages a process has loaded when it ends."""
-    report = f"import atexit\natexit.register(lambda: print('loaded', *(set({HEAVY}) & set(sys.modules))))\n"
+    report = f"import atexit\natexit.register(lambda: print('loaded', *filter(sys.modules.get, {HEAVY})))\n"
     done = run(folder, report + body, **more)
     last = (done.stdout.splitlines() or [""])[-1]
     assert last.startswith("loaded"), done.stdout + done.stderr
@@ -64,6 +64,15 @@ def test_a_process_that_only_starts_ranks_loads_no_models(tmp_path: Path) -> Non
     asked = "['image', 'a red circle', '--nproc', '2', '--strategy', 'ulysses', '--steps', '1', '--out', 'a.png']"
     assert loaded(tmp_path, f"from partsong.cli import main; main({asked})") == {"torch"}
     assert (tmp_path / "a.png").is_file()
+
+
+def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
+    body = """
+sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100 --height 512 --width 512".split()
+from partsong.cli import main
+main()
+"""
+    assert loaded(tmp_path, body) - {"torch._dynamo"} == {"torch", "diffusers"}
 
 
 @forks

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
@@ -37,6 +38,8 @@ from partsong.cli.options import (
 )
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, OutputError, PartsongError
+from partsong.left_out_libraries import leave_out
+from partsong.model_folders import ZOO
 from partsong.outputs import check_writable, write_json
 
 __all__ = ["main", "parse"]
@@ -73,6 +76,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     options = None
     try:
         options = parse(sys.argv[1:] if args is None else args)
+        if args is None:
+            _start_sooner(options)
         result = _run(options)
         if result and is_main():
             write_json(options.json, {**dict.fromkeys(COMMON_KEYS), **result})
@@ -89,6 +94,13 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
     sys.exit(1 if result.get("answer", "") is None else 0)  # a question without an answer is no success
+
+
+def _start_sooner(options: Any) -> None:
+    """Leaves libraries out that this process, which ends with the command, will not need."""
+    if isinstance(options, Planning) and not any(path.is_dir() for path in (ZOO / options.model, Path(options.model))):
+        # diffusers imports them for weights, adapters and schedulers; a published model is planned for without any.
+        leave_out("accelerate", "peft", "scipy", "transformers")
 
 
 def _run(options: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
 from partsong.cli.ranks import refuse_torchrun, under_torchrun
 from partsong.cli.table import table
+from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
 from partsong.outputs import check_writable
 
@@ -47,7 +48,7 @@ def _planned(options: Planning) -> dict[str, Any]:
     machine, source = _machine(options)
     subject, name = subject_for(options.model)
     asked = {key: getattr(options, key) for key in ("height", "width", "frames", "steps", "batch", "max_drift")}
-    advice = advise(subject, machine, **asked)
+    advice = advise(subject, machine, **asked, processes=usable_cores())
     if options.plot is not None:
         from partsong.planner.plot import draw
 

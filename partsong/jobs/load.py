@@ -42,11 +42,15 @@ class LoadWatch:
         self.before: float = psutil.cpu_percent(interval=seconds) / 100
         self._begin = _used()
 
-    def of_others(self) -> float:
-        """Returns the share of all cores that others took since the watch began; also a host that runs other guests."""
+    def of_others(self, beside: float = 0.0) -> float:
+        """Returns the share of all cores that others took since the watch began; also a host that runs other guests.
+
+        Args:
+            beside: processor seconds, since then, of processes that belong to this one and are no children of it.
+        """
         now = _used()
         total, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
-        return min(1.0, max(0.0, busy - own) / total) if total > 0 else 0.0
+        return min(1.0, max(0.0, busy - own - beside) / total) if total > 0 else 0.0
 
     def report(self) -> dict[str, float]:
         """Returns both shares, for files of results."""

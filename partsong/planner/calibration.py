@@ -59,7 +59,7 @@ class Calibration:
     def machine(self, ranks: int) -> Machine:
         """Returns this machine with another number of ranks, which slow each other down where cores are too few."""
         crowd = max(1.0, ranks / self.slots) / max(1.0, self.ranks / self.slots)
-        crowd *= self.alone if ranks == 1 else 1.0
+        crowd = self.alone if ranks == 1 else crowd  # measured, and so the crowd is in it
         return Machine(device=self.device.slower(crowd), link=self.link, ranks=ranks, per_node=ranks)
 
     def write(self, file: Path) -> None:

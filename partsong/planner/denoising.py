@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from partsong.errors import UnsupportedError
@@ -131,6 +133,9 @@ class Tracer:
         degree = loop.degree or machine.ranks // inner
         rounds, each = rounds_of(loop, steps), -(-window // degree)
         part = self._steps(others, replace(machine, ranks=machine.ranks // degree), rounds * each)
+        # What the steps are is kept for each of them, and for each point its latents, prediction and sum.
+        kept = (steps + 3 * window + 10) * self._latent_bytes()
+        part = replace(part, working=part.working + kept)
         return self._with_exchange(part, machine, rounds, each * self._latent_bytes())
 
     def _patches(self, loop: PatchPipeline, machine: Machine, steps: int) -> Denoising:
@@ -143,7 +148,7 @@ class Tracer:
         one = _silent(self._trace([DisplacedPatch(degree=patches)], patches, samples))
         patch = replay(one, replace(machine, ranks=patches)).steady
         link = machine.between(0, machine.ranks - 1)
-        hop = self._hop_bytes(samples)
+        hop, keys = self._block_bytes(samples)
         sending = link.latency + link.post + hop / patches / link.bandwidth
         # With two patches per stage a message travels while the next patch is computed.
         stage = max(patch / stages, sending) if patches >= 2 * stages else patch / stages + sending
@@ -151,8 +156,8 @@ class Tracer:
         first = whole.seconds + stages * (link.latency + hop / link.bandwidth)
         later = (steps - warm) * calls * patches * stage + (stages - 1) * stage
         sent = steps * calls * hop
-        # Every stage keeps the keys and values of its own blocks.
-        working = whole.working + one.kept // stages
+        # The fullest stage keeps the keys and values of its own blocks, and sends one part while it receives another.
+        working = whole.working + keys * -(-self._blocks // stages) // self._blocks + 2 * hop
         return Denoising(warm * first + later, 0.0, sent, patches, working, whole.weights // stages)
 
     def _total(self, trace: CallTrace, time: StepTime, steps: int, calls: int) -> Denoising:
@@ -206,21 +211,35 @@ class Tracer:
         with DryRun(self.subject.denoiser, [], 1, self._inputs(samples)) as run:
             return sum(leaf.nbytes for leaf in tree_leaves(run.call()) if isinstance(leaf, Tensor))
 
-    def _hop_bytes(self, samples: int) -> int:
-        """Returns the bytes that one block hands on to the next."""
+    def _block_bytes(self, samples: int) -> tuple[int, int]:
+        """Returns the bytes that one block hands on to the next, and those of the keys and values of all blocks."""
         runs = runs_of(self.subject.denoiser)
-        seen: list[int] = []
+        handed: list[int] = []
 
         def note(block: nn.Module, given: Any, output: Any) -> None:
-            seen.append(sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
+            handed.append(sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
 
         hook = runs[0].blocks[runs[0].start].register_forward_hook(note)
         try:
-            with DryRun(self.subject.denoiser, [], 1, self._inputs(samples)) as run:
+            with DryRun(self.subject.denoiser, [], 1, self._inputs(samples)) as run, _KeyBytes() as keys:
                 run.call()
         finally:
             hook.remove()
-        return max(seen)
+        return max(handed), keys.total
+
+
+class _KeyBytes(TorchDispatchMode):
+    """Sums up the bytes of the keys and values of attentions among picture tokens: a text is shorter than they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:  # what a dry run calls
+            query, key, value = args[:3]
+            self.total += key.nbytes + value.nbytes if key.shape[-2] >= query.shape[-2] else 0
+        return func(*args, **(kwargs or {}))
 
 
 def _sent(parts: Sequence[Any]) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class _Bench:
         return lambda: model(**given)
 
     def together(self, work: Callable[[], Any]) -> float:
-        """Times work that all ranks do at once, in seconds."""
+        """Times work that every rank does by itself, all at once, in seconds."""
         for _ in range(2):
             work()
         agree(self.axis, [0.0])
@@ -156,13 +156,17 @@ class _Bench:
         return exchange(self.axis, sends, recvs, name="calibration")
 
     def _exchanged(self, number: int, to: Sequence[int], source: Sequence[int]) -> float:
-        """Returns the seconds of one exchange on the slowest rank."""
+        """Times one exchange; see `_slowest`."""
+        return self._slowest(lambda: self._post(number, to, source).wait())
+
+    def _slowest(self, work: Callable[[], Any]) -> float:
+        """Times work in which ranks wait for each other, in seconds of the slowest rank."""
         seconds, spent = [], 0.0
         # All ranks repeat equally often: they have agreed on how long the one before took.
         while len(seconds) < _REPEATS and spent < _PATIENCE:
             agree(self.axis, [0.0])
             start = time.perf_counter()
-            self._post(number, to, source).wait()
+            work()
             if self.mesh.device.type == "cuda":
                 torch.cuda.synchronize()
             slowest = max(each[0] for each in agree(self.axis, [time.perf_counter() - start]))
@@ -185,7 +189,7 @@ class _Bench:
                 product()
             pending.wait()
 
-        return {"message": alone, "products": one * times, "both": self.together(both)}
+        return {"message": alone, "products": one * times, "both": self._slowest(both)}
 
 
 def probe_model(*, small: bool = False) -> nn.Module:

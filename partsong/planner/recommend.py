@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partsong.errors import ArgumentError, PartsongError
+from partsong.errors import ArgumentError
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calls import Size
 from partsong.planner.denoising import Tracer
 from partsong.planner.estimate import Estimate, estimate, fits, flags
+from partsong.planner.estimates import estimates
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
 from partsong.planner.measured import FEWEST_STEPS
@@ -142,6 +143,7 @@ def advise(
     max_drift: float = 0.0,
     only: Sequence[Sequence[Strategy]] | None = None,
     tracer: Tracer | None = None,
+    processes: int = 1,
 ) -> Advice:
     """Compares mixes for a model on a machine.
 
@@ -156,6 +158,7 @@ def advise(
         max_drift: as for `recommend`.
         only: the mixes to compare; None takes all.
         tracer: what was traced for another machine with this model and size; None begins anew.
+        processes: how many trace calls at the same time; see `estimates`.
 
     Raises:
         ArgumentError: a size that the model cannot make, or nothing that fits; says what would.
@@ -173,7 +176,7 @@ def advise(
     alone = Machine(device=machine.device, link=machine.link, ranks=1, per_node=1)
     serial = estimate(tracer, (), alone, steps)
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
-    rows, too_large, refused = _compared(tracer, mixes, machine, steps, max_drift)
+    rows, too_large, refused = _compared(tracer, mixes, machine, steps, max_drift, processes)
     fits_serial = fits(serial.memory, machine.device)
     if fits_serial and machine.ranks > 1:
         rows.append(serial)
@@ -184,19 +187,21 @@ def advise(
 
 
 def _compared(
-    tracer: Tracer, mixes: Iterable[tuple[Strategy, ...]], machine: Machine, steps: int, max_drift: float
+    tracer: Tracer,
+    mixes: Iterable[tuple[Strategy, ...]],
+    machine: Machine,
+    steps: int,
+    max_drift: float,
+    processes: int,
 ) -> tuple[list[Estimate], list[Estimate], list[Refusal]]:
     """Returns the mixes that run, those that do not fit, and reasons against all that are not among the first."""
     rows: list[Estimate] = []
     too_large: list[Estimate] = []
     refused: list[Refusal] = []
-    for mix in mixes:
-        try:
-            row = estimate(tracer, mix, machine, steps)
-        except PartsongError as reason:
-            refused.append(Refusal(flags(mix), str(reason)))
-            continue
-        if row.drift and steps < FEWEST_STEPS:
+    for mix, row in estimates(tracer, mixes, machine, steps, processes):
+        if isinstance(row, str):
+            refused.append(Refusal(flags(mix), row))
+        elif row.drift and steps < FEWEST_STEPS:
             why = f"how far pictures stray was measured from {FEWEST_STEPS} steps on; at {steps} nothing is known"
             refused.append(Refusal(row.strategy, why))
         elif row.drift > max_drift:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError
+from partsong.parallel.ranks.launch import launch
 from partsong.planner import Device, Machine
 from partsong.planner.calibration import calibrate, find_calibration, read_calibration, understand
 from partsong.planner.measuring import LINK_SIZES, SMALL, probe_call, probe_model
 from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
+from tests.planner.clocks_worker import measured_with_a_fast_clock
 
 TRUE = Device(
     name="t",
@@ -90,6 +92,12 @@ def test_ranks_beyond_the_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> N
     seen = understand(raw(2))
     assert seen.machine(4).device.flops == pytest.approx(seen.device.flops / 2)
     assert seen.machine(1).device.flops == pytest.approx(seen.device.flops / 0.9)
+    # Of four ranks that shared two cores, one by itself was measured to take half the time, and no less.
+    crowded = raw(4)
+    crowded["alone"] = {tokens: seconds / 2 for tokens, seconds in crowded["steps"].items()}
+    seen = understand(crowded)
+    assert seen.machine(2).device.flops == pytest.approx(seen.device.flops * 2)
+    assert seen.machine(1).device.flops == pytest.approx(seen.device.flops * 2)
 
 
 def test_a_file_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +128,10 @@ def test_this_machine_is_measured_within_a_minute() -> None:
     assert seen.device.flops > 1e9
     assert 0 < seen.link.latency < 0.1
     assert seen.spread < 2
+
+
+def test_ranks_repeat_equally_often_whatever_their_clocks_say() -> None:
+    """Where messages are slow, one rank has enough of them before another: then both made different calls."""
+    raw = launch(measured_with_a_fast_clock, 2)
+    assert {row["form"] for row in raw["messages"]} == {"all-to-all", "ring", "one way", "pair"}
+    assert raw["overlap"]["both"] > raw["overlap"]["message"] / 2

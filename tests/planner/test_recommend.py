@@ -27,6 +27,11 @@ def test_a_few_cards_that_cannot_hold_the_model_share_its_weights() -> None:
     assert all(row.seconds_low < row.seconds < row.seconds_high for row in rows)
 
 
+def test_several_processes_come_to_the_same_plan() -> None:
+    asked = subject_named("pixart-sigma"), machine_named("2xh100", "pcie4")
+    assert advise(*asked, **SMALL, processes=2) == advise(*asked, **SMALL)
+
+
 @pytest.mark.parametrize("link", ["nvlink", "1gbit"])
 def test_the_first_is_never_slower_than_one_device(link: str) -> None:
     advice = advise(subject_named("pixart-sigma"), machine_named("2xh100", link))

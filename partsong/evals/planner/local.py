@@ -13,6 +13,7 @@ from torch import nn
 
 from partsong import zoo
 from partsong.evals.bench.models import BENCH_MODELS
+from partsong.jobs.load import LoadWatch
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import AXES, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
@@ -83,7 +84,8 @@ def run(nproc: int, repeats: int = 5, models: Sequence[str] = tuple(MODELS)) -> 
         models: names of `MODELS`.
 
     Returns:
-        One dict per model and mix: ``model ranks mix seconds predicted error``.
+        One dict per model and mix: ``model ranks mix seconds predicted error``, and ``load_of_others``, the share of
+        the cores that others took while the mixes were timed.
     """
     machine = calibrate(nproc)
     measured = launch(_timed, nproc, nproc, repeats, tuple(models))
@@ -106,6 +108,7 @@ def _timed(nproc: int, repeats: int, models: tuple[str, ...]) -> list[dict[str, 
     quiet_libraries()
     torch.set_num_threads(1)
     rows = []
+    watch, used = LoadWatch(0.1), time.process_time()
     with Mesh(ulysses=nproc) as mesh, torch.inference_mode():
         for name in models:
             torch.manual_seed(0)
@@ -137,7 +140,9 @@ def _timed(nproc: int, repeats: int, models: tuple[str, ...]) -> list[dict[str, 
                 }
                 for mix, times in seconds.items()
             ]
-    return rows
+        ranks = agree(mesh.axis(*AXES), [time.process_time() - used])
+    load = watch.of_others(beside=sum(each[0] for each in ranks[1:]))
+    return [{**row, "load_of_others": round(load, 3)} for row in rows]
 
 
 def _rounds(cases: dict[Any, Any], call: _Call, repeats: int, mesh: Mesh) -> dict[Any, list[float]]:

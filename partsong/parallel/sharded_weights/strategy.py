@@ -11,7 +11,6 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.protocols import Shards
 from partsong.parallel.ranks.mesh import AXES, Mesh
-from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["ShardedWeights"]
@@ -63,5 +62,8 @@ class ShardedWeights(Strategy):
         Raises:
             UnsupportedError: the model has no list of blocks, or weights of a kind that cannot be shared out.
         """
+        # torch's sharding takes more than half a second to import.
+        from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
+
         axis = mesh.axis(*AXES)
         return None if axis.size == 1 else WeightShares(module, find_units(module, adapter), axis, mesh.device)

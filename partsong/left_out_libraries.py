@@ -1,0 +1,24 @@
+"""Lets a process do without libraries that others import where they find them, so that it starts sooner."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+__all__ = ["leave_out"]
+
+
+def leave_out(*names: str) -> None:
+    """Makes libraries look as if they were not installed, for the rest of this process.
+
+    Only the main program may do so, and only before anything has looked for them: diffusers asks once what there is.
+
+    Args:
+        *names: top-level packages; those that are imported already stay.
+
+    Example:
+        >>> leave_out("sys")  # imported, so it stays
+    """
+    for name in names:
+        # The import system reads None as "not there", and so does `importlib.util.find_spec`.
+        sys.modules.setdefault(name, cast("Any", None))
