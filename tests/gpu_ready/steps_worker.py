@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from diffusers.utils import logging
+from torch import nn
 
 from partsong import (
     DisplacedPatch,
@@ -26,9 +27,10 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.samplers import generate
 from tests.gpu_ready.operators import Operators
+from tests.gpu_ready.repeated_calls import RepeatedCalls
 from tests.parallel import equivalence_worker
 from tests.parallel.ranks import gathered
-from tests.pipelines.case import Case
+from tests.pipelines.case import Case, denoisers
 from tests.pipelines.cases import CASES
 
 _SINGLE = equivalence_worker.strategies(2)
@@ -68,6 +70,9 @@ class Step:
         uploads: of Python's numbers to the device.
         fresh: memory larger than a tile, asked for by partsong's own code.
         messages: that are sent.
+        changed: operators of a call that a GPU's graph could not repeat, since the step before had others; None where
+            the strategy makes no whole calls.
+        moved: operators that read or write kept memory elsewhere than in the step before.
     """
 
     waits: dict[str, float]
@@ -75,9 +80,11 @@ class Step:
     uploads: dict[str, float]
     fresh: dict[str, float]
     messages: float
+    changed: int | None
+    moved: int | None
 
 
-def _counted(generation: Callable[[int], Any]) -> Step:
+def _counted(generation: Callable[[int], Any], models: Sequence[nn.Module]) -> Step:
     """What a step does: the difference of two generations, shared out over the steps that one has more."""
     seen: list[tuple[Operators, float]] = []
     generation(4)  # what it leaves for the next one is what every generation does
@@ -85,6 +92,9 @@ def _counted(generation: Callable[[int], Any]) -> Step:
         with Operators(TILE) as operators, Ledger(flops=False) as ledger:
             generation(steps)
         seen.append((operators, ledger.summary()["messages"]))
+    calls = RepeatedCalls(models)
+    with calls.recording():
+        generation(LENGTHS[1])
     (short, sent), (long, sent_more) = seen
     more = LENGTHS[1] - LENGTHS[0]
 
@@ -97,6 +107,7 @@ def _counted(generation: Callable[[int], Any]) -> Step:
         slope(short.uploads, long.uploads),
         slope(short.fresh, long.fresh),
         (sent_more - sent) / more,
+        *calls.differences(LENGTHS[1]),
     )
 
 
@@ -109,13 +120,16 @@ def steps(nproc: int, pairs: list[Pair]) -> dict[tuple[str, str], list[Step]]:
         for name in dict.fromkeys(name for name, _ in pairs):
             case = CASES[name]
             pipe = case.make()
+            models = denoisers(pipe)
             for samples in {SAMPLES.get(chosen, 1) for other, chosen in pairs if other == name}:
-                results[name, f"alone, {samples}"] = gathered(_counted(partial(_generation, pipe, case, samples)))
+                results[name, f"alone, {samples}"] = gathered(
+                    _counted(partial(_generation, pipe, case, samples), models)
+                )
             for chosen in (chosen for other, chosen in pairs if other == name):
                 strategies = STRATEGIES[chosen]
                 with Mesh(**mesh_for(strategies, nproc)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
                     samples = SAMPLES.get(chosen, 1)
-                    results[name, chosen] = gathered(_counted(partial(_generation, plan, case, samples)))
+                    results[name, chosen] = gathered(_counted(partial(_generation, plan, case, samples), models))
     return results
 
 

@@ -54,6 +54,8 @@ def row(step: Step, alone: Step, calls_more: bool) -> dict[str, Any]:
         "late": sum(step.late.values()),
         "fresh": sum(step.fresh.values()),
         "messages": step.messages,
+        "changed": step.changed,
+        "moved": step.moved,
     }
 
 

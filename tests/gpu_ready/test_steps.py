@@ -11,6 +11,8 @@ import torch
 from tests import covering
 from tests.gpu_ready import table
 from tests.gpu_ready.operators import Operators
+from tests.gpu_ready.repeated_calls import RepeatedCalls
+from tests.gpu_ready.steps_worker import STRATEGIES
 
 #: What is most likely to wait; the whole table runs with ``--full``.
 QUICK = {
@@ -22,6 +24,11 @@ QUICK = {
 }
 #: All that waits: a step that decides by what it has measured itself has to know it.
 WAITS = {"StepCache": {"tolist partsong/parallel/step_cache/measures.py:FirstBlockChange.errors": 1.0}}
+
+#: Strategies whose blocks a GPU's graph can repeat: all that are exact, and that of a cache is decided outside of them.
+EXACT = {name for name, mix in STRATEGIES.items() if all(strategy.kind == "exact" for strategy in mix)}
+#: Of two calls that share guidance, the first returns what the second has been given for it.
+REPEATED = {"CfgParallel": {(0, 0), (0, 1)}}
 
 KNOWN = table.read()
 PAIRS = [(name, label) for name, rows in KNOWN.items() for label in rows if covering.FULL or label in QUICK[name]]
@@ -47,6 +54,13 @@ def test_nothing_waits_but_a_cache_that_decides_now() -> None:
                 assert (label in WAITS) == bool(row["waits"])
 
 
+def test_exact_strategies_repeat_their_calls() -> None:
+    """A call of theirs makes the same operators with the same numbers in each step, and keeps nothing from before."""
+    for rows in KNOWN.values():
+        for label in set(rows) & EXACT:
+            assert all((row["changed"], row["moved"]) in REPEATED.get(label, {(0, 0)}) for row in rows[label]), label
+
+
 @pytest.mark.full
 def test_the_table_has_every_pair() -> None:
     assert {(name, label) for name, rows in KNOWN.items() for label in rows} == set(table.pairs())
@@ -64,3 +78,33 @@ def test_the_counter_sees_what_makes_a_host_wait() -> None:
     names = sorted(name.split()[0] for name, times in operators.waits.items() for _ in range(times))
     assert names == ["_local_scalar_dense", "_local_scalar_dense", "equal", "index", "nonzero", "tolist"]
     assert list(operators.uploads) == ["tensor tests/gpu_ready/test_steps.py:_looks"]
+
+
+class _Counting(torch.nn.Module):
+    """Multiplies by the number of the call, or keeps what it returned in one of two places in turn."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls, self.kept = kind, 0, [torch.zeros(4), torch.zeros(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.kind == "number":
+            return x * float(self.calls)
+        place = self.calls % 2 if self.kind == "turns" else 0
+        if self.calls <= 2:
+            self.kept[place] = x + 1.0
+            return x
+        return self.kept[place].add_(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "differences"), [("number", (1, 0)), ("turns", (0, 1)), ("place", (0, 0)), ("none", (None, None))]
+)
+def test_what_a_graph_could_not_repeat_is_seen(kind: str, differences: tuple[int | None, int | None]) -> None:
+    model = _Counting(kind)
+    calls = RepeatedCalls([model])
+    with calls.recording():
+        for _ in range(0 if kind == "none" else 6):
+            model(torch.ones(4))
+    assert calls.differences(6) == differences
