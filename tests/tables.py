@@ -19,7 +19,7 @@ BEGIN, END = "<!-- strategies: begin -->\n", "<!-- strategies: end -->\n"
 
 
 def strategy_table(pages: str) -> str:
-    """A row for each strategy: its page, its class, and what its docstring says: first sentence, "Use it when", source."""
+    """A row for each strategy: page, class, and its docstring's first sentence, "Use it when" and source."""
     lines = ["| strategy | class | what it does | use it when | source |", "|---|---|---|---|---|"]
     for name, kind in ((page_name(row.strategy), row.strategy) for row in BUILT_IN):
         text = inspect.getdoc(kind) or ""
