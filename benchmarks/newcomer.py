@@ -64,7 +64,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PageStep:
     """Describes what a newcomer does next.
 
     Attributes:
@@ -78,15 +78,15 @@ class Step:
     origin: str = "README.md"
 
 
-def steps_of(readme: str) -> list[Step]:
+def steps_of(readme: str) -> list[PageStep]:
     """Returns the steps of a page: every command line and every Python block, in their order.
 
     Blocks with the language ``text`` show what is printed. An extra is installed before the command that needs it.
     """
-    steps: list[Step] = []
+    steps: list[PageStep] = []
     for language, body in FENCE.findall(readme):
         if language == "python":
-            steps.append(Step("python", body))
+            steps.append(PageStep("python", body))
         if language not in ("", "bash", "sh"):
             continue
         for line in body.replace("\\\n", " ").splitlines():
@@ -94,23 +94,23 @@ def steps_of(readme: str) -> list[Step]:
                 continue
             needed = next((extra for command, extra in NEEDS.items() if line.startswith(command)), None)
             if needed is not None:
-                steps.append(Step("command", needed, "README.md, table of extras"))
+                steps.append(PageStep("command", needed, "README.md, table of extras"))
             is_server = line.startswith("partsong serve")
-            steps.append(Step("server" if is_server else "command", line))
+            steps.append(PageStep("server" if is_server else "command", line))
             if is_server:
                 steps.append(
-                    Step("request", f"POST {URL}/v1/images/generations {json.dumps(REQUEST)}", "docs/serve.md")
+                    PageStep("request", f"POST {URL}/v1/images/generations {json.dumps(REQUEST)}", "docs/serve.md")
                 )
     return steps
 
 
-def setting_up(config: Config) -> list[Step]:
+def setting_up(config: Config) -> list[PageStep]:
     """Returns what comes before the page's own steps."""
-    clone = Step("command", f"git clone --quiet {config.source} partsong", "the repository's own page")
-    return [clone, Step("command", f"{config.python} -m venv venv && cd partsong", "habit")]
+    clone = PageStep("command", f"git clone --quiet {config.source} partsong", "the repository's own page")
+    return [clone, PageStep("command", f"{config.python} -m venv venv && cd partsong", "habit")]
 
 
-def reason_not_to_run(step: Step, config: Config) -> str | None:
+def reason_not_to_run(step: PageStep, config: Config) -> str | None:
     """Says why a step is left out; None where it is not."""
     if config.only and not any(text in step.text for text in config.only):
         return "not asked for"
@@ -139,7 +139,7 @@ class Follower:
         clone = self.folder / "partsong"
         return clone if clone.is_dir() else self.folder
 
-    def run(self, step: Step, number: int) -> dict[str, Any]:
+    def run(self, step: PageStep, number: int) -> dict[str, Any]:
         """Runs a step and returns its row."""
         row = {"number": number, "kind": step.kind, "origin": step.origin, "text": step.text.rstrip()}
         reason = reason_not_to_run(step, self.config)
@@ -153,7 +153,7 @@ class Follower:
         lines = [line[:160].rstrip() for line in printed.splitlines() if line.strip()][: self.config.lines]
         return {**row, "seconds": seconds, "code": code, "not_run": None, "printed": lines}
 
-    def _command(self, step: Step, number: int) -> tuple[int, str]:
+    def _command(self, step: PageStep, number: int) -> tuple[int, str]:
         command = ["bash", "-c", step.text]
         if step.kind == "python":
             script = self.folder / f"example-{number}.py"
@@ -172,7 +172,7 @@ class Follower:
             printed.seek(0)
             return code, printed.read()
 
-    def _serve(self, step: Step, number: int) -> tuple[int, str]:
+    def _serve(self, step: PageStep, number: int) -> tuple[int, str]:
         log = self.folder / f"server-{number}.log"
         with log.open("w", encoding="utf-8") as printed:
             self.server = subprocess.Popen(
@@ -194,7 +194,7 @@ class Follower:
         self.stop()
         return 124 if code is None else code, log.read_text(encoding="utf-8", errors="replace")
 
-    def _ask(self, step: Step, number: int) -> tuple[int, str]:
+    def _ask(self, step: PageStep, number: int) -> tuple[int, str]:
         _, url, body = step.text.split(" ", 2)
         request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
         try:
