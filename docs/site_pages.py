@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 #: Files of the repository that the site shows, as patterns.
-SHOWN = ("*.md", "benchmarks/*.md", "recipes/**/*.md", "integrations/*/README.md")
+SHOWN = ("*.md", "benchmarks/*.md", "recipes/**/*.md", "integrations/*/README.md", "partsong/zoo/weights/*/README.md")
 #: Packages whose public names are listed, in this order; a name that an earlier one has is not listed again.
 PACKAGES = (
     "partsong",
@@ -32,6 +32,8 @@ PACKAGES = (
     "partsong.kernels",
     "partsong.zoo",
 )
+#: What a model card says to programs, before its text.
+FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 
 
@@ -41,7 +43,8 @@ def write(folder: Path) -> None:
     for path in shown():
         page = folder / path.relative_to(ROOT)
         # Most of them are in no list: links lead there.
-        _put(page, f"---\norphan: true\n---\n\n{turned(path.read_text(encoding='utf-8'), path.parent, page.parent)}")
+        text = FRONT_MATTER.sub("", path.read_text(encoding="utf-8"))
+        _put(page, f"---\norphan: true\n---\n\n{turned(text, path.parent, page.parent)}")
     _put(folder / "api" / "index.md", _listing("Reference of public names", [f"{name}" for name in PACKAGES]))
     seen: set[int] = set()
     for name in PACKAGES:

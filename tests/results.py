@@ -1,43 +1,28 @@
-"""The tables and plots of docs/results.md, made from the files in benchmarks/; ``python -m tests.results`` writes them.
+"""Writes docs/results.md and its plots from the files in benchmarks/: ``python -m tests.results``.
 
 A table of times comes from runs on an idle machine only: a file that says otherwise fails here.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from tests.documents import ROOT
+from tests.results_figures import FILES, figures
+from tests.results_files import Row, filed, timed
 from tests.svg import Series, plot
 
 PAGE = ROOT / "docs" / "results.md"
+#: The page with a name in braces wherever a table or a figure from a file stands.
+TEMPLATE = ROOT / "tests" / "results_page.md"
 IMAGES = ROOT / "docs" / "images"
-#: The largest part of the cores that others may have kept busy, before and meanwhile.
-IDLE = 0.05
-FIT = "2026-11-25-image-cpu-fit"
-SLOW = "2026-11-25-image-cpu-slow-links"
-UNETS = ("2026-11-24-unet-cpu", "2026-11-24-unet-cpu-9216", "2026-11-25-unet-cpu-slow-links")
+UNETS = (FILES["unet"], FILES["unet_large"], FILES["unet_slow"])
 LIMIT = "serial on every process"
-Row = Mapping[str, Any]
-
-
-@cache
-def filed(name: str) -> Mapping[str, Any]:
-    """Returns a result file."""
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def timed(name: str) -> list[Row]:
-    """Returns the rows of a file of times; one from a busy machine fails."""
-    file = filed(name)
-    assert max(file["load_before"], file["load_of_others"]) < IDLE, f"{name} was not measured on an idle machine"
-    return file["rows"]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -80,7 +65,7 @@ def _link(name: str) -> str:
 def pictures() -> str:
     """Returns what the zoo's models paint under each strategy, against the serial picture."""
     # PartialPatch was another method then; docs/results.md has its later figures from a file of their own.
-    rows = [row for row in filed("2026-11-22-zoo-drift")["rows"] if not row["case"].startswith("PartialPatch")]
+    rows = [row for row in filed(FILES["drift"])["rows"] if not row["case"].startswith("PartialPatch")]
     lines = []
     for model, case, ranks in dict.fromkeys((row["model"], row["case"], row["nproc"]) for row in rows):
         row = next(r for r in rows if (r["model"], r["case"], r["nproc"]) == (model, case, ranks))
@@ -106,13 +91,13 @@ def videos() -> str:
         "seconds": lambda row: f"{row['seconds']:.1f}",
         "first frame": lambda row: f"{row['first_frame_seconds']:.1f}",
     }
-    rows = filed("2026-11-22-zoo-video")["rows"]
+    rows = filed(FILES["video"])["rows"]
     return table(columns, ([cell(row) for cell in columns.values()] for row in rows))
 
 
 def rules() -> str:
     """Returns how well each decoding rule does with a model that is never wrong."""
-    rows = filed("2026-11-22-oracle")["rows"]
+    rows = filed(FILES["oracle"])["rows"]
     lines = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         own = [row for row in rows if row["rule"] == rule]
@@ -124,7 +109,7 @@ def rules() -> str:
 
 def plots() -> dict[Path, str]:
     """Returns the plots of the page."""
-    rows = timed(FIT)
+    rows = timed(FILES["fit"])
     cases = (LIMIT, "TensorParallel", "Ring", "Ulysses", "DisplacedPatch", "diffusers Ulysses", "diffusers ring")
     by_tokens = [
         Series(
@@ -133,7 +118,8 @@ def plots() -> dict[Path, str]:
         )
         for case in cases
     ]
-    slow = [row for row in timed(SLOW) if row["link"] == "500mbit" and row["case"] != LIMIT and row["relative_drift"]]
+    slowest = (row for row in timed(FILES["slow"]) if row["link"] == "500mbit")
+    slow = [row for row in slowest if row["case"] != LIMIT and row["relative_drift"]]
     by_drift = [Series(row["case"], [(row["relative_drift"], row["seconds_median"])]) for row in slow]
     return {
         IMAGES / "speed-by-tokens.svg": plot("Speed-up of two processes", "tokens", "times one process", by_tokens),
@@ -144,24 +130,23 @@ def plots() -> dict[Path, str]:
 
 
 def page() -> str:
-    """Returns docs/results.md with its tables made anew."""
-    text = PAGE.read_text(encoding="utf-8")
+    """Returns docs/results.md as the files say it."""
     exact = ("Ring", "Ulysses", "TensorParallel", "DisplacedPatch", "diffusers ring", "diffusers Ulysses")
     wires = ("Ring", "Ring(wire='int8')", "Ulysses(wire='int8')", "DisplacedPatch", "DisplacedPatch(wire='1bit')")
     unet = ("SyncPatch", "Ring", "Ulysses", "DisplacedPatch", "DisplacedPatch(norms='forecast')")
     tables = {
-        "images": speeds([FIT], exact),
-        "slow links": speeds([SLOW], (*wires, "diffusers ring", "diffusers Ulysses")),
+        "images": speeds([FILES["fit"]], exact),
+        "slow links": speeds([FILES["slow"]], (*wires, "diffusers ring", "diffusers Ulysses")),
         "unets": speeds(UNETS, unet),
         "pictures": pictures(),
         "videos": videos(),
         "rules": rules(),
     }
-    for name, rows in tables.items():
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}{rows}\n{end}{rest.partition(end)[2]}"
-    return text
+    # A page for people, in Markdown: nothing in it is to be escaped.
+    template = Environment(undefined=StrictUndefined, autoescape=False).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
+    return template.render(tables=tables, **figures()) + "\n"
 
 
 def documents() -> dict[Path, str]:

@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from partsong.samplers.registry import BUILT_IN
+from partsong.samplers.registry import BUILT_IN, use_when
 from partsong.samplers.support import support_table
 from tests.features.page import with_page
 
@@ -19,15 +19,17 @@ BEGIN, END = "<!-- strategies: begin -->\n", "<!-- strategies: end -->\n"
 
 
 def strategy_table(pages: str) -> str:
-    """A row for each strategy: its page, its class, and what the first sentence and the source of its docstring say."""
-    lines = ["| strategy | class | what it does | source |", "|---|---|---|---|"]
+    """A row for each strategy: page, class, and its docstring's first sentence, "Use it when" and source."""
+    lines = ["| strategy | class | what it does | use it when | source |", "|---|---|---|---|---|"]
     for name, kind in ((page_name(row.strategy), row.strategy) for row in BUILT_IN):
         text = inspect.getdoc(kind) or ""
         what = re.sub(r"(\. Exact)?\.$", "", text.splitlines()[0]).replace("`", "")
         source = re.search(r"^Source: (.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
         # What stands after the arXiv number is about the differences; the page has them.
         paper = re.sub(r"(\d{4}\.\d{5}).*", r"\1", source.group(1).replace("\n", " ")).strip("(). ") if source else ""
-        lines.append(f"| [{kind.__name__}]({pages}/{name}.md) | {kind().kind} | {what} | {paper} |")
+        paper += ")" * (paper.count("(") - paper.count(")"))
+        when = use_when(kind).replace("`", "")
+        lines.append(f"| [{kind.__name__}]({pages}/{name}.md) | {kind().kind} | {what} | {when} | {paper} |")
     return "\n".join(lines) + "\n"
 
 

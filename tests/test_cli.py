@@ -224,6 +224,7 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     rows = read(tmp_path / "s.json")["rows"]
     assert [row["name"] for row in rows] == list(strategies())
     assert {row["class"] for row in rows} == {"exact", "bounded", "approximate"}
+    assert all(10 < len(row["use_when"]) < 120 for row in rows)
     assert run("list", "models") == 0
     assert run("list", "suites") == 0
     assert run("list", "drafters", "--json", tmp_path / "d.json") == 0

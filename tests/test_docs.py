@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies
 from tests.documents import LINK, PAGES, READ, ROOT, commands, examples, name, sentences, words
+from tests.results import TEMPLATE
 from tests.results import documents as results
 from tests.tables import documents as tables
 
@@ -53,6 +55,14 @@ def test_tables_are_what_the_code_says(path: Path) -> None:
 @pytest.mark.parametrize("path", results(), ids=name)
 def test_results_are_what_their_files_say(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == results()[path], "run python -m tests.results"
+
+
+def test_no_figure_of_the_results_is_typed_by_hand() -> None:
+    """What is left of the page without its places for figures, code and the targets of links has no digit in it."""
+    text = re.sub(r"\{\{.*?\}\}|`[^`]*`|\]\([^)]*\)", "", TEMPLATE.read_text(encoding="utf-8"))
+    for named in ("SmolLM2-135M", "GSM8K"):
+        text = text.replace(named, "")
+    assert not [line for line in text.splitlines() if re.search(r"\d", line)]
 
 
 def test_sentences_are_short() -> None:

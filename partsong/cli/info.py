@@ -69,7 +69,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _strategies() -> list[dict[str, Any]]:
-    from partsong.samplers.registry import strategies
+    from partsong.samplers.registry import strategies, use_when
 
     return [
         {
@@ -77,6 +77,7 @@ def _strategies() -> list[dict[str, Any]]:
             "class": kind().kind,
             "options": _options(_defaults(kind)),
             "description": _first_line(kind),
+            "use_when": use_when(kind),
         }
         for name, kind in strategies().items()
     ]

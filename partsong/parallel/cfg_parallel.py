@@ -19,6 +19,8 @@ class CfgParallel(Strategy):
     rank computes all branches in the first step, and from the second on only its own (see `GuidancePair`). Moves one
     sample per step.
 
+    Use it when guidance is on and the number of ranks is even, on any link and before any other.
+
     Args:
         degree: number of ranks; None takes the ranks that other strategies leave, or 2 if another one is open too.
 

@@ -17,6 +17,8 @@ class DataParallel(Strategy):
 
     Give the pipeline several prompts or ``num_images_per_prompt``; there may be fewer samples than ranks.
 
+    Use it when there are several pictures to make and it does not matter how long each one takes.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
     """

@@ -33,6 +33,8 @@ class DynamicSequence(Strategy):
     Between the two one all-to-all exchanges hidden states; text, norms and feed-forward layers are local. Takes any
     number of heads and frames, but each frame needs at least as many tokens as there are ranks.
 
+    Use it when a video model attends within frames in some blocks and along time in others, such as Latte.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 

@@ -35,6 +35,8 @@ class EncodeOnce(Strategy):
     It has no axis of its own and works beside every strategy. Ranks that no other strategy takes become ``data`` ranks,
     which share out the samples of a batch.
 
+    Use it when the text encoders are large, such as T5, and the ranks are short of memory.
+
     Example:
         >>> EncodeOnce().kind
         'exact'

@@ -41,6 +41,8 @@ class LaggedLayers(Strategy):
     on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the number of steps it is
     exact (and no faster than one rank).
 
+    Use it when links are slow, steps are many, and two ranks can each take half of the blocks.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         components: runs of blocks, dealt out over the ranks in order; None is one per rank, and two on one rank.

@@ -119,6 +119,20 @@ def row_of(strategy: Strategy) -> StrategyRow:
     return next(rows, StrategyRow(type(strategy)))
 
 
+def use_when(kind: type[Strategy]) -> str:
+    """Returns in what situation a strategy is the one to take, as its docstring says after "Use it when".
+
+    Returns:
+        The rest of that sentence; an empty text where a plug-in's docstring has no such sentence.
+
+    Example:
+        >>> use_when(SyncPatch)
+        'a Stable Diffusion UNet has to give the same picture as on one rank'
+    """
+    text = " ".join((kind.__doc__ or "").split())
+    return text.partition("Use it when ")[2].partition(". ")[0].rstrip(".")
+
+
 def parse_strategy(text: str) -> Strategy:
     """Reads ``NAME[:key=value,...]``.
 

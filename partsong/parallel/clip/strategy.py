@@ -34,6 +34,8 @@ class ClipParallel(Strategy):
     stands for. A frame's keys depend only on its place in the video, so the video is the same on any number of ranks.
     Approximate; with ``window=None``, or a window that reaches from end to end, it is exact.
 
+    Use it when a video has so many frames that attention over all of them costs too much.
+
     Args:
         degree: number of ranks, at most the number of frames; None takes all ranks that other strategies leave.
         window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.

@@ -40,6 +40,8 @@ class DisplacedPatch(Strategy):
     extrapolated here from the last two steps, which moves no more bytes and costs one more buffer. Approximate; with
     ``warmup_steps`` at or above the number of steps it is exact.
 
+    Use it when links are slow, steps are many, and the picture may differ a little.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         warmup_steps: first steps that wait for fresh keys and values; the first step always has to.

@@ -40,6 +40,8 @@ class PartialPatch(DisplacedPatch):
     is the norm of the change in the attention's output over that of the full output, in the last step of the warm-up.
     The worst rank, branch and wave counts.
 
+    Use it when links are so slow that even the messages of `DisplacedPatch` come late, and steps are many.
+
     Args:
         degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order`, `norms` and `wire`.
         portion: the image tokens of a step, in patches on either side of a rank; more than 1 counts part of the next

@@ -38,6 +38,8 @@ class Ring(Wired):
     The next block is under way while the current one is computed, and each block's attention continues from the result
     so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for two blocks of keys.
 
+    Use it when sequences are long and links are those of PCI Express, or when there are more ranks than heads.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         wire: how blocks are written into messages (docs/wires.md). Any but ``none`` rounds them, which is approximate;

@@ -32,6 +32,8 @@ class TokenRing(Wired):
     keys stay with their keys. `Ring` sends fewer bytes in all, and far fewer where query heads share a key/value head.
     Where they do not, this one sends half as much in each direction.
 
+    Use it when all ranks are linked to each other in both directions and each query head has its own key head.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         wire: ``fp8`` and ``int8`` round queries and partial outputs, with a scale for each token and head

@@ -31,6 +31,8 @@ class Ulysses(Wired):
     messages per peer: queries, keys and values together, then the outputs. Heads and tokens that do not divide are
     shared unevenly, and grouped key/value heads go where they are needed.
 
+    Use it when the ranks are in one machine with fast links and there are no more of them than attention heads.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         waves: number of exchanges for the heads of a rank; a rank with fewer groups of heads leaves some empty.

@@ -21,6 +21,8 @@ __all__ = ["Usp"]
 class Usp(Wired):
     """Runs Ulysses over neighbouring ranks and a ring over the groups they form. Exact.
 
+    Use it when there are more ranks than heads, or several machines with fast links inside each.
+
     Args:
         ulysses_degree: ranks that share heads; None takes what the ring leaves.
         ring_degree: groups in the ring; None takes what Ulysses leaves. With both None the ring gets 2 groups when the

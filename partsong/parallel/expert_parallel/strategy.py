@@ -32,6 +32,8 @@ class ExpertParallel(Strategy):
     count, and the velocities go to all ranks, which add them up in the same order. The result is the same on any number
     of ranks, to the last bit. Exact where it leaves the mixture's own `top_k` and `temperature` as they are.
 
+    Use it when the model is a mixture of experts that were trained apart.
+
     Args:
         degree: number of ranks, at most the number of experts; None takes all ranks that other strategies leave.
         top_k: experts asked for a sample; None takes the mixture's own number.

@@ -34,6 +34,8 @@ class ShardedWeights(Strategy):
     Call `parallelize` before you move the pipeline to its device: then a block goes there alone, is cut, and only this
     rank's share stays. `Plan.undo` gathers the whole weights again, on every rank.
 
+    Use it when the weights do not fit one device and each step has many tokens, such as a video's.
+
     Source: ZeRO, arXiv 1910.02054; the sharding is torch's ``fully_shard`` (PyTorch FSDP, arXiv 2304.11277).
 
     Example:

@@ -34,6 +34,8 @@ class StepCache(Strategy):
     and as one rank would up to rounding. Approximate; with a threshold of 0 and no mask nothing is left out. It has no
     ranks of its own: combine it with the strategies that split.
 
+    Use it when steps are many and the picture may differ a little, on any number of ranks.
+
     Args:
         threshold: estimated error below which blocks are left out.
         warmup_steps: first steps that are computed in full. Those of a strategy that reads what its last step sent are

@@ -32,6 +32,8 @@ class TensorParallel(Strategy):
     The weights are cut where they are, without a copy, so call `parallelize` before you move the pipeline to its
     device: then only this rank's share goes there. `Plan.undo` puts the whole weights back.
 
+    Use it when the weights do not fit one device and the links are fast.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
 

@@ -32,6 +32,8 @@ class ParallelVae(Strategy):
     That is approximate, but needs less memory, and suits autoencoders whose rows cannot be cut. A tile as high as the
     latent is exact.
 
+    Use it when decoding a large picture or a video takes long or does not fit one device.
+
     Args:
         tile: latent rows of a tile; None cuts rows exactly.
         overlap: latent rows that neighbouring tiles share, at most half a tile; None takes a quarter of a tile.

@@ -32,6 +32,8 @@ class DualParallel(Strategy):
     on a CPU.
     Approximate; a video that fits into one block is exact. Sample with `partsong.samplers.generate` or ``stream``.
 
+    Use it when a video is to become much longer than those the model was trained on.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         block_frames: latent frames of a block; the video's last may have fewer.

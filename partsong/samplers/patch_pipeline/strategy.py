@@ -39,6 +39,8 @@ class PatchPipeline(Strategy):
     before it in this step, one step old for the others. Approximate; with ``warmup_steps`` at or above the number of
     steps it is exact (and no faster than one rank). Sample with `partsong.samplers.generate`.
 
+    Use it when links are slow, the picture is large, and it may differ a little.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         num_patches: patches in flight; None is one per rank. Fewer leave ranks idle; from two per rank on, the

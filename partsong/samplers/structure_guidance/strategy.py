@@ -44,6 +44,8 @@ class StructureGuidance(Strategy):
     is one patch without a guide, which is the plain pipeline. The result does not depend on the number of ranks.
     Sample with `partsong.samplers.generate`.
 
+    Use it when a picture is to have two to four times the side of those the model was trained on.
+
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         training_size: side in pixels of the pictures the model was trained on; None reads it from the model.

@@ -66,6 +66,8 @@ class TimeParallel(_OverTime):
     Bounded: `Plan.explain` names the largest change that was accepted. Sample with `partsong.samplers.generate`. Steps
     are made by copies of the pipeline's scheduler, whichever it is. Guidance must be a weighted sum.
 
+    Use it when links are slow, ranks are to spare, and the largest accepted change has to be known.
+
     Args:
         degree: ranks that share the points of a window; None takes all ranks that are left.
         window: points in a round.
@@ -96,6 +98,8 @@ class DraftedSteps(_OverTime):
     It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction
     at its draft. Approximate; `depth=1` is the pipeline's own loop, and so is a warm-up of all steps. Sample with
     `partsong.samplers.generate`. The schedulers and guidance it takes are those of `TimeParallel`.
+
+    Use it when links are slow and steps are so many that neighbouring predictions hardly differ.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.

@@ -36,6 +36,8 @@ class TimestepPipeline(Strategy):
     whole past it equals the causal model run on all frames at once. Sample with `partsong.samplers.stream` or
     ``generate``.
 
+    Use it when a causal model of few steps streams a video without end.
+
     Args:
         degree: ranks along the steps; None takes all ranks that are left. With fewer ranks than steps, each makes
             several steps of a block in a row.

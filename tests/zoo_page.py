@@ -1,0 +1,180 @@
+"""Writes docs/zoo.md from the models, the result files and the cards: ``python -m tests.zoo_page``.
+
+Its pictures and answers come from ``python -m tests.zoo_samples``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+from partsong import zoo
+from partsong.zoo import ZooModel
+from tests.documents import ROOT
+from tests.results import table
+from tests.results_files import filed, row
+from tests.zoo_samples import CAPTIONS, MOVING, SAMPLES
+
+PAGE = ROOT / "docs" / "zoo.md"
+WEIGHTS = "partsong/zoo/weights"
+
+INTRODUCTION = """# The zoo
+
+These models come with partsong. They are small enough to sample on a laptop, and trained well enough that a change for
+the worse shows. Each was trained by a recipe of this repository on data that a program draws. All are stock folders of
+diffusers or transformers, but for `shapes-experts`, which needs that of `shapes` beside it. `zoo.load("shapes")` loads
+one, `--model shapes` names one on the command line, and `partsong list models` lists them.
+
+*Facts read* is the part of a caption that a reader finds in the picture ([glossary](glossary.md)). Training times are
+those of the recipe on processor cores. MB are of the files that come along.
+"""
+
+END = """`python -m tests.zoo_samples` draws the pictures and answers again, and `python -m tests.zoo_page` writes this
+page. To train a model of your own, see the [recipes](../recipes/README.md). More on `sums` is in
+[a model to think with](zoo-sums.md).
+"""
+
+
+def parameters(model: ZooModel) -> int:
+    """Counts the numbers in a model's weights by what the heads of its files say; a head that guesses ahead is none."""
+    return sum(
+        math.prod(entry["shape"])
+        for path in model.folder.rglob("*.safetensors")
+        if path.parent.name != "head"
+        for name, entry in _header(path).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(path: Any) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+
+
+def megabytes(model: ZooModel) -> float:
+    """Returns the size of a model's folder."""
+    return sum(path.stat().st_size for path in model.folder.rglob("*") if path.is_file()) / 1e6
+
+
+def training(model: ZooModel) -> str:
+    """Returns what the recipe's row in recipes/README.md says of its time."""
+    name = model.recipe.rpartition("/")[2]
+    text = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    expected = next(line for line in text.splitlines() if line.startswith(f"| `{name}`")).split(" | ")[2]
+    match = re.match(r"On (one|two) (?:shared )?cores? about (.*?)[:.](?= |$)", expected)
+    assert match is not None, f"recipes/README.md does not say how long {name} takes"
+    return f"{match[2]}, {match[1]} core{'s' * (match[1] == 'two')}"
+
+
+def card(name: str, pattern: str) -> str:
+    """Returns the one place of a model's card that a pattern's group finds."""
+    text = " ".join((ROOT / WEIGHTS / name / "README.md").read_text(encoding="utf-8").split())
+    found = re.findall(pattern, text)
+    assert len(found) == 1, f"the card of {name} has {len(found)} places with {pattern}"
+    return found[0]
+
+
+def _facts(file: str, words: str, **fields: Any) -> tuple[str, str]:
+    rows = (each for each in filed(file)["rows"] if all(each[key] == value for key, value in fields.items()))
+    (share,) = {each["facts_read"] for each in rows}  # a serial run beside each number of ranks reads the same
+    return f"{100 * share:.1f} % of facts, {words}", f"benchmarks/{file}.md"
+
+
+def _motion(name: str) -> tuple[str, str]:
+    share = card(name, r"Measured on 100 fresh captions \([^)]*\): ([\d.]+) % of the captions' facts")
+    return f"{share} % of facts, 100 captions", f"{WEIGHTS}/{name}/README.md"
+
+
+def _lists_mdlm() -> tuple[str, str]:
+    rows = [
+        each
+        for each in filed("2026-11-22-zoo-text")["rows"]
+        if (each["rule"], each["temperature"]) == ("entropy-bound", 0.0)
+    ]
+    right = f"{100 * mean(each['accuracy'] for each in rows):.0f} % of answers, mean of {len(rows)} tasks"
+    return right, "benchmarks/2026-11-22-zoo-text.md"
+
+
+def _lists_ar() -> tuple[str, str]:
+    text = (ROOT / WEIGHTS / "lists-ar" / "README.md").read_text(encoding="utf-8")
+    likeliest = [float(share) for share in re.findall(r"^\| \w+ \| (\d+) % \|", text, re.MULTILINE)]
+    return f"{mean(likeliest):.0f} % of answers, mean of {len(likeliest)} tasks", f"{WEIGHTS}/lists-ar/README.md"
+
+
+def _sums() -> tuple[str, str]:
+    file, votes = "2026-11-22-zoo-sums", "self-consistency:num=8"
+    greedy = row(file, task="countdown", strategy="greedy")
+    vote = row(file, task="countdown", strategy=votes)
+    shares = f"{100 * greedy['accuracy']:.0f} % of {greedy['problems']} countdowns"
+    shares += f", {100 * vote['accuracy']:.0f} % by a vote of {votes.partition('=')[2]}"
+    return shares, f"benchmarks/{file}.md"
+
+
+def _products() -> tuple[str, str]:
+    file = "2026-11-22-threads"
+    all_of_them = row(file, task="all", strategy="threads")
+    return f"{100 * all_of_them['accuracy']:.1f} % of {all_of_them['problems']} products", f"benchmarks/{file}.md"
+
+
+#: What was measured of each model, and the file that says so.
+MEASURED: dict[str, Callable[[], tuple[str, str]]] = {
+    "shapes": lambda: _facts("2026-11-22-zoo-drift", "100 captions", model="shapes", nproc=1, case="serial"),
+    "shapes-unet": lambda: _facts("2026-11-22-zoo-drift", "100 captions", model="shapes-unet", nproc=1, case="serial"),
+    "shapes-experts": lambda: _facts("2026-11-24-experts", "100 captions, one expert asked", case="top 1"),
+    "tiles": lambda: _facts("2026-11-25-any-order", "200 captions, 12 forwards", case="LPD, 12 steps"),
+    "motion": lambda: _motion("motion"),
+    "motion-causal": lambda: _motion("motion-causal"),
+    "lists-mdlm": _lists_mdlm,
+    "lists-ar": _lists_ar,
+    "sums": _sums,
+    "products": _products,
+}
+
+
+def models() -> str:
+    """Returns a row for each model."""
+    lines = []
+    for name, model in zoo.MODELS.items():
+        measured, source = MEASURED[name]() if name in MEASURED else ("not measured", "")
+        lines.append(
+            [
+                f"[`{name}`](#{name})",
+                model.kind,
+                f"{parameters(model) / 1e6:.1f} M",
+                f"{megabytes(model):.1f}",
+                f"[{training(model)}](../{model.recipe})",
+                f"{measured} ([file](../{source}))" if source else measured,
+            ]
+        )
+    return table(["model", "makes", "parameters", "MB", "training", "measured"], lines)
+
+
+def section(model: ZooModel, samples: dict[str, Any]) -> str:
+    """Returns what a model is, and a picture, a clip or an answer of it."""
+    lines = [f"## {model.name}", "", model.description[0].upper() + model.description[1:], ""]
+    if model.base is not None:
+        lines += [f"Its folder holds what differs from `{model.base}`.", ""]
+    if model.kind == "text":
+        sample = samples[model.name]
+        return "\n".join([*lines, "```text", sample["prompt"], f"-> {sample['text']}", "```", ""])
+    captions, suffix = (CAPTIONS, "png") if model.kind == "image" else (MOVING, "gif")
+    shares = ", ".join(f"{share:.2f}" for share in samples[model.name]["facts"])
+    alt = f"Four {'pictures' if model.kind == 'image' else 'clips'} of {model.name}"
+    lines += [f"![{alt}](images/zoo-{model.name}.{suffix})", ""]
+    lines += [f"Facts read, from left to right: {shares}. Captions:", ""]
+    return "\n".join([*lines, *(f"- {caption}" for caption in captions), ""])
+
+
+def page() -> str:
+    """Returns docs/zoo.md."""
+    samples = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    sections = [section(model, samples) for model in zoo.MODELS.values()]
+    return "\n".join([INTRODUCTION, models(), "", *sections, END])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

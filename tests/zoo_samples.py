@@ -1,0 +1,119 @@
+"""Samples every model of the zoo for docs/zoo.md: ``python -m tests.zoo_samples``.
+
+Writes pictures and clips to docs/images/zoo-*, and to docs/images/zoo-samples.json what models of text answered and
+what is read from the pictures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from partsong import decode, load_text_model, zoo
+from partsong.reasoning import Parameters, Run
+from partsong.reasoning.local import LocalEngine
+from partsong.reasoning.strategies import fork_join
+from partsong.samplers.any_order import LPD
+from partsong.seeds import generators
+from tests.animation import Pixels, enlarged, labelled, save_gif
+from tests.documents import ROOT
+
+IMAGES = ROOT / "docs" / "images"
+SAMPLES = IMAGES / "zoo-samples.json"
+SIDE, SEED = 128, 7
+CAPTIONS = (
+    "a red circle left of a blue square",
+    "a large yellow triangle above a small green circle",
+    "a purple cross at the top left and a black square at the bottom right",
+    "a blue circle, a yellow square and a red triangle",
+)
+MOVING = (
+    "a big red circle bounces left and right",
+    "a small blue square moves up quickly",
+    "a green triangle moves right",
+    "a big purple square bounces up and down slowly",
+)
+PROMPTS = {
+    "lists-mdlm": "sort : dog ant cat =",
+    "lists-ar": "sort : dog ant cat =",
+    "sums": "make 64 from 3 7 25 6",
+    "products": "4729*386=?",
+}
+
+
+def pictures(name: str) -> Pixels:
+    """Returns a picture `[H, W, 3]` in [0, 1] of each caption."""
+    row, model = zoo.MODELS[name], zoo.load(name)
+    if name == "tiles":
+        return model.draw(LPD().decode(model.captioned(CAPTIONS), seed=SEED).tokens)
+    model.set_progress_bar_config(disable=True)
+    seeded = generators(SEED, len(CAPTIONS))
+    return np.asarray(model(list(CAPTIONS), generator=seeded, output_type="np", **row.defaults).images)
+
+
+def clips(name: str) -> list[Pixels]:
+    """Returns a video `[F, H, W, 3]` in [0, 1] of each caption."""
+    row, pipe = zoo.MODELS[name], zoo.load(name)
+    pipe.set_progress_bar_config(disable=True)
+    seeded = generators(SEED, len(MOVING))
+    return list(np.asarray(pipe(list(MOVING), generator=seeded, output_type="np", **row.defaults).frames))
+
+
+def answer(name: str) -> str:
+    """Returns what a model of text writes after its prompt, the likeliest tokens."""
+    prompt = PROMPTS[name]
+    if name == "products":
+        return asyncio.run(_forked(prompt))
+    model, tokenizer = zoo.load(name)
+    if name == "lists-mdlm":
+        loaded = load_text_model(name)
+        ids = decode(loaded, [tokenizer.encode(prompt)], max_new_tokens=24, temperature=0.0).tokens[0]
+        return tokenizer.decode([token for token in ids if token != tokenizer.eos_token_id])
+    if tokenizer.chat_template is None:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+    else:
+        chat = [{"role": "user", "content": prompt}]
+        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+        ids = tokenizer.apply_chat_template(chat, **options).input_ids
+    written = model.generate(ids, max_new_tokens=zoo.MODELS[name].defaults["canvas"], do_sample=False)
+    return tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+async def _forked(prompt: str) -> str:
+    engine = LocalEngine("products")
+    greedy = Parameters(temperature=0)
+    found = await fork_join(
+        Run(engine), prompt, extract=zoo.products.answer_of, format="multiverse", teach=False, parameters=greedy
+    )
+    await engine.close()
+    return found.text
+
+
+def main() -> None:
+    """Samples and writes everything."""
+    torch.manual_seed(SEED)
+    samples: dict[str, dict[str, Any]] = {}
+    for name, model in zoo.MODELS.items():
+        if model.kind == "text":
+            samples[name] = {"prompt": PROMPTS[name], "text": answer(name)}
+            continue
+        captions = CAPTIONS if model.kind == "image" else MOVING
+        drawn = pictures(name) if model.kind == "image" else clips(name)
+        samples[name] = {"facts": [model.task.facts_read(*each) for each in zip(captions, drawn, strict=True)]}
+        if model.kind == "image":
+            sheet = labelled([enlarged(each, SIDE) for each in drawn], [""] * len(captions))
+            sheet.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"zoo-{name}.png", optimize=True)
+        else:
+            moments = zip(*drawn, strict=True)
+            frames = [labelled([enlarged(each, SIDE) for each in moment], [""] * len(captions)) for moment in moments]
+            save_gif(IMAGES / f"zoo-{name}.gif", frames, 80, last=80, colours=32)
+    SAMPLES.write_text(json.dumps(samples, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
