@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
-__all__ = ["leave_out"]
+__all__ = ["leave_out", "left_out"]
 
 
 def leave_out(*names: str) -> None:
@@ -22,3 +22,8 @@ def leave_out(*names: str) -> None:
     for name in names:
         # The import system reads None as "not there", and so does `importlib.util.find_spec`.
         sys.modules.setdefault(name, cast("Any", None))
+
+
+def left_out() -> list[str]:
+    """Returns what this process does without."""
+    return [name for name, module in sys.modules.items() if module is None and "." not in name]

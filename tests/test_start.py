@@ -115,6 +115,38 @@ print("done")
 
 
 @forks
+def test_ranks_do_without_what_the_command_does_without(tmp_path: Path) -> None:
+    body = """
+import importlib.util
+from partsong.fork_server import begin_early
+from partsong.left_out_libraries import leave_out
+leave_out("peft", "sys")
+begin_early(2)
+from partsong.parallel import launch
+assert launch(importlib.util.find_spec, 2, "peft") is None
+assert launch(importlib.util.find_spec, 2, "transformers") is not None
+print("done")
+"""
+    done = run(tmp_path, body)
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize("has_adapters", [True, False])
+def test_a_folder_with_adapters_gets_what_loads_them(tmp_path: Path, has_adapters: bool) -> None:
+    if has_adapters:
+        (tmp_path / "adapter_config.json").write_text("{}")
+    body = f"""
+sys.argv = ["partsong", "image", "a", "--model", {str(tmp_path)!r}]
+from partsong.cli import main
+try:
+    main()
+except SystemExit:
+    print("left out" if sys.modules.get("peft", "") is None else "kept")
+"""
+    assert run(tmp_path, body).stdout == ("kept\n" if has_adapters else "left out\n")
+
+
+@forks
 def test_a_server_that_is_still_importing_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "mark_of_the_end.py").write_text("open('imported everything', 'w').close()\n")
     body = """

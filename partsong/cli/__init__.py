@@ -97,9 +97,15 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _start_sooner(options: Any) -> None:
-    """Leaves libraries out that this process, which ends with the command, will not need."""
-    if isinstance(options, Planning) and not any(path.is_dir() for path in (ZOO / options.model, Path(options.model))):
-        # diffusers imports them for weights, adapters and schedulers; a published model is planned for without any.
+    """Leaves libraries out that this process, which ends with the command, and its ranks will not need."""
+    if not isinstance(options, (Planning, Image, Video)):
+        return
+    places = (ZOO / options.model, Path(options.model))
+    folder = next((path for path in places if path.is_dir()), None)
+    if folder is not None and next(folder.rglob("adapter_config.json"), None) is None:
+        leave_out("peft")  # diffusers imports it for adapters, and these commands load none
+    elif folder is None and isinstance(options, Planning):
+        # Of a published model only the configuration is read.
         leave_out("accelerate", "peft", "scipy", "transformers")
 
 

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cores import usable_cores
+from partsong.left_out_libraries import left_out
 
-__all__ = ["begin_early", "changed_environment", "context_with", "has_gpu_files", "threads_per_rank"]
+__all__ = ["LEFT_OUT", "begin_early", "changed_environment", "context_with", "has_gpu_files", "threads_per_rank"]
 
 #: What every rank imports. The hooks are those of diffusers' models, and bring most of what a pipeline needs.
 _COMMON = ("partsong.parallel", "diffusers.hooks")
 #: How the files begin by which programs reach a GPU: NVIDIA's, the same on small boards, AMD's, and those of WSL.
 _GPU_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
+#: Names for a server what it does without.
+LEFT_OUT = "PARTSONG_LEFT_OUT"
 #: Held while a rank's variables stand in the environment of this process.
 _ENVIRONMENT = threading.Lock()
 
@@ -56,8 +59,9 @@ def begin_early(nproc: int, modules: Sequence[str] = ()) -> None:
     if "PARTSONG_SPAWN" in os.environ or has_gpu_files():
         return
     context_with(modules)
-    # Torch reads it while it is imported.
-    with changed_environment({"OMP_NUM_THREADS": threads_per_rank(nproc)}):
+    # Torch reads the number while it is imported; the server does without what this process does without.
+    values = {"OMP_NUM_THREADS": threads_per_rank(nproc), LEFT_OUT: " ".join(left_out())}
+    with changed_environment(values):
         forkserver.ensure_running()
 
 

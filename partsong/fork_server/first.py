@@ -1,8 +1,11 @@
 """Imported first by the server that ranks are forked from: lets it import the rest undisturbed, and end in time."""
 
 import gc
+import os
 import signal
 
+from partsong.fork_server import LEFT_OUT
+from partsong.left_out_libraries import leave_out
 from partsong.parent import end_with_parent
 
 # A command that is refused ends within a second: its server is not to go on importing, with its output kept open.
@@ -12,3 +15,4 @@ end_with_parent()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 # A tenth of the time of importing: next to nothing of what is made is garbage.
 gc.disable()
+leave_out(*os.environ.pop(LEFT_OUT, "").split())
