@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partsong.cli.ranks import is_main, num_ranks, under_torchrun
+from partsong.cli.ranks import is_main, num_ranks, refuse_torchrun, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.fork_server import begin_early
@@ -31,6 +31,8 @@ def serve(options: Serving) -> dict[str, Any]:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(f"{error}; install partsong[serve]") from error
+    if options.cluster is not None or options.replicas is not None:
+        refuse_torchrun("--cluster and --replicas start ranks, and torchrun has started them")
     if under_torchrun():
         _serve_on_ranks(options, key)
         return {}
@@ -115,10 +117,14 @@ def _server(options: Serving, key: str | None) -> Any:
     pictures = [name for name in options.model if serves_pictures(name)]
     models = _picture_models(options, pictures, loras)
     texts = [name for name in options.model if name not in pictures]
-    if (options.strategy or loras) and not pictures:
-        raise ArgumentError("--strategy and --lora are for models of pictures and videos, and none is served")
+    for_pictures = (options.strategy, loras, options.cluster, options.replicas)
+    if any(for_pictures) and not pictures:
+        names = "--strategy, --lora, --cluster and --replicas"
+        raise ArgumentError(f"{names} are for models of pictures and videos, and none is served")
     return Server(
         models=models,
+        runner=_runner(options, len(pictures)),
+        replicas=options.replicas or 1,
         texts={
             Path(name).name: LocalText(
                 TextSpec(name=Path(name).name, model=name, dtype=options.dtype, threads=options.threads)
@@ -138,8 +144,28 @@ def _server(options: Serving, key: str | None) -> Any:
     )
 
 
+def _runner(options: Serving, num_models: int) -> Any:
+    """Returns what runs the ranks; connects to the cluster if there is to be one."""
+    from partsong.serving.runners import LOCAL
+
+    if options.cluster is not None:
+        from partsong.serving.ray_ranks import ray_runner
+
+        ranks = num_models * (options.nproc or 1) * (options.replicas or 1)
+        return ray_runner(options.ray_address, ranks=ranks, threads=options.threads)
+    if options.ray_address is not None:
+        raise ArgumentError("--ray-address goes with --cluster ray; give both or neither")
+    return LOCAL
+
+
 def _settings(options: Serving) -> dict[str, Any]:
-    return {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active}
+    memory = None if options.memory is None else 1e9 * options.memory
+    return {
+        "dtype": options.dtype,
+        "max_rows": options.max_rows,
+        "max_active": options.max_active,
+        "memory": memory,
+    }
 
 
 def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) -> list[Any]:
@@ -153,8 +179,8 @@ def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) 
         )
         for name in names
     ]
-    if names and not under_torchrun():
-        begin_early(nproc, ["partsong.serving.ranks.loop"])
+    if names and options.cluster is None and not under_torchrun():
+        begin_early(nproc * (options.replicas or 1), ["partsong.serving.ranks.loop"])
     return models
 
 
@@ -162,7 +188,8 @@ def _threads(options: Serving, name: str) -> int | None:
     from partsong import zoo
 
     # The threads of several processes compete for the cores, and a zoo model is too small to need them.
-    return options.threads or (1 if (options.nproc or 1) > 1 or name in zoo.MODELS else None)
+    alone = (options.nproc or 1) * (options.replicas or 1) == 1 and options.cluster is None
+    return options.threads or (None if alone and name not in zoo.MODELS else 1)
 
 
 def _loras(given: tuple[str, ...]) -> dict[str, Path]:

@@ -24,6 +24,15 @@ class Serving(Common):
     processes."""
     nproc: Count = None
     """Ranks for each model of pictures or videos; 1 if not given."""
+    replicas: Count = None
+    """Groups of --nproc ranks for each model of pictures or videos, which share its jobs; 1 if not given. When ranks of
+    one of several groups die, another group makes their jobs."""
+    cluster: Literal["ray"] | None = None
+    """Run the ranks on a Ray cluster, each on a GPU of its own where the cluster has some, and else on --threads cores.
+    Jobs whose ranks are lost begin anew; groups for which there is no room wait for nodes that join."""
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """Address of the Ray cluster; auto takes the one that runs on this machine. If not given, what the environment
+    variable RAY_ADDRESS says, or a cluster of this machine alone, which ends with the server."""
     strategy: Annotated[_Repeated, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")] = ()
     """How the ranks share the work where a client does not say; repeat it to combine several. If not given, what the
     planner recommends for this machine, or ulysses where `partsong calibrate` has not measured it."""
@@ -48,6 +57,9 @@ class Serving(Common):
     """Most samples in one call of a model; guidance counts twice."""
     max_active: Positive = 16
     """Most jobs of a model that take turns step by step."""
+    memory: Annotated[float | None, Number(0.0, above=True), tyro.conf.arg(metavar="GB")] = None
+    """GB that a rank may take, by what the planner predicts: a job that needs more is refused, and jobs that fit alone
+    but not together run one after the other. If not given, its part of the GPU's memory, or of the machine's."""
     max_waiting: Positive = 64
     """Most jobs of a model that wait; further ones are refused with 429."""
     max_pixels: Positive = 4096 * 4096

@@ -13,7 +13,7 @@ from partsong.planner.measured import drift_of
 from partsong.planner.subject import Subject
 from partsong.samplers.registry import EncodeOnce, ParallelVae, strategies
 
-__all__ = ["Estimate", "estimate", "fits", "flags"]
+__all__ = ["RESERVED", "Estimate", "estimate", "fits", "flags"]
 
 #: Four latencies in five lie within these factors of their prediction: on machines that were measured (68 rows of
 #: benchmarks/2026-11-25-planner-cpu and -small), and on those known from data sheets (79 rows of -planner-published).
@@ -21,7 +21,7 @@ _MEASURED, _PUBLIC = (0.8, 1.45), (0.65, 1.6)
 #: Rows and columns of the tiles in which an autoencoder decodes what it cannot hold at once.
 _TILE = 512
 #: Share of a device's memory that its libraries and a fragmented allocator take.
-_RESERVED = 0.08
+RESERVED = 0.08
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ def _memory(
         return int(max(peaks)), False
     split = machine.ranks if shares_decoder else 1
     whole = resident + subject.decoding.memory(-(-pixels // split))
-    room = machine.device.memory * (1 - _RESERVED)
+    room = machine.device.memory * (1 - RESERVED)
     if whole <= room or whole <= max(peaks):
         return int(max(*peaks, whole)), False
     frames = max(1, subject.frames)
@@ -163,4 +163,4 @@ def _reason(steps: Denoising, encoding: float, decoding: float) -> str:
 
 def fits(memory: int, device: Device) -> bool:
     """Says whether a device can hold so many bytes beside what its libraries take."""
-    return memory <= device.memory * (1 - _RESERVED)
+    return memory <= device.memory * (1 - RESERVED)

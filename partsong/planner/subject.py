@@ -21,7 +21,7 @@ from partsong.planner.decoding import DecoderCost, decoding_of
 from partsong.planner.models import MODELS, Encoder, ModelRow, model_named
 from partsong.samplers.pipeline.paused import Denoise, PausedCall
 
-__all__ = ["Subject", "subject_in", "subject_named", "subject_of"]
+__all__ = ["Subject", "default_sizes", "subject_in", "subject_named", "subject_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
     calls = first.of({})
     denoiser: nn.Module = getattr(pipe, part)
     dtype = next(denoiser.parameters()).dtype
-    height, width, frames = (arguments.get(name, default) for name, default in first.defaults().items())
+    height, width, frames = (arguments.get(name, default) for name, default in default_sizes(pipe).items())
     samples = max((len(leaf) for leaf in tree_leaves(calls[0]) if isinstance(leaf, Tensor) and leaf.ndim), default=1)
     coder = getattr(pipe, "vae", None)
     clip = 3 if frames > 1 else None
@@ -184,25 +184,30 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
     )
 
 
+def default_sizes(pipe: Any) -> dict[str, int]:
+    """Returns the height, width and num_frames that a pipeline makes where nothing else is asked."""
+    side = getattr(pipe, "default_sample_size", 64) * _downscale(pipe)
+    takes = inspect.signature(pipe.__call__).parameters
+    known = {name: takes[name].default for name in ("height", "width", "num_frames") if name in takes}
+    return {
+        "height": known.get("height") or side,
+        "width": known.get("width") or side,
+        "num_frames": known.get("num_frames") or 1,
+    }
+
+
+def _downscale(pipe: Any) -> int:
+    names = ("vae_scale_factor_spatial", "vae_scale_factor")
+    return next((int(scale) for name in names if (scale := getattr(pipe, name, None))), 8)
+
+
 class _PipelineCalls:
     """Makes the arguments of a pipeline's denoiser calls for any size, by beginning the pipeline's own call."""
 
     def __init__(self, pipe: Any, part: str, arguments: Mapping[str, Any]) -> None:
         self.pipe, self.part, self.arguments = pipe, part, {"prompt": "a", **arguments}
         self._seen: dict[Size, dict[str, Any]] = {}
-        names = ("vae_scale_factor_spatial", "vae_scale_factor")
-        self.downscale = next((int(scale) for name in names if (scale := getattr(pipe, name, None))), 8)
-
-    def defaults(self) -> dict[str, int]:
-        """Returns height, width and frames where nothing else is asked."""
-        side = getattr(self.pipe, "default_sample_size", 64) * self.downscale
-        takes = inspect.signature(self.pipe.__call__).parameters
-        known = {name: takes[name].default for name in ("height", "width", "num_frames") if name in takes}
-        return {
-            "height": known.get("height") or side,
-            "width": known.get("width") or side,
-            "num_frames": known.get("num_frames") or 1,
-        }
+        self.downscale = _downscale(pipe)
 
     def call(self, size: Size) -> dict[str, Any]:
         """Returns the arguments of the first call of a step."""

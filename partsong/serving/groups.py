@@ -7,19 +7,34 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
-from partsong.errors import DistributedError, PartsongError
-from partsong.serving.messages import Check, Checked, FromRanks, JobWork, Pulse, Ready, Stop, ToRanks
+from partsong.errors import DistributedError, OutputError, PartsongError
+from partsong.serving.messages import (
+    Cancel,
+    Check,
+    Checked,
+    FilePart,
+    FromRanks,
+    JobFailed,
+    JobWork,
+    Pulse,
+    Ready,
+    Stop,
+    ToRanks,
+)
 from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.runners import RankRunner
 
-__all__ = ["RunRanks", "WorkerGroup", "launch_ranks"]
+__all__ = ["WorkerGroup"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,23 +42,12 @@ _log = logging.getLogger(__name__)
 _STARTS, _REST = 3, 1.0
 #: Seconds that ranks have to end by themselves.
 _GRACE = 3.0
+#: Seconds in which whoever connects has to show the key.
+_GREETING = 10.0
+#: Seconds in which another machine has to answer.
+_SILENCE = 20
 #: Pulses that may be missing before the group no longer counts as ready.
 _MISSED = 30
-
-#: Runs a number of ranks with some settings until they end, and raises what ended them.
-RunRanks = Callable[[GroupSettings, int], None]
-
-
-def launch_ranks(settings: GroupSettings, nproc: int) -> None:
-    """Starts ranks as processes of this machine and waits until they end.
-
-    Raises:
-        PartsongError: what ended them, if nobody asked them to.
-    """
-    from partsong.parallel.ranks.launch import launch
-    from partsong.serving.ranks.loop import serve_ranks
-
-    launch(serve_ranks, nproc, settings)
 
 
 class WorkerGroup:
@@ -53,7 +57,7 @@ class WorkerGroup:
         name: of the model.
         nproc: number of ranks.
         settings: what they serve.
-        run: runs them once.
+        runner: runs them once.
         on_message: takes what the ranks say.
         on_down: takes the error that ended the ranks; they are started anew unless the second argument is True.
 
@@ -68,22 +72,24 @@ class WorkerGroup:
         nproc: int,
         settings: GroupSettings,
         *,
-        run: RunRanks,
+        runner: RankRunner,
         on_message: Callable[[WorkerGroup, FromRanks], None],
         on_down: Callable[[WorkerGroup, PartsongError], None],
     ) -> None:
         self.name, self.nproc = name, nproc
         self.facts: Ready | None = None
         self.broken: PartsongError | None = None
-        self._run_once, self._on_message, self._on_down = run, on_message, on_down
+        self._runner, self._on_message, self._on_down = runner, on_message, on_down
         self._loop = asyncio.get_running_loop()
         authkey = os.urandom(32)
-        self._listener = Listener(authkey=authkey)
-        self._settings = replace(settings, address=str(self._listener.address), authkey=authkey)
+        # The key is asked for in `_greet`, which does not wait for ever.
+        self._listener = Listener() if runner.host is None else Listener((runner.host, 0))
+        address: Any = self._listener.address
+        self._settings = replace(settings, address=address, authkey=authkey, sends_files=runner.host is not None)
         self._authkey = authkey
         self._line: Connection | None = None
         self._sending = threading.Lock()
-        self._is_closing = False
+        self._closing = threading.Event()
         self._heard = 0.0
         self._is_up = False
         self._hung_up = threading.Event()
@@ -132,7 +138,7 @@ class WorkerGroup:
 
     async def close(self) -> None:
         """Ends the ranks."""
-        self._is_closing = True
+        self._closing.set()
         self.send(Stop())
         await asyncio.to_thread(self._join)
 
@@ -153,49 +159,90 @@ class WorkerGroup:
     def _run(self) -> None:
         """Runs the ranks again and again; in a thread of its own."""
         failed = 0
-        while not self._is_closing and failed < _STARTS:
+        while not self._closing.is_set() and failed < _STARTS:
             self._hung_up.clear()
             error: PartsongError = DistributedError(f"the ranks of {self.name} ended")
             try:
-                self._run_once(self._settings, self.nproc)
+                self._runner.run(self._settings, self.nproc, self._closing)
             except PartsongError as raised:
                 error = raised
-            if self._line is not None:
-                self._hung_up.wait(5.0)  # what they said before they ended comes first
+            if self._line is not None and not self._hung_up.wait(5.0):  # what they said before they ended comes first
+                self._hang_up()
             failed = 0 if self._is_up else failed + 1
-            if self._is_closing:
+            if self._closing.is_set():
                 return
             _log.warning("the ranks of %s ended: %s", self.name, error)
             self._call(self._down, error, failed >= _STARTS)
-            time.sleep(_REST if failed else 0.0)
+            self._closing.wait(_REST if failed else 0.0)
+
+    def _hang_up(self) -> None:
+        """Ends a line whose other end is gone with its machine, which nothing else would tell.
+
+        The lock is not asked for: who holds it may be sending to that machine, and waits for this.
+        """
+        line = self._line
+        if line is not None:
+            _cut(line)
+            self._hung_up.wait(5.0)
 
     def _listen(self) -> None:
         """Takes what the ranks say, of one start after the other; in a thread of its own."""
-        while not self._is_closing:
-            try:
-                line = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):  # somebody without the key
+        while not self._closing.is_set():
+            line = self._greet()
+            if line is None:
                 continue
-            if self._is_closing:
+            if self._closing.is_set():
                 line.close()
                 return
             with self._sending:
                 self._line = line
-            try:
+            with contextlib.suppress(EOFError, OSError):
                 while True:
-                    self._call(self._take, line.recv())
-            except (EOFError, OSError):
-                pass
+                    message = line.recv()
+                    if isinstance(message, FilePart):
+                        self._write(message)
+                    else:
+                        self._call(self._take, message)
             with self._sending:
                 self._line = None
                 line.close()
             self._hung_up.set()
 
+    def _greet(self) -> Connection | None:
+        """Waits for somebody to connect; returns the line, or None for one who does not show the key in time."""
+        try:
+            line: Any = self._listener.accept()
+        except OSError:
+            return None
+        if self._runner.host is not None:
+            _watch(line)
+        patience = threading.Timer(_GREETING, _cut, [line])
+        patience.start()
+        try:
+            deliver_challenge(line, self._authkey)
+            answer_challenge(line, self._authkey)
+            return line
+        except (OSError, EOFError, AuthenticationError):
+            line.close()
+            return None
+        finally:
+            patience.cancel()
+
+    def _write(self, part: FilePart) -> None:
+        """Writes a piece of a file that the ranks cannot write themselves, before what they say of it is heard."""
+        try:
+            with part.path.open("wb" if part.is_first else "ab") as file:
+                file.write(part.data)
+        except OSError as error:
+            failure = OutputError(f"{part.path.name} cannot be written: {error.strerror}; is the disk full?")
+            self.send(Cancel(part.id))
+            self._call(self._take, JobFailed(part.id, failure))
+
     def _call(self, action: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(action, *args)
         except RuntimeError:  # the loop has ended before the ranks did
-            self._is_closing = True
+            self._closing.set()
 
     def _take(self, message: FromRanks) -> None:
         self._heard = time.monotonic()
@@ -216,3 +263,23 @@ class WorkerGroup:
             if not future.done():
                 future.set_exception(DistributedError(f"the ranks of {self.name} ended: {error}"))
         self._on_down(self, error)
+
+
+def _cut(line: Connection) -> None:
+    """Ends a line from this side; a thread that reads it is told so."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _watch(line: Connection) -> None:
+    """Has the system end a line to another machine when that has not answered for a while."""
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            for option, value in (
+                (socket.TCP_KEEPIDLE, _SILENCE // 2),
+                (socket.TCP_KEEPINTVL, _SILENCE // 4),
+                (socket.TCP_KEEPCNT, 2),
+                (socket.TCP_USER_TIMEOUT, 1000 * _SILENCE),
+            ):
+                end.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from partsong.errors import DistributedError
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 
@@ -16,9 +17,16 @@ _PIECE, _LOOK = 1 << 16, 0.2
 
 
 async def growing_file(server: Server, job: Job, path: Path) -> AsyncIterator[bytes]:
-    """Yields a file to its end, and waits for that while its job is at work."""
-    position = 0
+    """Yields a file to its end, and waits for that while its job is at work.
+
+    Raises:
+        DistributedError: the ranks died, and what comes now is another file; the client finds its stream broken off.
+    """
+    position, losses = 0, job.losses
     while True:
+        if job.losses != losses and position:
+            raise DistributedError(f"the ranks that made {path.name} ended; it is made anew")
+        losses = job.losses
         is_last = job.has_ended
         data = await asyncio.to_thread(_read, path, position)
         position += len(data)

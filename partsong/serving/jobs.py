@@ -46,6 +46,7 @@ class Job:
         psnr_to_serial: in dB; None until both are done.
         error: code and message; None without one.
         note: what a client should know beside; None for nothing.
+        losses: how often the ranks died that made it.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Job:
     psnr_to_serial: float | None = None
     error: dict[str, str] | None = None
     note: str | None = None
+    losses: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -83,6 +85,15 @@ class Job:
         if self.status == "completed":
             return 100
         return min(99, round(100 * self.step / self.steps)) if self.steps else 0
+
+    def begin_anew(self, note: str) -> None:
+        """Puts it back into the queue, as if it had not begun.
+
+        Args:
+            note: why.
+        """
+        self.status, self.started_at, self.step, self.spent, self.files = "queued", None, 0, (), ()
+        self.note = f"started from its first step {note}"
 
     def as_json(self, position: int = 0) -> dict[str, Any]:
         """Returns it by the keys of the API.

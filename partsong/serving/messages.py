@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ __all__ = [
     "JobCancelled",
     "Check",
     "Checked",
+    "FilePart",
     "JobFailed",
     "JobFinished",
+    "JobMemory",
+    "JobReturned",
     "FromRanks",
     "Pulse",
     "Ready",
+    "Recall",
     "Spent",
     "JobStarted",
     "JobStepped",
@@ -27,6 +31,24 @@ __all__ = [
     "ToRanks",
     "JobWork",
 ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobMemory:
+    """Says how many bytes the fullest rank needs for a job; zeros where nobody knows.
+
+    Attributes:
+        weights: that it holds whichever job it makes.
+        working: at the peak of the job, beside the weights.
+    """
+
+    weights: int = 0
+    working: int = 0
+
+    @property
+    def total(self) -> int:
+        """Returns all of them."""
+        return self.weights + self.working
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +64,14 @@ class JobWork:
         strategies: as on the command line; empty for the serial twin, which the first rank makes alone.
         lora: an adapter by the name it is known by; None for none.
         out: files to write, one per picture, or one for the video.
-        picture: the file of a picture to begin with, for pipelines that take one; None for text alone.
-        mask: the file of its mask; None for none.
+        picture: a picture to begin with, for pipelines that take one; None for text alone. It is a file of the server,
+            and the bytes of that file once the job is sent to the ranks, which may be on other machines.
+        mask: its mask in the same form; None for none.
         num_frames: frames of a video to deliver; None takes the pipeline's own number, and for pictures.
         fps: frames per second of a video.
         deadline: when it should be done, in seconds of `time.time`; None for no hurry.
         previews: how many unfinished pictures to show on the way.
+        memory: what it needs, which the first rank predicts.
     """
 
     id: str
@@ -58,17 +82,29 @@ class JobWork:
     strategies: tuple[str, ...] = ()
     lora: str | None = None
     out: tuple[Path, ...]
-    picture: Path | None = None
-    mask: Path | None = None
+    picture: Path | bytes | None = None
+    mask: Path | bytes | None = None
     num_frames: int | None = None
     fps: float = 16.0
     deadline: float | None = None
     previews: int = 0
+    memory: JobMemory = JobMemory()
 
     @property
     def setting(self) -> tuple[tuple[str, ...], str | None]:
         """Returns what the model has to be set to for it: jobs of one setting can take turns."""
         return self.strategies, self.lora
+
+    def with_pictures(self) -> JobWork:
+        """Returns it with the bytes of its pictures.
+
+        Raises:
+            OSError: one of them cannot be read.
+        """
+        if self.picture is None:
+            return self
+        read = [each.read_bytes() if isinstance(each, Path) else each for each in (self.picture, self.mask)]
+        return replace(self, picture=read[0], mask=read[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +129,18 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Asks for a job back if it has not begun, for other ranks that have less to do; the answer is a `JobReturned`."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Asks the group to end once no call of the model is at work."""
 
 
-ToRanks = Submit | Check | Cancel | Stop
+ToRanks = Submit | Check | Cancel | Recall | Stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +244,30 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class JobReturned:
+    """Says that a job that had not begun is off the list of these ranks."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePart:
+    """Carries a piece of a file of a job, where the ranks cannot write it themselves.
+
+    Attributes:
+        id: of the job.
+        path: of the file, where the server wants it.
+        data: its next bytes.
+        is_first: whether the file begins with them.
+    """
+
+    id: str
+    path: Path
+    data: bytes
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JobFailed:
     """Says that a job ended in an error of its own, which all ranks met alike."""
 
@@ -208,4 +275,6 @@ class JobFailed:
     error: PartsongError
 
 
-FromRanks = Ready | Pulse | Checked | JobStarted | JobStepped | JobFinished | JobCancelled | JobFailed
+FromRanks = (
+    Ready | Pulse | Checked | JobStarted | JobStepped | JobFinished | JobCancelled | JobReturned | JobFailed | FilePart
+)

@@ -33,6 +33,8 @@ class Metrics:
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
         self.restarts = Counter("partsong_restarts", "Starts of a group after its first", model, registry=registry)
 
+        self.replicas = Gauge("partsong_replicas_ready", "Groups of ranks that are ready", model, registry=registry)
+
     def text(self) -> bytes:
         """Returns all of it as Prometheus reads it."""
         return generate_latest(self._registry)

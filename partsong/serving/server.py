@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import DistributedError, PartsongError
 from partsong.seeds import check_seed
 from partsong.serving.errors import ApiError
-from partsong.serving.groups import RunRanks, WorkerGroup, launch_ranks
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
 from partsong.serving.messages import (
-    Cancel,
     FromRanks,
     JobCancelled,
     JobFailed,
@@ -29,10 +27,11 @@ from partsong.serving.messages import (
     JobWork,
     Pulse,
     Ready,
-    Submit,
 )
 from partsong.serving.metrics import Metrics, labels_of
-from partsong.serving.services import SERIAL, PictureService, work_of
+from partsong.serving.replicas import Replicas
+from partsong.serving.runners import LOCAL, RankRunner
+from partsong.serving.services import SERIAL, PictureService, files_of, work_of
 from partsong.serving.twins import compare_files
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-_log = logging.getLogger(__name__)
+#: Times that the ranks may die that make a job before it fails, where others can make it: it may be what kills them.
+_TRIES = 3
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,8 @@ class Server:
         folder: for files and the journal.
         limits: what one request may ask for.
         key: that clients must show; None for none.
-        run_ranks: runs the ranks of a group until they end.
+        runner: runs the ranks.
+        replicas: groups of ranks for each model of pictures and videos.
         jobs: by name, the oldest first.
         groups: by the name of their model; there once the server has begun.
         watchers: of the jobs.
@@ -67,9 +68,10 @@ class Server:
     folder: Path
     limits: Limits = field(default_factory=Limits)
     key: str | None = None
-    run_ranks: RunRanks = launch_ranks
+    runner: RankRunner = LOCAL
+    replicas: int = 1
     jobs: dict[str, Job] = field(default_factory=dict)
-    groups: dict[str, WorkerGroup] = field(default_factory=dict)
+    groups: dict[str, Replicas] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -84,9 +86,7 @@ class Server:
 
     async def start(self) -> None:
         """Takes up what was not done, and starts all groups."""
-        self._works: dict[str, JobWork] = {}
         self._stepped: dict[str, float] = {}  # when each job at work made its last step
-        self._cancelled: set[str] = set()
         self._comparing: dict[str, asyncio.Task[None]] = {}
         self._created = int(time.time())
         for job in self._journal.read():
@@ -94,15 +94,9 @@ class Server:
             if not job.has_ended:
                 self._take_up(job)
         for model in self.models:
-            group = WorkerGroup(
-                model.name,
-                model.nproc,
-                model.settings,
-                run=self.run_ranks,
-                on_message=self._take,
-                on_down=self._group_ended,
-            )
+            group = Replicas(model, self.runner, self.replicas, on_message=self._take, on_lost=self._lost)
             self.groups[model.name] = group
+            self.metrics.replicas.labels(model.name).set_function(partial(_num_ready, group))
             group.start()
         await self._start_texts()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -132,7 +126,7 @@ class Server:
         """Says which models are not ready, and why."""
         lines = []
         for name, group in self.groups.items():
-            if not group.is_ready:
+            if not group.num_ready:
                 lines.append(f"{name}: {group.broken or 'its ranks are starting, or do not answer'}")
         for name, text in self.texts.items():
             if not text.ready:
@@ -203,12 +197,8 @@ class Server:
 
     def cancel(self, job: Job) -> None:
         """Drops a job wherever it stands; one that has ended stays as it is."""
-        if job.has_ended:
-            return
-        if self.groups[job.model].send(Cancel(job.id)):
-            self._cancelled.add(job.id)  # should the ranks die before they hear of it
-        else:
-            self._end(job, "cancelled")
+        if not job.has_ended and job.id not in self._comparing:
+            self.groups[job.model].cancel(job.id)
 
     async def drop(self, job: Job) -> None:
         """Drops a job and waits until it has ended."""
@@ -268,20 +258,19 @@ class Server:
         return max(1.0, sum(done) / len(done)) if done else 5.0
 
     def _add(self, job: Job, work: JobWork) -> None:
-        self.jobs[job.id], self._works[job.id] = job, work
+        self.jobs[job.id] = job
         self.save(job)
-        self.groups[job.model].send(Submit(work))  # where there is no line, they get it when they are ready
+        self.groups[job.model].submit(work)
         self._count(job.model)
 
     def _take_up(self, job: Job) -> None:
         """Begins a job anew that the last server left behind."""
         was = "began" if job.status == "in_progress" else "waited for its turn"
-        job.status, job.started_at, job.step, job.spent, job.files = "queued", None, 0, (), ()
-        job.note = f"started from its first step after the server ended; it {was} then"
+        job.begin_anew(f"after the server ended; it {was} then")
         if all(model.name != job.model for model in self.models):
             self._end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")
 
-    def _take(self, group: WorkerGroup, message: FromRanks) -> None:
+    def _take(self, group: Replicas, message: FromRanks) -> None:
         """Notes what the ranks of a group say."""
         if isinstance(message, Ready):
             self._group_ready(group, message)
@@ -319,7 +308,7 @@ class Server:
 
     def _finish(self, job: Job, message: JobFinished) -> None:
         job.spent, job.seconds = message.spent, message.seconds
-        job.files = tuple(path.name for path in self._works[job.id].out)
+        job.files = files_of(job)
         sent = sum(spent.bytes_sent for spent in message.spent)
         self.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
         other = self.jobs.get(job.twin_of or job.twin or "")
@@ -347,30 +336,35 @@ class Server:
         now = time.time()
         job.status, job.completed_at, job.expires_at = status, now, now + self.limits.kept_seconds
         job.error = {"code": code, "message": message} if message else None
-        self._works.pop(job.id, None)
-        self._cancelled.discard(job.id)
         self._stepped.pop(job.id, None)
         self.metrics.ended.labels(job.model, status).inc()
         self._journal.write(job)
         self.watchers.forget(job.id)
 
-    def _group_ready(self, group: WorkerGroup, facts: Ready) -> None:
+    def _group_ready(self, group: Replicas, facts: Ready) -> None:
+        """Submits what the last server left behind, which took what the ranks know to write down."""
         for job in list(self.jobs.values()):
             if job.model == group.name and job.status == "queued":
-                work = self._works.get(job.id)
-                if work is None:
-                    strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
-                    work = self._works[job.id] = work_of(job, self.file, facts.defaults, strategies)
-                group.send(Submit(work))
+                strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
+                group.submit(work_of(job, self.file, facts.defaults, strategies))
 
-    def _group_ended(self, group: WorkerGroup, error: PartsongError) -> None:
-        """Fails the jobs that were at work; those in the queue wait for the new ranks."""
+    def _lost(self, group: Replicas, begun: Mapping[str, JobWork], error: PartsongError) -> None:
+        """Begins the jobs anew that were at work on ranks that died, where others can make them, or fails them."""
         self.metrics.restarts.labels(group.name).inc()
-        for job in [each for each in self.jobs.values() if each.model == group.name and not each.has_ended]:
-            if job.id in self._cancelled:
-                self._end(job, "cancelled")
-            elif job.id not in self._comparing and (job.status == "in_progress" or group.broken is not None):
+        for job, work in [(self.jobs[name], work) for name, work in begun.items()]:
+            job.losses += 1
+            if group.can_begin_anew and job.losses < _TRIES and group.broken is None:
+                job.begin_anew(f"after the ranks that made it ended: {error}")
+                self._stepped.pop(job.id, None)
+                for path in work.out:  # a part of a video
+                    path.unlink(missing_ok=True)
+                self.save(job)
+                group.submit(work)
+            else:
                 self._end(job, "failed", code="ranks_ended", message=str(error))
+        for job in list(self.jobs.values()) if group.broken is not None else ():
+            if job.model == group.name and not job.has_ended and job.id not in self._comparing:
+                self._end(job, "failed", code="ranks_ended", message=str(group.broken))
         self._count(group.name)
 
     def _count(self, name: str) -> None:
@@ -394,3 +388,7 @@ class Server:
             path.unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)
+
+
+def _num_ready(group: Replicas) -> int:
+    return group.num_ready

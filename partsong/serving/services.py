@@ -11,7 +11,7 @@ from partsong.serving.jobs import Job
 from partsong.serving.messages import JobWork, Ready
 from partsong.serving.ranks.settings import GroupSettings
 
-__all__ = ["AUTO", "SERIAL", "PictureService", "work_of"]
+__all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "work_of"]
 
 SERIAL, AUTO = "serial", "auto"
 #: How clients know the arguments of a call.
@@ -52,6 +52,13 @@ class PictureService:
         return {"id": self.name, "kind": self.kind, "strategies": [AUTO, *legal, SERIAL], "defaults": shown}
 
 
+def files_of(job: Job) -> tuple[str, ...]:
+    """Returns the names of the files that a job makes."""
+    if job.kind == "video":
+        return (f"{job.id}.mp4",)
+    return tuple(f"{job.id}-{index}.png" for index in range(job.request.get("n", 1)))
+
+
 def work_of(
     job: Job, file: Callable[[str], Path], defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any
 ) -> JobWork:
@@ -67,17 +74,16 @@ def work_of(
     request = job.request
     names = ("height", "width", "num_inference_steps", "guidance_scale", "negative_prompt", "strength")
     arguments = {name: request[name] for name in names if request.get(name) is not None}
-    num = 1 if job.kind == "video" else request.get("n", 1)
-    suffixes = [".mp4"] if job.kind == "video" else [f"-{index}.png" for index in range(num)]
+    names_out = files_of(job)
     return JobWork(
         id=job.id,
         prompt=request["prompt"],
         arguments={**defaults, **arguments},
-        num=num,
+        num=len(names_out),
         seed=request["seed"],
         strategies=strategies,
         lora=request.get("lora"),
-        out=tuple(file(job.id + suffix) for suffix in suffixes),
+        out=tuple(map(file, names_out)),
         num_frames=request.get("num_frames"),
         fps=request.get("fps") or 16.0,
         picture=None if request.get("picture") is None else file(request["picture"]),

@@ -20,6 +20,7 @@ class Standing:
         used: seconds of the group that were spent on it, its part of each step it shared.
         shape: what its next call of the model looks like; calls that look alike can be made as one.
         rows: how many samples its next call has.
+        memory: bytes that it holds at its peak, beside the weights; 0 where nobody knows.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Standing:
     used: float = 0.0
     shape: Hashable = None
     rows: int = 1
+    memory: int = 0
 
 
 def choose(standings: Sequence[Standing], *, max_rows: int, now: float) -> list[str]:

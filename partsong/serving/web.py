@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from partsong.errors import OutputError
 from partsong.serving.app import build_app
 from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
 
 __all__ = ["run_beside_rank", "run_server"]
@@ -65,11 +66,11 @@ def run_beside_rank(server: Server, *, host: str, port: int) -> None:
     given: SimpleQueue[GroupSettings | None] = SimpleQueue()
     ended = threading.Event()
 
-    def hand_over(settings: GroupSettings, nproc: int) -> None:
+    def hand_over(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
         given.put(settings)
         ended.wait()
 
-    server.run_ranks = hand_over
+    server.runner = RankRunner(run=hand_over)
     web, listener = _listening(server, host, port)
 
     def run_web() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from partsong.errors import DistributedError
-from partsong.parallel.ranks.launch import ERROR_KEY
+from partsong.parallel.ranks.blame import ERROR_KEY
 
 __all__ = ["Heartbeat", "operation"]
 

@@ -16,17 +16,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from partsong.errors import ArgumentError, DistributedError, PartsongError, RankError
+from partsong.errors import ArgumentError
 from partsong.fork_server import changed_environment, context_with, threads_per_rank
 from partsong.knobs import Count, check_value
+from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed, portable
 from partsong.parent import end_with_parent
 
-__all__ = ["ERROR_KEY", "launch"]
-
-#: Where in the store a rank notes which other one it waits for in vain.
-ERROR_KEY = "partsong/error"
-#: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
-GRACE, BLAMED_GRACE = 5.0, 0.5
+__all__ = ["launch"]
 
 
 def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
@@ -74,7 +70,7 @@ class _Run:
     store: Any = None
     children: list[Any] = field(default_factory=list)
     pipes: list[Connection] = field(default_factory=list)
-    reports: dict[int, tuple[str, Any, str]] = field(default_factory=dict)
+    reports: dict[int, RankReport] = field(default_factory=dict)
 
     def start(self) -> None:
         from torch.distributed import TCPStore
@@ -122,13 +118,13 @@ class _Run:
                 running -= set() if is_alive else {rank}
             if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
                 # Where ranks have found out already who is to blame, the others have nothing more to tell.
-                deadline = time.monotonic() + (BLAMED_GRACE if self._blamed() else GRACE)
+                deadline = time.monotonic() + (BLAMED_GRACE if is_blamed(self.store) else GRACE)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         failed = [rank for rank in range(self.nproc) if self._failed(rank)]
         if failed:
-            raise self._error(failed)
-        return self.reports[0][1]
+            raise first_cause(failed, self.reports, self.store, self._died)
+        return self.reports[0].value
 
     def _collect(self, rank: int) -> None:
         if rank in self.reports:
@@ -141,41 +137,13 @@ class _Run:
 
     def _failed(self, rank: int) -> bool:
         report, code = self.reports.get(rank), self.children[rank].exitcode
-        return code is not None if report is None else report[0] == "error"
+        return code is not None if report is None else report.error is not None
 
-    def _error(self, failed: list[int]) -> PartsongError:
-        # A rank that only lost its peers is a witness. The cause is a rank that was killed or raised another error.
-        def order(rank: int) -> tuple[int, int]:
-            report = self.reports.get(rank)
-            if report is None:
-                return (0, rank)
-            # "connectFullMesh" is in gloo's error for peers that were gone before it had connected to them.
-            lost = isinstance(report[1], DistributedError) or "connectFullMesh" in str(report[1])
-            return (2 if lost else 1, rank)
-
-        rank = min(failed, key=order)
-        report = self.reports.get(rank)
-        witnesses = [str(self.reports[r][1]) for r in failed if r != rank and r in self.reports]
-        if report is None:
-            return self._killed(rank, witnesses)
-        error = report[1]
-        if not isinstance(error, PartsongError):
-            error = RankError(f"rank {rank} failed: {type(error).__name__}: {error}", rank)
-        error.add_note(f"raised on rank {rank}:\n{report[2]}")
-        return error
-
-    def _killed(self, rank: int, witnesses: list[str]) -> RankError:
+    def _died(self, rank: int) -> str:
         code = self.children[rank].exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code} without a result"
-        if self._blamed():
-            blamed, _, message = self.store.get(ERROR_KEY).decode().partition("|")
-            return RankError(message, int(blamed))
-        witness = f"; {witnesses[0]}" if witnesses else ""
-        return RankError(f"rank {rank} {how}; the other ranks were ended{witness}", rank)
-
-    def _blamed(self) -> bool:
-        """Says whether a rank has noted which one it waits for in vain."""
-        return self.store.check([ERROR_KEY])
+        return (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code} without a result"
+        )
 
     def end(self) -> None:
         for stop, patience in ((BaseProcess.terminate, 1.0), (BaseProcess.kill, 2.0)):
@@ -218,9 +186,9 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
     try:
         fn, args = pickle.loads(payload)  # made by our own parent
         value = fn(*args)
-        _send(pipe, ("result", value if environment["RANK"] == "0" else None, ""))
+        _send(pipe, RankReport(value if environment["RANK"] == "0" else None))
     except BaseException as error:  # noqa: BLE001 - the parent must learn of any error that ends this rank
-        _send(pipe, ("error", _portable(error), traceback.format_exc()))
+        _send(pipe, RankReport(error=portable(error), trace=traceback.format_exc()))
         # Peers may be blocked on this rank, so it leaves at once instead of waiting for them when it closes down.
         sys.stderr.flush()
         os._exit(1)
@@ -228,15 +196,8 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
         pipe.close()
 
 
-def _send(pipe: Connection, report: tuple[str, Any, str]) -> None:
+def _send(pipe: Connection, report: RankReport) -> None:
     pipe.send_bytes(pickle.dumps(report))
-
-
-def _portable(error: BaseException) -> BaseException:
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - an exception that does not survive pickling can fail in any way
-        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _die_with_parent() -> None:

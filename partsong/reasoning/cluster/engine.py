@@ -7,18 +7,18 @@ import atexit
 import contextlib
 import functools
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
 from partsong.reasoning.cluster.host import Host, make_local
+from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import Cluster, EnginePlace, LostError, PlacedCall, in_loop, last_line
 from partsong.reasoning.cluster.placement import Placement, gpu_share
 
@@ -93,8 +93,8 @@ class RayEngine:
         make = _maker(model, factory, options)
         sizes = {"num_engines": num_engines, "num_cpus": num_cpus, "num_gpus": num_gpus, "restarts": restarts}
         check_knobs(type_hints(RayEngine.__init__), {**sizes, "start_seconds": start_seconds})
-        ray = _ray()
-        self._own = _join(ray, address)
+        ray = import_ray()
+        self._own = join_cluster(address)
         self._lock, self._closed = threading.RLock(), False
         self._numbers, self._placement = itertools.count(), Placement()
         self._waiting: list[asyncio.Future[None]] = []
@@ -216,7 +216,7 @@ class RayEngine:
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        ray = _ray()
+        ray = import_ray()
         with self._lock:
             if self._closed:
                 return
@@ -260,27 +260,3 @@ def _check_room(num_engines: int, num_cpus: float, num_gpus: float, has: dict[st
 
 def _counts(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0.0):g} CPUs and {resources.get('GPU', 0.0):g} GPUs"
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise UnsupportedError(f"{error}; install partsong[scale] to run engines on a cluster") from error
-    return ray
-
-
-def _join(ray: Any, address: str | None) -> bool:
-    """Connects this process to a cluster; returns whether it had to start one."""
-    if ray.is_initialized():
-        if address is not None:
-            raise ArgumentError(
-                f"address={address!r}, but this process is connected to a Ray cluster already; leave address= out"
-            )
-        return False
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
-        raise ArgumentError(f"no Ray cluster could be reached at address={address!r}: {error}") from error
-    return address == "local"

@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import Callable
 
-from partsong.serving.messages import Cancel, JobWork, Stop, Submit
+from partsong.serving.messages import Cancel, JobCancelled, JobReturned, JobWork, Recall, Stop, Submit
 from partsong.serving.ranks.orders import Orders
 from partsong.serving.turns import Standing, charge, choose, entry_time
 
 __all__ = ["Desk"]
 
-#: Seconds that a job of another setting waits at most before no more jobs of the setting at work are let in.
+#: Seconds that a job of another setting, or one without room, waits at most before no more jobs are let in before it.
 _PATIENCE = 5.0
 #: Jobs by which one that is sent again is known: far more than a server sends while it does not know the ranks' state.
 _REMEMBERED = 4096
@@ -23,24 +23,33 @@ _Setting = tuple[tuple[str, ...], str | None]
 class Desk:
     """Keeps the jobs of a group in order.
 
-    Jobs whose strategies keep nothing between steps take turns, as many at once as fit, all under one setting of the
-    model. Any other job runs whole, alone. When the jobs at work are done the oldest job in the queue says what the
-    model is set to next.
+    Jobs whose strategies keep nothing between steps take turns, as many at once as fit into memory by what the planner
+    predicts, all under one setting of the model. Any other job runs whole, alone. When the jobs at work are done the
+    oldest job in the queue says what the model is set to next.
 
     Args:
         can_join: says whether jobs of some strategies can take turns.
         max_rows: most samples in one call of the model.
         max_active: most jobs that take turns.
+        room: bytes that a rank may take; None for no bound.
 
     Attributes:
         waiting: jobs that have not begun, the oldest first.
         standings: of the jobs that take turns.
     """
 
-    def __init__(self, can_join: Callable[[tuple[str, ...]], bool], *, max_rows: int, max_active: int) -> None:
+    def __init__(
+        self,
+        can_join: Callable[[tuple[str, ...]], bool],
+        *,
+        max_rows: int,
+        max_active: int,
+        room: int | None = None,
+    ) -> None:
         self.waiting: list[JobWork] = []
         self.standings: dict[str, Standing] = {}
         self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
+        self._room = room
         self._setting: _Setting | None = None
         self._arrivals = itertools.count()
         self._since: dict[str, tuple[int, float]] = {}
@@ -53,8 +62,8 @@ class Desk:
         """Says whether there is nothing to do."""
         return not (self.waiting or self.standings or self._dropped or self._ends)
 
-    def take(self, message: Submit | Cancel | Stop) -> str | None:
-        """Notes what the server asks for; returns the name of a job that was dropped before it began."""
+    def take(self, message: Submit | Cancel | Recall | Stop) -> JobCancelled | JobReturned | None:
+        """Notes what the server asks for; returns what to tell it of a job that leaves before it began."""
         if isinstance(message, Stop):
             self._ends = True
         elif isinstance(message, Submit):
@@ -64,12 +73,15 @@ class Desk:
                     self._known.pop(next(iter(self._known)))
                 self.waiting.append(message.work)
                 self._since[message.work.id] = next(self._arrivals), time.monotonic()
-        elif message.id in self.standings:
-            self._dropped.append(message.id)
         elif any(work.id == message.id for work in self.waiting):
             self.waiting = [work for work in self.waiting if work.id != message.id]
             self._since.pop(message.id)
-            return message.id
+            if isinstance(message, Cancel):
+                return JobCancelled(message.id)
+            self._known.pop(message.id)  # it may come back
+            return JobReturned(message.id)
+        elif isinstance(message, Cancel) and message.id in self.standings:
+            self._dropped.append(message.id)
         return None
 
     def orders(self) -> Orders:
@@ -109,16 +121,23 @@ class Desk:
         for work in list(self.waiting):
             if len(self.standings) >= self._max_active:
                 break
-            if work.setting != self._setting:
+            if work.setting != self._setting or not self._fits(work):
                 if time.monotonic() - self._since[work.id][1] > _PATIENCE:
                     break  # it has waited long enough; nobody else gets in before it
                 continue
             arrived, _ = self._since.pop(work.id)
             used = entry_time(list(self.standings.values()))
-            self.standings[work.id] = Standing(work.id, arrived, deadline=work.deadline, used=used)
+            needs = work.memory.working
+            self.standings[work.id] = Standing(work.id, arrived, deadline=work.deadline, used=used, memory=needs)
             self.waiting.remove(work)
             begun.append(work)
         return changed, tuple(begun)
+
+    def _fits(self, work: JobWork) -> bool:
+        """Says whether a rank can hold a job beside those that take turns; alone it always begins."""
+        if self._room is None or not self.standings:
+            return True
+        return work.memory.total + sum(each.memory for each in self.standings.values()) <= self._room
 
 
 def _now() -> float:

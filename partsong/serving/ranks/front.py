@@ -22,6 +22,7 @@ from partsong.serving.messages import (
 from partsong.serving.ranks.colours import LatentColours, shown_at
 from partsong.serving.ranks.desk import Desk
 from partsong.serving.ranks.floor import Floor
+from partsong.serving.ranks.forecast import MemoryForecast
 from partsong.serving.ranks.office import Office
 from partsong.serving.ranks.orders import Orders
 from partsong.serving.ranks.outcome import TurnOutcome
@@ -61,15 +62,23 @@ class Front:
         mesh: all ranks.
         floor: the jobs at work on this rank.
         calls_per_step: how often the pipeline calls its model in a step.
+        forecast: predicts the memory of jobs; None where it cannot.
     """
 
     def __init__(
-        self, settings: GroupSettings, model: ServedModel, mesh: Mesh, floor: Floor, calls_per_step: int
+        self,
+        settings: GroupSettings,
+        model: ServedModel,
+        mesh: Mesh,
+        floor: Floor,
+        calls_per_step: int,
+        forecast: MemoryForecast | None,
     ) -> None:
         self._settings, self._model, self._floor = settings, model, floor
-        self._office = Office(settings, model, mesh)
+        self._office = Office(settings, model, mesh, forecast)
         join = partial(can_join, calls_per_step=calls_per_step)
-        self._desk = Desk(join, max_rows=settings.max_rows, max_active=settings.max_active)
+        room = None if forecast is None else forecast.room
+        self._desk = Desk(join, max_rows=settings.max_rows, max_active=settings.max_active, room=room)
         self._colours = _colours(model)
         self._accounts: dict[str, _Account] = {}
         self._ranks = mesh.world_size
@@ -78,9 +87,8 @@ class Front:
     def orders(self) -> Orders:
         """Returns what the ranks do next; waits a moment where there is nothing to do."""
         for message in self._office.asked(self._settings.pulse if self._desk.is_idle else 0.0):
-            dropped = self._desk.take(message)
-            if dropped is not None:
-                self._office.send(JobCancelled(dropped))
+            if (left := self._desk.take(message)) is not None:
+                self._office.send(left)
         orders = self._desk.orders()
         for work in (*orders.begun, *(() if orders.whole is None else (orders.whole,))):
             self._accounts[work.id] = _Account((Spent(),) * self._ranks)
@@ -94,9 +102,8 @@ class Front:
         cancelled = False
         for message in self._office.asked(0.0):
             cancelled = cancelled or (isinstance(message, Cancel) and message.id == work.id)
-            dropped = self._desk.take(message)
-            if dropped is not None:
-                self._office.send(JobCancelled(dropped))
+            if (left := self._desk.take(message)) is not None:
+                self._office.send(left)
         return cancelled
 
     def tell(self, orders: Orders, outcome: TurnOutcome) -> None:

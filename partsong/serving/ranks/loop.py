@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -11,13 +12,14 @@ from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh
 from partsong.serving.messages import JobWork
 from partsong.serving.ranks.floor import Floor
+from partsong.serving.ranks.forecast import forecast_for
 from partsong.serving.ranks.front import Front
 from partsong.serving.ranks.orders import share_orders
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel
 from partsong.serving.ranks.settings import GroupSettings
 
-__all__ = ["serve_ranks"]
+__all__ = ["first_step", "serve_ranks"]
 
 #: Seconds that a rank waits for another one in an exchange.
 _TIMEOUT = 600.0
@@ -30,14 +32,19 @@ def serve_ranks(settings: GroupSettings) -> None:
         PartsongError: the model cannot be loaded.
         RankError: the ranks came to different ends of a step.
     """
+    if settings.first_device:
+        os.environ["LOCAL_RANK"] = str(settings.first_device + int(os.environ["LOCAL_RANK"]))
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     quiet_libraries()
     with Mesh(data=int(os.environ.get("WORLD_SIZE", "1")), timeout=_TIMEOUT) as mesh:
         model = ServedModel(settings, mesh)
         floor, everyone = Floor(model, mesh), mesh.axis("data")
-        calls = _calls_per_step(model)
-        front = Front(settings, model, mesh, floor, calls) if mesh.is_main else None
+        calls, arguments = first_step(model)
+        front = None
+        if mesh.is_main:
+            forecast = None if arguments is None else forecast_for(settings, model, mesh, arguments, calls)
+            front = Front(settings, model, mesh, floor, calls, forecast)
         try:
             while True:
                 orders = share_orders(everyone, None if front is None else front.orders())
@@ -52,22 +59,27 @@ def serve_ranks(settings: GroupSettings) -> None:
             model.close()
 
 
-def _calls_per_step(model: ServedModel) -> int:
-    """Makes one step, which warms the model up, and returns how often its pipeline called it; 2 where that failed."""
-    arguments = {**model.defaults, "num_inference_steps": 1}
-    work = JobWork(id="warm-up", prompt="a", arguments=arguments, out=())
-    calls = 0
+def first_step(model: ServedModel) -> tuple[int, dict[str, Any] | None]:
+    """Makes one step, which warms the model up.
+
+    Returns:
+        How often the pipeline called its model in it, and the arguments of the first call; 2 and None where it failed.
+    """
+    defaults = {**model.defaults, "num_inference_steps": 1}
+    work = JobWork(id="warm-up", prompt="a", arguments=defaults, out=())
+    calls, first = 0, None
     try:
         job = PausedJob(model, work, decodes=False)
         job.begin()
         while not job.is_done:
+            first = job.arguments if first is None else first
             with torch.no_grad():
                 output = model.denoiser(**job.arguments)
             calls += 1
             job.answer(output)
     except PartsongError:  # the pipeline wants more than a prompt
-        return 2
-    return calls
+        return 2, None
+    return calls, first
 
 
 def _nothing(work: JobWork, step: int, steps: int) -> bool:

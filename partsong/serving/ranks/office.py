@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from multiprocessing.connection import Client
 from queue import Empty, SimpleQueue
 
+from partsong.errors import PartsongError
 from partsong.parallel import Mesh
-from partsong.serving.messages import Cancel, Check, FromRanks, JobCancelled, Stop, Submit, ToRanks
+from partsong.serving.messages import (
+    Cancel,
+    Check,
+    Checked,
+    FromRanks,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobReturned,
+    JobStepped,
+    JobWork,
+    Recall,
+    Stop,
+    Submit,
+    ToRanks,
+)
+from partsong.serving.ranks.courier import Courier
+from partsong.serving.ranks.forecast import MemoryForecast
 from partsong.serving.ranks.served_model import ServedModel, check_work
 from partsong.serving.ranks.settings import GroupSettings
 
 __all__ = ["Office"]
+
+#: What is said last of a job.
+_LAST = (JobFinished, JobFailed, JobCancelled, JobReturned)
 
 
 class Office:
@@ -22,31 +44,40 @@ class Office:
         settings: where the server is found.
         model: answers whether a job could be carried out.
         mesh: all ranks.
+        forecast: predicts the memory of jobs; None where it cannot.
 
     Attributes:
         unstoppable: a job in a loop that no rank can leave alone; cancelling it ends the ranks, which start anew.
     """
 
-    def __init__(self, settings: GroupSettings, model: ServedModel, mesh: Mesh) -> None:
+    def __init__(
+        self, settings: GroupSettings, model: ServedModel, mesh: Mesh, forecast: MemoryForecast | None = None
+    ) -> None:
         self._line = Client(settings.address, authkey=settings.authkey)
-        self._model, self._mesh = model, mesh
-        self._asked: SimpleQueue[Submit | Cancel | Stop] = SimpleQueue()
+        self._model, self._mesh, self._forecast = model, mesh, forecast
+        self._courier = Courier() if settings.sends_files else None
+        self._asked: SimpleQueue[Submit | Cancel | Recall | Stop] = SimpleQueue()
         self._sending = threading.Lock()
         self.unstoppable: str | None = None
         threading.Thread(target=self._read, name="what the server asks for", daemon=True).start()
 
     def send(self, message: FromRanks) -> None:
-        """Tells the server something."""
+        """Tells the server something, after what has been written of the job's files where it cannot see those."""
         with self._sending:
+            if self._courier is not None and isinstance(message, JobStepped | JobFinished):
+                for part in self._courier.parts(message.id):
+                    self._line.send(part)
             self._line.send(message)
+            if self._courier is not None and isinstance(message, _LAST):
+                self._courier.forget(message.id)
 
-    def asked(self, patience: float) -> list[Submit | Cancel | Stop]:
+    def asked(self, patience: float) -> list[Submit | Cancel | Recall | Stop]:
         """Returns what was asked for since the last time.
 
         Args:
             patience: how long to wait for the first, in seconds; 0 returns at once.
         """
-        messages: list[Submit | Cancel | Stop] = []
+        messages: list[Submit | Cancel | Recall | Stop] = []
         try:
             messages.append(self._asked.get(timeout=patience) if patience else self._asked.get_nowait())
             while True:
@@ -61,9 +92,23 @@ class Office:
             except (EOFError, OSError):  # the server has ended, and the ranks end with it
                 os._exit(0)
             if isinstance(message, Check):
-                self.send(check_work(self._model, self._mesh, message.work))
+                self.send(self._checked(message.work))
             elif isinstance(message, Cancel) and message.id == self.unstoppable:
                 self.send(JobCancelled(message.id))
                 os._exit(1)
             else:
-                self._asked.put(message)
+                self._asked.put(Submit(self._taken(message.work)) if isinstance(message, Submit) else message)
+
+    def _checked(self, work: JobWork) -> Checked:
+        checked = check_work(self._model, self._mesh, work)
+        if checked.error is None and self._forecast is not None:
+            try:
+                self._forecast.check(work)
+            except PartsongError as error:
+                return replace(checked, error=error)
+        return checked
+
+    def _taken(self, work: JobWork) -> JobWork:
+        if self._forecast is not None:
+            work = replace(work, memory=self._forecast.of(work))
+        return work if self._courier is None else self._courier.take(work)

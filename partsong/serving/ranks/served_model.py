@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,21 +132,25 @@ def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
         return {**given, "prompt": work.prompt, "generator": seeded[0]}
     arguments = picture_arguments(given, work.prompt, work.num, seeded)
     if work.picture is not None:
-        with Image.open(work.picture) as picture:
+        with Image.open(_readable(work.picture)) as picture:
             arguments["image"] = picture.convert("RGB")
     if work.mask is not None:
         arguments["mask_image"] = read_mask(work.mask)
     return arguments
 
 
-def read_mask(path: Path) -> Image.Image:
+def read_mask(given: Path | bytes) -> Image.Image:
     """Reads a mask, which is white where the picture is made anew; clients of OpenAI make those places transparent."""
-    with Image.open(path) as mask:
+    with Image.open(_readable(given)) as mask:
         if mask.mode in ("RGBA", "LA", "PA"):
             alpha = mask.getchannel("A")
             if np.asarray(alpha).min() < 255:
                 return alpha.point(lambda value: 255 - value)
         return mask.convert("L")
+
+
+def _readable(given: Path | bytes) -> Path | io.BytesIO:
+    return io.BytesIO(given) if isinstance(given, bytes) else given
 
 
 def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:

@@ -24,8 +24,12 @@ class GroupSettings:
         loras: adapters by the name that clients know them by: a file or folder of weights.
         max_rows: most samples in one call of the model.
         max_active: most jobs that take turns.
+        memory: bytes that a rank may take; None takes its part of what is there.
+        groups_here: groups like this one on the same machine.
+        first_device: where this one's GPUs begin, since the groups before it take those before.
         pulse: seconds after which idle ranks show that they are there.
-        address: of the server's listener.
+        sends_files: whether files travel over the line, since the ranks and the server share no folder.
+        address: of the server's listener: a file of this machine, or a host and a port.
         authkey: of the server's listener.
     """
 
@@ -38,6 +42,10 @@ class GroupSettings:
     loras: Mapping[str, Path]
     max_rows: int = 16
     max_active: int = 16
+    memory: float | None = None
+    groups_here: int = 1
+    first_device: int = 0
     pulse: float = 1.0
-    address: str
+    sends_files: bool = False
+    address: str | tuple[str, int]
     authkey: bytes

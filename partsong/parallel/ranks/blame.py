@@ -1,0 +1,82 @@
+"""Finds out which rank of a run is to blame when several of them fail."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partsong.errors import DistributedError, PartsongError, RankError
+
+__all__ = ["BLAMED_GRACE", "ERROR_KEY", "GRACE", "RankReport", "first_cause", "is_blamed", "portable"]
+
+#: Where in the store a rank notes which other one it waits for in vain.
+ERROR_KEY = "partsong/error"
+#: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
+GRACE, BLAMED_GRACE = 5.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """Holds how a rank ended that could still say so.
+
+    Attributes:
+        value: what its function returned.
+        error: what it raised; None where it returned.
+        trace: the traceback of that, as text.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+def is_blamed(store: Any) -> bool:
+    """Says whether a rank has noted in the store which one it waits for in vain."""
+    return store.check([ERROR_KEY])
+
+
+def first_cause(
+    failed: Sequence[int], reports: Mapping[int, RankReport], store: Any, died: Callable[[int], str]
+) -> PartsongError:
+    """Returns the error that ended a run.
+
+    A rank that only lost its peers is a witness. The cause is a rank that was killed or raised another error.
+
+    Args:
+        failed: the ranks that raised an error or ended without a report.
+        reports: of the ranks that could make one.
+        store: of the rendezvous.
+        died: says how a rank without a report ended, as the rest of a sentence that begins with its name.
+    """
+
+    def order(rank: int) -> tuple[int, int]:
+        if (report := reports.get(rank)) is None:
+            return (0, rank)
+        # "connectFullMesh" is in gloo's error for peers that were gone before it had connected to them.
+        lost = isinstance(report.error, DistributedError) or "connectFullMesh" in str(report.error)
+        return (2 if lost else 1, rank)
+
+    rank = min(failed, key=order)
+    report = reports.get(rank)
+    if report is None:
+        if is_blamed(store):
+            blamed, _, message = store.get(ERROR_KEY).decode().partition("|")
+            return RankError(message, int(blamed))
+        witnesses = [str(reports[other].error) for other in failed if other in reports]
+        witness = f"; {witnesses[0]}" if witnesses else ""
+        return RankError(f"rank {rank} {died(rank)}; the other ranks were ended{witness}", rank)
+    error = report.error
+    if not isinstance(error, PartsongError):
+        error = RankError(f"rank {rank} failed: {type(error).__name__}: {error}", rank)
+    error.add_note(f"raised on rank {rank}:\n{report.trace}")
+    return error
+
+
+def portable(error: BaseException) -> BaseException:
+    """Returns an error that can be sent to another process: the same one, or a description."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - an exception that does not survive pickling can fail in any way
+        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,218 @@
+"""Predicts on a group's first rank the memory that jobs need, with the planner, and refuses what cannot fit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from partsong.errors import ArgumentError, PartsongError
+from partsong.parallel import Mesh
+from partsong.planner.calls import Size
+from partsong.planner.decoding import DecoderCost, decoding_of
+from partsong.planner.denoising import Tracer
+from partsong.planner.estimate import RESERVED
+from partsong.planner.machines import machine_named
+from partsong.planner.subject import Subject, default_sizes
+from partsong.samplers.registry import ParallelVae, parse_strategy
+from partsong.serving.messages import JobMemory, JobWork
+from partsong.serving.ranks.served_model import ServedModel
+from partsong.serving.ranks.settings import GroupSettings
+
+__all__ = ["MemoryForecast", "forecast_for", "room_per_rank"]
+
+_log = logging.getLogger(__name__)
+
+#: What reading or tracing a model that the planner was not made for may end in.
+_UNKNOWN = (PartsongError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+#: Strategies that leave each rank less to hold, to name where nothing smaller would be the same picture.
+_SAVING = ("tensor-parallel", "sharded-weights", "ulysses")
+
+
+class MemoryForecast:
+    """Predicts what a rank holds while it makes a job: its weights, and the tensors of the job at their peak.
+
+    The planner traces one call of the denoiser, of the size that the pipeline makes by itself, for each mix of
+    strategies once. From there on what a call holds grows with pixels, frames and pictures, and so does what decoding
+    holds. It works on copies without numbers, so that it can be asked from another thread than the one that samples.
+
+    Args:
+        model: before anything is attached to it.
+        mesh: all ranks.
+        arguments: of the denoiser's first call, of one picture or video with the model's defaults.
+        calls: how many of them a step makes.
+        room: bytes that a rank may take.
+
+    Attributes:
+        room: bytes that a rank may take.
+    """
+
+    def __init__(self, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int, room: int) -> None:
+        self.room = room
+        pipe, coder = model.pipe, getattr(model.pipe, "vae", None)
+        sizes = {**default_sizes(pipe), **{key: value for key, value in model.defaults.items() if value is not None}}
+        self._height, self._width, self._frames = sizes["height"], sizes["width"], sizes["num_frames"]
+        self._makes_videos, self._factor = model.makes_videos, int(getattr(pipe, "vae_scale_factor", 8))
+        self._ranks, self._coder = mesh.world_size, None if coder is None else _without_numbers(coder)
+        self._channels = 0 if coder is None else int(coder.config.latent_channels)
+        inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, dict(arguments))
+        denoiser = model.denoiser
+        rows = len(arguments[model.sample])
+        dtype = next(denoiser.parameters()).dtype
+        self._subject = Subject(
+            name=type(pipe).__name__,
+            denoiser=_without_numbers(denoiser),
+            call=lambda size: inputs,
+            steps=1,
+            height=self._height,
+            width=self._width,
+            frames=self._frames,
+            branches=rows if calls == 1 else calls,
+            joined=calls == 1,
+            dtype=dtype,
+        )
+        size = Size(height=self._height, width=self._width, frames=self._frames, dtype=dtype)
+        self._tracer = Tracer(self._subject, size)
+        parts = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+        self._beside = sum(_bytes(part) for part in parts if part is not denoiser)
+        self._whole = _bytes(denoiser)
+        self._traced: dict[tuple[str, ...], tuple[int, int] | None] = {}
+        self._decoder: DecoderCost | None = None
+
+    def of(self, work: JobWork) -> JobMemory:
+        """Returns the bytes that the fullest rank needs for a job; zeros where they cannot be predicted."""
+        if (traced := self._trace(work.strategies)) is None:
+            return JobMemory()
+        weights, working = traced
+        height, width, frames = self._size(work)
+        grown = height * width * frames / (self._height * self._width * self._frames)
+        decoding = self._decoding(work.strategies, height * width * frames)
+        return JobMemory(weights=weights, working=int(work.num * max(grown * working, decoding)))
+
+    def check(self, work: JobWork) -> None:
+        """Refuses a job that no rank can hold.
+
+        Raises:
+            ArgumentError: says what it needs, what there is, and what would fit.
+        """
+        memory = self.of(work)
+        if memory.total <= self.room:
+            return
+        height, width, frames = self._size(work)
+        of = f"{work.num} of {width}x{height}" if not self._makes_videos else f"{frames} frames of {width}x{height}"
+        raise ArgumentError(
+            f"{of} need {_giga(memory.total)} GB on a rank ({_giga(memory.weights)} GB of weights, "
+            f"{_giga(memory.working)} GB beside them), and a rank has {_giga(self.room)} GB here; "
+            f"{self._advice(work, memory)}"
+        )
+
+    def _advice(self, work: JobWork, memory: JobMemory) -> str:
+        """Says what would fit instead."""
+        left = self.room - memory.weights
+        fitting = []
+        if (num := int(left * work.num // memory.working)) >= 1:
+            fitting.append(f"n={num}")
+        elif (share := left * work.num / memory.working) > 0:
+            height, width, _ = self._size(work)
+            step = 2 * self._factor
+            sides = [int(side * share**0.5 // step * step) for side in (width, height)]
+            if min(sides) > 0:
+                fitting.append(f"size {sides[0]}x{sides[1]}" + (" and n=1" if work.num > 1 else ""))
+        for name in _SAVING if self._ranks > 1 else ():
+            other = replace(work, strategies=(name,))
+            if name not in work.strategies and 0 < self.of(other).total <= self.room:
+                fitting.append(f"strategy {name}")
+                break
+        return f"ask for {' or '.join(fitting)}" if fitting else "serve it with more ranks or memory"
+
+    def _size(self, work: JobWork) -> tuple[int, int, int]:
+        height, width = work.arguments.get("height") or self._height, work.arguments.get("width") or self._width
+        frames = (work.num_frames or work.arguments.get("num_frames") or self._frames) if self._makes_videos else 1
+        if any(parse_strategy(name).has_loop for name in work.strategies):  # it makes a long video piece by piece
+            frames = min(frames, self._frames)
+        return height, width, frames
+
+    def _trace(self, names: tuple[str, ...]) -> tuple[int, int] | None:
+        """Returns bytes of weights, and of a call of the denoiser; None where the planner cannot tell."""
+        if names not in self._traced:
+            ranks = self._ranks if names else 1
+            mix = [strategy for strategy in map(parse_strategy, names) if strategy.denoises]
+            try:
+                found = self._tracer.denoise(mix, machine_named(f"{ranks}xh100", "nvlink"), 1)
+                share = found.weights / max(1, sum(weight.nbytes for weight in self._subject.denoiser.parameters()))
+                self._traced[names] = int(self._beside + self._whole * share), found.working
+            except _UNKNOWN as error:
+                _log.info("the memory of %s under %s is not predicted: %s", self._subject.name, names, error)
+                self._traced[names] = None
+        return self._traced[names]
+
+    def _decoding(self, names: tuple[str, ...], pixels: int) -> int:
+        """Returns the bytes that the first rank holds while it decodes; it decodes alone, but for `ParallelVae`."""
+        if self._coder is None:
+            return 0
+        if self._decoder is None:
+            self._decoder = decoding_of(self._coder, self._channels, 3 if self._frames > 1 else None)
+        shared = any(isinstance(parse_strategy(name), ParallelVae) for name in names)
+        return self._decoder.memory(-(-pixels // (self._ranks if shared else 1)))
+
+
+def forecast_for(
+    settings: GroupSettings, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int
+) -> MemoryForecast | None:
+    """Returns a forecast; None for a model whose parts cannot be copied without their numbers.
+
+    Args:
+        settings: say how much a rank may take.
+        model: before anything is attached to it.
+        mesh: all ranks.
+        arguments: of the denoiser's first call, of one picture or video with the model's defaults.
+        calls: how many of them a step makes.
+    """
+    try:
+        return MemoryForecast(model, mesh, arguments, calls, room_per_rank(settings, mesh))
+    except _UNKNOWN as error:
+        _log.info("the memory of %s is not predicted: %s", settings.pipeline, error)
+        return None
+
+
+def room_per_rank(settings: GroupSettings, mesh: Mesh) -> int:
+    """Returns the bytes that a rank may take.
+
+    It is what the settings say, or the part of a GPU's or of the machine's memory that the ranks of one model there
+    leave to each; libraries and a fragmented allocator take some of it.
+    """
+    if settings.memory is not None:
+        return int(settings.memory)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world_size)) * settings.groups_here
+    if mesh.device.type == "cuda":
+        total = torch.cuda.get_device_properties(mesh.device).total_memory
+        sharers = -(-here // torch.cuda.device_count())
+    else:
+        total, sharers = psutil.virtual_memory().total, here
+    return int(total / sharers * (1 - RESERVED))
+
+
+def _without_numbers(module: nn.Module) -> Any:
+    """Copies a module whose weights have shapes only."""
+    held: dict[int, Any] = {}
+    for weight in module.parameters():
+        held[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+    for buffer in module.buffers():
+        held[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, held).eval()
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _giga(number: int) -> str:
+    return f"{number / 1e9:.3g}"

@@ -1,0 +1,266 @@
+"""Runs the ranks of a group as actors on a Ray cluster. Importing this does not load Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partsong.errors import ArgumentError, DistributedError
+from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed, portable
+from partsong.reasoning.cluster.joining import import_ray, join_cluster
+from partsong.reasoning.cluster.place import last_line
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.runners import RankRunner
+
+__all__ = ["RankSeat", "ray_runner"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what the cluster says.
+_LOOK = 0.5
+#: Seconds that ranks have to end by themselves when the server closes.
+_CLOSING = 3.0
+
+
+def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankRunner:
+    """Connects this process to a Ray cluster and returns what runs ranks there.
+
+    Args:
+        address: as for `join_cluster`.
+        ranks: of all models and replicas.
+        threads: of each.
+
+    Raises:
+        ArgumentError: no cluster is there, or one that was started here, which does not grow, is too small.
+        UnsupportedError: Ray is not installed.
+    """
+    is_own = join_cluster(address)
+    ray = import_ray()
+    has = ray.cluster_resources()
+    kind, each = ("GPU", 1) if has.get("GPU", 0.0) else ("CPU", threads or 1)
+    if is_own and ranks * each > has.get(kind, 0.0):
+        ray.shutdown()
+        raise ArgumentError(
+            f"{ranks} ranks need {ranks * each} {kind}s of a Ray cluster, and this machine has {has.get(kind, 0.0):g}: "
+            "use fewer (--nproc, --replicas, --threads), or name a cluster of several machines with --ray-address"
+        )
+    return RankRunner(run=_run_ranks, host=ray.util.get_node_ip_address(), begins_anew=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSeat:
+    """Says where an actor runs.
+
+    Attributes:
+        node: address of its node.
+        process: number of its process.
+        gpus: of the node, which Ray has given to it.
+    """
+
+    node: str
+    process: int
+    gpus: tuple[str, ...] = ()
+
+
+class _RankActor:
+    """Is one rank, in a process of its own on some node."""
+
+    def seat(self) -> RankSeat:
+        """Says where this actor runs."""
+        import ray
+
+        gpus = tuple(map(str, ray.get_gpu_ids()))
+        return RankSeat(node=ray.util.get_node_ip_address(), process=os.getpid(), gpus=gpus)
+
+    def run(self, settings: GroupSettings, environment: dict[str, str]) -> RankReport:
+        """Serves until the server asks the ranks to end; returns what this rank raised, if anything."""
+        import ray
+
+        if (interface := _interface(ray.util.get_node_ip_address())) is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.update(environment)  # torch reads it while it is imported
+        try:
+            from partsong import zoo
+            from partsong.serving.ranks.loop import serve_ranks
+
+            if settings.zoo_name is not None:  # partsong may be installed elsewhere here
+                settings = replace(settings, folder=zoo.MODELS[settings.zoo_name].pipeline_folder)
+            serve_ranks(settings)
+            return RankReport()
+        except BaseException as error:  # noqa: BLE001 - the server must learn of any error that ends this rank
+            return RankReport(error=portable(error), trace=traceback.format_exc())
+
+
+def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+    """Runs ranks as actors, each in a bundle of one placement group, until all of them have ended or one has failed.
+
+    While the cluster has no room the placement group waits: so a replica comes when a node joins.
+
+    Raises:
+        PartsongError: what ended the ranks, if nobody asked them to.
+    """
+    ray = import_ray()
+    try:
+        group = ray.util.placement_group(_bundles(ray, settings, nproc), strategy="PACK")
+        actors: list[Any] = []
+        try:
+            if not _has_room(group, closing):
+                return
+            actors = _actors(ray, group, nproc)
+            if (seats := _seats(ray, actors, closing)) is None:
+                return
+            # Neighbours talk most, so ranks of one node are numbered one after the other.
+            order = sorted(range(nproc), key=lambda number: (seats[number].node, number))
+            _Watch([actors[number] for number in order], [seats[number] for number in order], closing).run(settings)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+            ray.util.remove_placement_group(group)
+    except ray.exceptions.RayError as error:
+        raise DistributedError(f"the ranks could not be run on the Ray cluster: {last_line(error)}") from error
+
+
+def _has_room(group: Any, closing: threading.Event) -> bool:
+    """Waits until the cluster has room for a placement group; says whether it has, or the server closes first."""
+    has_told = False
+    while not group.wait(_LOOK):
+        if closing.is_set():
+            return False
+        if not has_told:
+            _log.warning("ranks wait for room on the Ray cluster: %s", group.bundle_specs)
+            has_told = True
+    return True
+
+
+def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[RankSeat] | None:
+    """Waits until all actors are there and returns where they are; None when the server closes before that."""
+    asked = [actor.seat.remote() for actor in actors]
+    while not closing.is_set():
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_LOOK)
+        if len(done) == len(asked):
+            return ray.get(asked)
+    return None
+
+
+def _bundles(ray: Any, settings: GroupSettings, nproc: int) -> list[dict[str, float]]:
+    """Returns what each rank needs: a GPU where the cluster has some, and its threads' cores elsewhere."""
+    if ray.cluster_resources().get("GPU", 0.0):
+        return [{"GPU": 1.0}] * nproc
+    return [{"CPU": float(settings.threads or 1)}] * nproc
+
+
+def _actors(ray: Any, group: Any, nproc: int) -> list[Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    needs = group.bundle_specs[0]
+    return [
+        ray.remote(_RankActor)
+        .options(
+            num_cpus=needs.get("CPU", 0.0),
+            num_gpus=needs.get("GPU", 0.0),
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+        )
+        .remote()
+        for number in range(nproc)
+    ]
+
+
+class _Watch:
+    """Starts ranks in actors that are there, and waits until all have ended, or one has failed.
+
+    Args:
+        actors: in the order of ranks.
+        seats: where they run.
+        closing: is set when the server closes.
+    """
+
+    def __init__(self, actors: Sequence[Any], seats: Sequence[RankSeat], closing: threading.Event) -> None:
+        self._actors, self._seats, self._closing = actors, seats, closing
+        self._reports: dict[int, RankReport] = {}
+        self._died: dict[int, str] = {}
+
+    def run(self, settings: GroupSettings) -> None:
+        """Runs them.
+
+        Raises:
+            PartsongError: what ended them.
+        """
+        import ray
+        from torch.distributed import TCPStore
+
+        # It lives here, and so outlives any rank. Port 0 lets the system choose.
+        address = ray.util.get_node_ip_address()
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        environments = _environments(self._seats, address, store.port)
+        runs = zip(self._actors, environments, strict=True)
+        waiting = {actor.run.remote(settings, each): rank for rank, (actor, each) in enumerate(runs)}
+        deadline = None
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK)
+            for reference in done:
+                self._collect(waiting.pop(reference), reference)
+            failed = self._failed
+            if deadline is None and (failed or self._closing.is_set()):
+                grace = _CLOSING if self._closing.is_set() else BLAMED_GRACE if is_blamed(store) else GRACE
+                deadline = time.monotonic() + grace
+        if self._failed and not self._closing.is_set():
+            raise first_cause(self._failed, self._reports, store, self._how)
+
+    @property
+    def _failed(self) -> list[int]:
+        raised = [rank for rank, report in self._reports.items() if report.error is not None]
+        return sorted([*raised, *self._died])
+
+    def _collect(self, rank: int, reference: Any) -> None:
+        import ray
+
+        try:
+            self._reports[rank] = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            self._died[rank] = last_line(error)
+
+    def _how(self, rank: int) -> str:
+        seat = self._seats[rank]
+        return f"(process {seat.process} on {seat.node}) is gone: {self._died[rank]}"
+
+
+def _environments(seats: Sequence[RankSeat], address: str, port: int) -> list[dict[str, str]]:
+    """Returns the variables that each rank finds the others with, as torchrun sets them."""
+    by_node: dict[str, list[int]] = {}
+    for rank, seat in enumerate(seats):
+        by_node.setdefault(seat.node, []).append(rank)
+    environments = []
+    for rank, seat in enumerate(seats):
+        here = by_node[seat.node]
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(here.index(rank)),
+            "WORLD_SIZE": str(len(seats)),
+            "LOCAL_WORLD_SIZE": str(len(here)),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        if seat.gpus:
+            # NCCL reaches a neighbour's memory only where both see both.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu for other in here for gpu in seats[other].gpus)
+        environments.append(environment)
+    return environments
+
+
+def _interface(address: str) -> str | None:
+    """Returns the network interface that has an address, by which other nodes reach this one; None for none."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family in (socket.AF_INET, socket.AF_INET6) and each.address == address for each in addresses):
+            return name
+    return None

@@ -1,0 +1,202 @@
+"""Holds the groups of ranks that serve one model, which look like one to the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from partsong.errors import DistributedError, OutputError, PartsongError
+from partsong.serving.groups import WorkerGroup
+from partsong.serving.messages import (
+    Cancel,
+    Checked,
+    FromRanks,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobReturned,
+    JobStarted,
+    JobWork,
+    Pulse,
+    Ready,
+    Recall,
+    Submit,
+)
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.roster import Roster
+from partsong.serving.runners import RankRunner
+from partsong.serving.services import PictureService
+
+__all__ = ["Replicas"]
+
+_ENDS = (JobFinished, JobFailed, JobCancelled)
+
+
+class Replicas:
+    """Gives the jobs of a model to groups of ranks that are alike.
+
+    A job goes to the replica with the fewest. One that waits while another replica has less to do moves there. What
+    waited at a replica that is lost goes to the others, or waits until one is there.
+
+    Args:
+        model: what they serve.
+        runner: runs the ranks.
+        num: number of replicas.
+        on_message: takes what a replica says of a job that it has, or that it is ready.
+        on_lost: takes the jobs that were at work on a replica that has ended, which no replica has any more, and the
+            error that ended it.
+
+    Attributes:
+        name: of the model.
+        can_begin_anew: whether a job whose ranks died should be made by others.
+    """
+
+    def __init__(
+        self,
+        model: PictureService,
+        runner: RankRunner,
+        num: int,
+        *,
+        on_message: Callable[[Replicas, FromRanks], None],
+        on_lost: Callable[[Replicas, Mapping[str, JobWork], PartsongError], None],
+    ) -> None:
+        self.name = model.name
+        self.can_begin_anew = num > 1 or runner.begins_anew
+        self._on_message, self._on_lost = on_message, on_lost
+        self._roster = Roster(num)
+        self._works: dict[str, JobWork] = {}
+        self._cancelled: set[str] = set()  # should the ranks die, or give them back, before they hear of it
+        self._groups = [
+            WorkerGroup(
+                model.name,
+                model.nproc,
+                _settings_of(model, number, num) if runner.host is None else model.settings,
+                runner=runner,
+                on_message=self._take,
+                on_down=self._down,
+            )
+            for number in range(num)
+        ]
+
+    def start(self) -> None:
+        """Starts all ranks; returns at once."""
+        for group in self._groups:
+            group.start()
+
+    @property
+    def num_ready(self) -> int:
+        """Counts the replicas whose ranks have answered lately."""
+        return sum(group.is_ready for group in self._groups)
+
+    @property
+    def facts(self) -> Ready | None:
+        """Returns what the ranks said of their model; None before any was ready."""
+        return next((group.facts for group in self._groups if group.facts is not None), None)
+
+    @property
+    def broken(self) -> PartsongError | None:
+        """Returns why all replicas were given up; None while one was not."""
+        errors = [group.broken for group in self._groups]
+        return errors[0] if all(error is not None for error in errors) else None
+
+    def submit(self, work: JobWork) -> None:
+        """Gives a job to a replica, now or as soon as one is there; one that is known already stays where it is."""
+        if self._works.setdefault(work.id, work) is work:
+            self._place(work)
+
+    def cancel(self, name: str) -> None:
+        """Drops a job wherever it stands; a `JobCancelled` says when it is."""
+        place = self._roster.where(name)
+        if place is not None and self._groups[place].send(Cancel(name)):
+            self._cancelled.add(name)
+        else:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._forget(name)
+        self._on_message(self, JobCancelled(name))
+
+    def _forget(self, name: str) -> None:
+        self._works.pop(name, None)
+        self._cancelled.discard(name)
+        self._roster.end(name)
+
+    async def check(self, work: JobWork) -> Checked:
+        """Asks a replica whether a job could be carried out.
+
+        Raises:
+            DistributedError: none of them answers.
+        """
+        failure: DistributedError | None = None
+        for group in sorted(self._groups, key=lambda group: not group.is_ready):
+            try:
+                return await group.check(work)
+            except DistributedError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    async def close(self) -> None:
+        """Ends all ranks."""
+        await asyncio.gather(*(group.close() for group in self._groups))
+
+    def _place(self, work: JobWork) -> None:
+        try:
+            message = Submit(work.with_pictures())
+        except OSError as error:
+            failure = OutputError(f"a picture that was sent with the job is gone: {error}")
+            self._forget(work.id)
+            self._on_message(self, JobFailed(work.id, failure))
+            return
+        self._roster.place(work.id, lambda number: self._groups[number].send(message))
+
+    def _take(self, group: WorkerGroup, message: FromRanks) -> None:
+        number = self._groups.index(group)
+        if isinstance(message, Ready):
+            self._roster.up.add(number)
+            self._on_message(self, message)
+            for work in [each for name, each in self._works.items() if self._roster.where(name) is None]:
+                self._place(work)
+            self._balance()
+        elif not isinstance(message, Pulse) and self._roster.where(message.id) == number:
+            self._take_of_job(message)
+
+    def _take_of_job(self, message: FromRanks) -> None:
+        assert not isinstance(message, Ready | Pulse)
+        if isinstance(message, JobReturned):
+            self._roster.end(message.id)
+            self._go_elsewhere(message.id)
+            return
+        if isinstance(message, JobStarted):
+            self._roster.begin(message.id)
+        elif isinstance(message, _ENDS):
+            self._forget(message.id)
+        self._on_message(self, message)
+        if isinstance(message, JobStarted | _ENDS):
+            self._balance()
+
+    def _balance(self) -> None:
+        for name, number in self._roster.to_move():
+            self._groups[number].send(Recall(name))
+
+    def _down(self, group: WorkerGroup, error: PartsongError) -> None:
+        waiting, begun = self._roster.lose(self._groups.index(group))
+        for name in [each for each in begun if each in self._cancelled]:
+            begun.remove(name)
+            self._drop(name)
+        self._on_lost(self, {name: self._works.pop(name) for name in begun}, error)
+        for name in waiting:
+            self._go_elsewhere(name)
+
+    def _go_elsewhere(self, name: str) -> None:
+        """Places a job that has not begun and is with no replica any more."""
+        if name in self._cancelled:
+            self._drop(name)
+        elif name in self._works:
+            self._place(self._works[name])
+
+
+def _settings_of(model: PictureService, number: int, num: int) -> GroupSettings:
+    """Returns the settings of one of several groups that share a machine."""
+    return replace(model.settings, groups_here=num, first_device=number * model.nproc)

@@ -1,0 +1,99 @@
+"""Notes which of a model's replicas has which job, and says which one takes the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    """Gives each job to the replica that has the least to do, and takes jobs back from those that are lost.
+
+    Args:
+        num: number of replicas.
+
+    Attributes:
+        up: replicas that take jobs, by number.
+
+    >>> roster = Roster(2)
+    >>> roster.up |= {0, 1}
+    >>> [roster.place(name) for name in "abc"], roster.lose(0)
+    ([0, 1, 0], (['a', 'c'], []))
+    """
+
+    def __init__(self, num: int) -> None:
+        self.up: set[int] = set()
+        self._num = num
+        self._places: dict[str, int] = {}  # in the order in which jobs were placed
+        self._begun: set[str] = set()
+        self._moving: set[str] = set()
+
+    def place(self, name: str, can_take: Callable[[int], bool] = lambda number: True) -> int | None:
+        """Gives a job to the replica with the fewest; returns its number, or None where none takes it.
+
+        Args:
+            name: of the job.
+            can_take: hands the job over; says whether that worked.
+        """
+        for number in sorted(self.up, key=lambda number: (self.load(number), number)):
+            if can_take(number):
+                self._places[name] = number
+                return number
+        return None
+
+    def where(self, name: str) -> int | None:
+        """Returns the replica that has a job; None for one that none has."""
+        return self._places.get(name)
+
+    def load(self, number: int) -> int:
+        """Counts the jobs of a replica."""
+        return sum(place == number for place in self._places.values())
+
+    def begin(self, name: str) -> None:
+        """Notes that a job is at work."""
+        self._begun.add(name)
+        self._moving.discard(name)
+
+    def end(self, name: str) -> None:
+        """Takes a job off."""
+        self._places.pop(name, None)
+        self._begun.discard(name)
+        self._moving.discard(name)
+
+    def lose(self, number: int) -> tuple[list[str], list[str]]:
+        """Takes a replica off; returns the jobs that waited there and those that were at work, the oldest first."""
+        self.up.discard(number)
+        every = [name for name, place in self._places.items() if place == number]
+        begun = [name for name in every if name in self._begun]
+        waiting = [name for name in every if name not in self._begun]
+        for name in every:
+            self.end(name)
+        return waiting, begun
+
+    def to_move(self) -> list[tuple[str, int]]:
+        """Returns jobs that wait at one replica while another has less to do, and where; each is named once.
+
+        The youngest go, until no two replicas are more than a job apart or nothing waits where most is.
+        """
+        loads = {number: self.load(number) for number in self.up}
+        for name in self._moving:
+            loads[self._places[name]] -= 1
+        moves = []
+        # Where a job that is on its way will go is not known yet, but it goes where least is to do.
+        for _ in self._moving:
+            loads[min(loads, key=lambda number: (loads[number], number))] += 1
+        while len(loads) > 1:
+            most, least = (end(loads, key=lambda number: (loads[number], number)) for end in (max, min))
+            if loads[most] - loads[least] < 2 or (name := self._youngest(most)) is None:
+                return moves
+            moves.append((name, most))
+            self._moving.add(name)
+            loads[most] -= 1
+            loads[least] += 1
+        return moves
+
+    def _youngest(self, number: int) -> str | None:
+        names = [name for name, place in self._places.items() if place == number]
+        free = (name for name in reversed(names) if name not in self._begun and name not in self._moving)
+        return next(free, None)

@@ -1,0 +1,160 @@
+"""Checks the line between a server and its ranks, with a rank that is a thread and says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partsong.errors import DistributedError, PartsongError
+from partsong.serving import groups
+from partsong.serving.groups import WorkerGroup
+from partsong.serving.messages import Cancel, FilePart, FromRanks, JobFailed, JobFinished, Ready, Stop
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.runners import RankRunner
+
+READY = Ready(strategies=(), defaults={}, kind="image")
+
+
+class Heard:
+    """What a group told its server."""
+
+    def __init__(self) -> None:
+        self.messages: list[FromRanks] = []
+        self.errors: list[PartsongError] = []
+        self.changed = asyncio.Event()
+
+    def take(self, group: WorkerGroup, message: FromRanks) -> None:
+        self.messages.append(message)
+        self.changed.set()
+
+    def down(self, group: WorkerGroup, error: PartsongError) -> None:
+        self.errors.append(error)
+        self.changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 20)
+
+
+def _group(heard: Heard, say: Callable[[Connection], None], host: str | None = "127.0.0.1") -> WorkerGroup:
+    def run(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+        with Client(settings.address, authkey=settings.authkey) as line:
+            line.send(READY)
+            say(line)
+
+    settings = GroupSettings(folder=Path("x"), pipeline="X", defaults={}, loras={}, address="", authkey=b"")
+    runner = RankRunner(run=run, host=host)
+    return WorkerGroup("m", 1, settings, runner=runner, on_message=heard.take, on_down=heard.down)
+
+
+def _until_stopped(line: Connection) -> None:
+    while not isinstance(line.recv(), Stop):
+        pass
+
+
+def test_a_file_arrives_in_pieces_before_the_job_is_done(tmp_path: Path) -> None:
+    async def follow() -> None:
+        heard, path, seen = Heard(), tmp_path / "a.mp4", []
+        path.write_bytes(b"what an earlier try left behind")
+
+        def say(line: Connection) -> None:
+            for data in (b"one", b"two"):
+                line.send(FilePart(id="a", path=path, data=data, is_first=data == b"one"))
+            line.send(JobFinished(id="a", spent=(), seconds=1.0))
+            _until_stopped(line)
+
+        def take(group: WorkerGroup, message: FromRanks) -> None:
+            seen.append(path.read_bytes())
+            Heard.take(heard, group, message)
+
+        heard.take = take  # type: ignore[method-assign]
+        group = _group(heard, say)
+        group.start()
+        await heard.until(lambda: len(heard.messages) == 2)
+        assert seen[-1] == b"onetwo"
+        await group.close()
+        assert heard.errors == []
+
+    asyncio.run(follow())
+
+
+def test_a_file_that_cannot_be_written_fails_its_job_and_stops_it(tmp_path: Path) -> None:
+    async def follow() -> None:
+        heard, asked = Heard(), []
+
+        def say(line: Connection) -> None:
+            line.send(FilePart(id="a", path=tmp_path / "no folder" / "a.png", data=b"x", is_first=True))
+            asked.append(line.recv())
+            _until_stopped(line)
+
+        group = _group(heard, say)
+        group.start()
+        await heard.until(lambda: len(heard.messages) == 2)
+        failed = heard.messages[1]
+        assert isinstance(failed, JobFailed)
+        assert "a.png cannot be written: No such file" in str(failed.error)
+        await group.close()
+        assert asked == [Cancel("a")]
+
+    asyncio.run(follow())
+
+
+def test_somebody_without_the_key_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_GREETING", 0.3)
+
+    async def follow() -> None:
+        heard, begins = Heard(), threading.Event()
+        group = _group(heard, _until_stopped)
+        run = group._runner.run
+
+        def run_late(*args: Any) -> None:
+            begins.wait()
+            run(*args)
+
+        group._runner = RankRunner(run=run_late, host="127.0.0.1")
+        group.start()
+        address: Any = group._listener.address
+        with socket.create_connection(address) as silent, socket.create_connection(address) as loud:
+            loud.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            begins.set()
+            await heard.until(lambda: len(heard.messages) == 1)
+            assert silent.recv(1000).startswith(b"\x00")  # what it was asked; then it was cut off
+        assert group.is_ready
+        await group.close()
+
+    asyncio.run(follow())
+
+
+def test_ranks_that_are_gone_with_their_machine_do_not_keep_the_next_ones_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first line stays open though its ranks have ended, as one to a machine without power does."""
+
+    async def follow() -> None:
+        heard, lines = Heard(), []
+
+        def say(line: Connection) -> None:
+            if not lines:
+                lines.append(line)
+                raise DistributedError("its machine is gone")
+            _until_stopped(line)
+
+        group = _group(heard, say)
+        real = Connection.close
+        monkeypatch.setattr(Connection, "__exit__", lambda line, *error: None if lines == [line] else real(line))
+        group.start()
+        await heard.until(lambda: len(heard.messages) == 2)
+        assert [str(error) for error in heard.errors] == ["its machine is gone"]
+        assert heard.messages == [READY, READY]
+        await group.close()
+        lines[0].close()
+
+    asyncio.run(follow())
