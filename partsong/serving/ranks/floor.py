@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from partsong.errors import DistributedError, PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
 from partsong.serving.messages import JobWork, Spent
-from partsong.serving.ranks.orders import Orders, compare_ranks
+from partsong.serving.ranks.orders import Orders, compare_ranks, share_failures
 from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel
@@ -27,13 +28,15 @@ class Floor:
     Args:
         model: what runs them.
         mesh: all ranks.
+        shares_files: whether every rank writes where the server reads, so that all of them may decode.
 
     Attributes:
         jobs: by name. Those of the serial twin are on the first rank alone.
     """
 
-    def __init__(self, model: ServedModel, mesh: Mesh) -> None:
+    def __init__(self, model: ServedModel, mesh: Mesh, *, shares_files: bool) -> None:
         self.jobs: dict[str, PausedJob] = {}
+        self._decoders = itertools.cycle(range(mesh.world_size if shares_files else 1))
         self._model, self._mesh, self._everyone = model, mesh, mesh.axis("data")
 
     def carry_out(self, orders: Orders, report: Callable[[JobWork, int, int], bool]) -> TurnOutcome:
@@ -64,7 +67,10 @@ class Floor:
             amounts = record.summary()
         spent = Spent(int(amounts["bytes_sent"]), amounts["seconds_waiting"])
         alone = not self._model.setting[0] and orders.whole is None
-        outcome.spent = compare_ranks(self._everyone, 0.0 if alone else outcome.number(), spent)
+        number = 0.0 if alone else outcome.number()
+        outcome.spent, is_uneven = compare_ranks(self._everyone, number, len(outcome.failed), spent)
+        if is_uneven:
+            outcome.fail(share_failures(self._everyone, outcome.failed))
         outcome.seconds = time.perf_counter() - begin
         return outcome
 
@@ -86,7 +92,9 @@ class Floor:
 
     def _begin(self, work: JobWork, outcome: TurnOutcome) -> None:
         try:
-            job = self.jobs[work.id] = PausedJob(self._model, work, decodes=self._mesh.is_main)
+            # All ranks count alike. A job without strategies is on the first one alone.
+            decoder = next(self._decoders) if work.strategies else 0
+            job = self.jobs[work.id] = PausedJob(self._model, work, decodes=self._mesh.rank == decoder)
             job.begin()
             if job.is_done:
                 self._end(work.id)

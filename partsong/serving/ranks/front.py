@@ -124,6 +124,8 @@ class Front:
         colours = self._colours
         for job in outcome.ended if colours is not None else ():
             assert colours is not None
+            if job.images is None:  # another rank has decoded them
+                continue
             colours.learn(job.pipe, job.arguments, self._model.sample, job.latents, job.images)
         for name in (*outcome.done, *outcome.failed, *outcome.dropped):
             self._desk.forget(name)

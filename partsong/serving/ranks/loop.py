@@ -39,7 +39,8 @@ def serve_ranks(settings: GroupSettings) -> None:
     quiet_libraries()
     with Mesh(data=int(os.environ.get("WORLD_SIZE", "1")), timeout=_TIMEOUT) as mesh:
         model = ServedModel(settings, mesh)
-        floor, everyone = Floor(model, mesh), mesh.axis("data")
+        floor = Floor(model, mesh, shares_files=_is_on_one_machine(mesh) and not settings.sends_files)
+        everyone = mesh.axis("data")
         calls, arguments = first_step(model)
         front = None
         if mesh.is_main:
@@ -80,6 +81,10 @@ def first_step(model: ServedModel) -> tuple[int, dict[str, Any] | None]:
     except PartsongError:  # the pipeline wants more than a prompt
         return 2, None
     return calls, first
+
+
+def _is_on_one_machine(mesh: Mesh) -> bool:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == mesh.world_size
 
 
 def _nothing(work: JobWork, step: int, steps: int) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from partsong.errors import RankError
+from partsong.errors import PartsongError, RankError
 from partsong.parallel.ranks.collectives import agree, broadcast
 from partsong.parallel.ranks.mesh import Axis
 from partsong.serving.messages import JobWork, Spent
 
-__all__ = ["Orders", "compare_ranks", "share_orders", "share_switch"]
+__all__ = ["Orders", "compare_ranks", "share_failures", "share_orders", "share_switch"]
 
 #: Bytes that the first message holds; longer orders need a second one.
 _SHORT = 2048
@@ -67,26 +68,38 @@ def share_switch(axis: Axis, is_on: bool) -> bool:
     return bool(_broadcast(axis, torch.tensor([is_on], dtype=torch.uint8)).item())
 
 
-def compare_ranks(axis: Axis, outcome: float, spent: Spent) -> tuple[Spent, ...]:
+def compare_ranks(axis: Axis, outcome: float, failed: int, spent: Spent) -> tuple[tuple[Spent, ...], bool]:
     """Checks that a number that tells the outcome of a step is the same on all ranks.
 
     Args:
         axis: all ranks.
         outcome: tells what became of the jobs on this rank.
+        failed: how many of them ended in an error on this rank.
         spent: what this rank spent on the step.
 
     Returns:
-        What each rank spent.
+        What each rank spent, and whether one knows of an error that another does not know of.
 
     Raises:
         RankError: the outcomes differ; names the rank.
     """
-    table = agree(axis, [outcome, spent.bytes_sent, spent.seconds_waiting], name="comparison of a step's outcome")
+    numbers = [outcome, failed, spent.bytes_sent, spent.seconds_waiting]
+    table = agree(axis, numbers, name="comparison of a step's outcome")
     for place, row in enumerate(table):
         if row[0] != table[0][0]:
             rank = axis.ranks[place]
             raise RankError(f"rank {rank} came to another end of a step than rank {axis.ranks[0]}", rank)
-    return tuple(Spent(int(row[1]), row[2]) for row in table)
+    return tuple(Spent(int(row[2]), row[3]) for row in table), len({row[1] for row in table}) > 1
+
+
+def share_failures(axis: Axis, failed: Mapping[str, PartsongError]) -> dict[str, PartsongError]:
+    """Gives every rank the errors of all, by the names of jobs."""
+    body = pickle.dumps(dict(failed))
+    longest = max(int(row[0]) for row in agree(axis, [len(body)], name="lengths of errors"))
+    everything: dict[str, PartsongError] = {}
+    for row in agree(axis, list(body.ljust(longest)), name="errors of all ranks"):
+        everything |= pickle.loads(bytes(map(int, row)))  # made by our own ranks; what follows its end is not read
+    return everything
 
 
 def _bytes(data: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from partsong.errors import PartsongError
@@ -34,11 +35,17 @@ class TurnOutcome:
     spent: tuple[Spent, ...] = ()
     seconds: float = 0.0
 
+    def fail(self, failed: Mapping[str, PartsongError]) -> None:
+        """Notes that jobs ended in an error, on this rank or on another one."""
+        self.failed |= failed
+        self.done = [name for name in self.done if name not in failed]
+        self.ended = [job for job in self.ended if job.work.id not in failed]
+
     def number(self) -> float:
         """Returns a number that tells one outcome from another.
 
-        Only the first rank decodes and writes what a job comes to, and may fail in that: so ends of either kind count
-        as the same.
+        Only one rank decodes and writes what a job comes to, and may fail in that: so ends of either kind count as the
+        same.
         """
         text = repr((sorted(self.stepped), sorted({*self.done, *self.failed}), sorted(self.dropped)))
         return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
