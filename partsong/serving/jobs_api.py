@@ -108,14 +108,14 @@ async def twin(name: str, request: Request) -> dict[str, Any]:
 
 @router.get("/v1/jobs/{name}/difference")
 async def difference(name: str, request: Request, index: int = 0) -> Response:
-    """Returns where a picture differs from its serial twin: black where equal, white where most."""
+    """Returns where a picture or video differs from its serial twin: black where equal, white where most."""
     server: Server = request.app.state.server
     job = _job(server, name)
     other = server.jobs.get(job.twin or job.twin_of or "")
-    if other is None or {job.status, other.status} != {"completed"} or job.kind != "image":
-        raise ApiError(409, f"job {name} and its serial twin are not both completed pictures", code="no_twin")
+    if other is None or {job.status, other.status} != {"completed"}:
+        raise ApiError(409, f"job {name} and its serial twin are not both completed", code="no_twin")
     if not 0 <= index < len(job.files):
-        raise ApiError(400, f"index={index}; the job has {len(job.files)} pictures", param="index")
+        raise ApiError(400, f"index={index}; the job has {len(job.files)} files", param="index")
     pair = server.file(job.files[index]), server.file(other.files[index])
     drawn, largest = await asyncio.to_thread(difference_map, *pair)
     return Response(drawn, media_type="image/png", headers={"X-Max-Abs-Diff": f"{largest:.6g}"})

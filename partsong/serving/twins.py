@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +20,27 @@ __all__ = ["compare_files", "difference_map"]
 _EQUAL = 999.0
 
 
-def compare_files(pairs: Sequence[tuple[Path, Path]]) -> tuple[float | None, float | None]:
-    """Returns the largest difference of pictures in [0, 1] and the least ratio in dB; None for videos.
+def compare_files(pairs: Sequence[tuple[Path, Path]]) -> tuple[float, float]:
+    """Returns the largest difference in [0, 1] and the least ratio in dB of pictures, or of the frames of videos.
 
-    The files hold 8 bits per value, so a difference below 1/255 may show as none.
+    The files hold 8 bits per value, so a difference below 1/255 may show as none. Those of videos are compressed: equal
+    frames are equal in them too, but what differs may differ by more or less.
     """
-    if any(path.suffix != ".png" for pair in pairs for path in pair):
-        return None, None
-    read = [(_pixels(one), _pixels(other)) for one, other in pairs]
-    ratio = min(psnr(one, other) for one, other in read)
-    return max(max_abs_diff(one, other) for one, other in read), _EQUAL if math.isinf(ratio) else ratio
+    largest, ratio = 0.0, math.inf
+    for one, other in (both for pair in pairs for both in _frames_of(*pair)):
+        largest, ratio = max(largest, max_abs_diff(one, other)), min(ratio, psnr(one, other))
+    return largest, _EQUAL if math.isinf(ratio) else ratio
 
 
 def difference_map(one: Path, other: Path) -> tuple[bytes, float]:
     """Returns a PNG file that is black where two pictures are equal and white where they differ most.
 
+    Of two videos it shows for each place the largest difference in any frame.
+
     Returns:
         The file, and the largest difference in [0, 1].
     """
-    apart = np.abs(_pixels(one) - _pixels(other)).max(axis=-1)
+    apart = functools.reduce(np.maximum, (np.abs(a - b).max(axis=-1) for a, b in _frames_of(one, other)))
     largest = float(apart.max())
     shown = apart / largest if largest else apart
     buffer = io.BytesIO()
@@ -45,6 +48,21 @@ def difference_map(one: Path, other: Path) -> tuple[bytes, float]:
     return buffer.getvalue(), largest
 
 
-def _pixels(path: Path) -> NDArray[np.float64]:
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+_Pixels = NDArray[np.float64]
+
+
+def _frames_of(one: Path, other: Path) -> Iterator[tuple[_Pixels, _Pixels]]:
+    """Yields the frames of two files side by side; a picture has one."""
+    return zip(_frames(one), _frames(other), strict=True)
+
+
+def _frames(path: Path) -> Iterator[_Pixels]:
+    if path.suffix != ".mp4":
+        with Image.open(path) as picture:
+            yield np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+        return
+    import imageio.v2 as imageio
+
+    with imageio.get_reader(path) as reader:
+        for frame in reader:
+            yield np.asarray(frame, dtype=np.float64) / 255

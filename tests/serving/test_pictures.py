@@ -260,6 +260,11 @@ def test_a_video_is_made_listed_fetched_and_removed(server: RunningServer, clien
     still = client.videos.download_content(video.id, variant="thumbnail").read()
     with Image.open(io.BytesIO(still)) as picture:
         assert picture.size == (32, 32)
+    twin = httpx.post(f"{server.url}/v1/jobs/{video.id}/twin").json()
+    ended, _ = _events(server, twin["id"])
+    assert ended[-1]["psnr_to_serial"] > 30.0  # of compressed files
+    with Image.open(io.BytesIO(httpx.get(f"{server.url}/v1/jobs/{video.id}/difference").content)) as drawn:
+        assert drawn.size == (32, 32)
     assert client.videos.delete(video.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(video.id)
