@@ -29,6 +29,8 @@ from filing import file_result, markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 URL = "http://127.0.0.1:8000"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+#: A line that shows how far something is, and is drawn again and again.
+BAR = re.compile(r"\d%\|")
 REQUEST = {"model": "shapes", "prompt": "a red circle left of a blue square", "size": "64x64"}
 #: Steps that need what most machines lack, by a part of their text, and why they are not run.
 NOT_RUN = {
@@ -150,7 +152,8 @@ class Follower:
         begin = time.perf_counter()
         code, printed = {"server": self._serve, "request": self._ask}.get(step.kind, self._command)(step, number)
         seconds = time.perf_counter() - begin
-        lines = [line[:160].rstrip() for line in printed.splitlines() if line.strip()][: self.config.lines]
+        shown = (line for line in printed.splitlines() if line.strip() and not BAR.search(line))
+        lines = [line[:160].rstrip() for line in shown][: self.config.lines]
         return {**row, "seconds": seconds, "code": code, "not_run": None, "printed": lines}
 
     def _command(self, step: PageStep, number: int) -> tuple[int, str]:

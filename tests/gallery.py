@@ -131,8 +131,8 @@ class WatchedTiles:
     def batch(self) -> int:
         return self.asking.batch
 
-    def __call__(self, *args: Tensor) -> Tensor:
-        return self.asking(*args)
+    def __call__(self, tokens: Tensor, rank: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        return self.asking(tokens, rank, places, seen)
 
     def reader(self) -> WatchedTiles:
         self.inner = self.asking.reader()

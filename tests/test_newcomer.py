@@ -21,7 +21,7 @@ echo wrong >&2; exit 3   # a comment
 ```
 
 ```python
-print(6 * 7)
+print(" 50%|#####     | 1/2 [00:00<00:00]\\r", 6 * 7)
 ```
 
 ```text
@@ -47,7 +47,7 @@ def test_steps_of_a_page(newcomer: ModuleType) -> None:
     steps = newcomer.steps_of(PAGE)
     assert [step.kind for step in steps] == ["command", "command", "python", "command", "server", "request", "command"]
     assert steps[0].text.split() == ["echo", "first", "line"]
-    assert steps[2].text == "print(6 * 7)\n"
+    assert steps[2].text.startswith("print(")
     assert steps[3].text == "pip install '.[serve]'" and steps[4].text.endswith("# a server")
 
 
@@ -73,7 +73,7 @@ def test_rows_of_what_was_run(newcomer: ModuleType, tmp_path: Path) -> None:
     )
     rows = list(newcomer.follow(config, tmp_path))
     assert [row["code"] for row in rows] == [0, 3, 0, None, None, None, None]
-    assert [row["printed"] for row in rows[:3]] == [["first line"], ["wrong"], ["42"]]
+    assert [row["printed"] for row in rows[:3]] == [["first line"], ["wrong"], [" 42"]]
     assert rows[5]["not_run"] == "no server runs" and rows[6]["not_run"] == "not asked for"
     assert all(row["seconds"] >= 0 for row in rows[:3])
     assert newcomer._table(rows).count("\n") == len(rows) + 1
