@@ -173,7 +173,7 @@ class Replicas:
         elif isinstance(message, _ENDS):
             self._forget(message.id)
         self._on_message(self, message)
-        if isinstance(message, JobStarted | _ENDS):
+        if isinstance(message, (JobStarted, *_ENDS)):
             self._balance()
 
     def _balance(self) -> None:

@@ -44,6 +44,7 @@ def server(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     with running(tmp_path_factory.mktemp("served"), *arguments) as server:
         server.wait(lambda: replicas(server) == 2, 180.0)
         yield server
+        assert not [line for line in server.lines if "Traceback" in line], server.lines
 
 
 def _alone(prompt: str, seed: int, **more: Any) -> Any:

@@ -27,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running(folder, "--model", "shapes", "--replicas", "2", "--max-active", "1") as server:
         server.wait(lambda: replicas(server) == 2, 180.0)
         yield server
+        assert not [line for line in server.lines if "Traceback" in line], server.lines
 
 
 def replicas(server: RunningServer, model: str = "shapes") -> int:
@@ -42,7 +43,7 @@ def post(server: RunningServer, seed: int, steps: int, **more: Any) -> str:
     return reply.json()["id"]
 
 
-def ended(server: RunningServer, names: list[str], seconds: float = 120.0) -> list[Any]:
+def ended(server: RunningServer, names: list[str], seconds: float = 180.0) -> list[Any]:
     """Waits until jobs have ended; returns them."""
 
     def look() -> list[Any]:
