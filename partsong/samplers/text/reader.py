@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partsong.samplers.text.caches import NoCache, TextCache
 from partsong.samplers.text.canvas import Canvas, Work
-from partsong.samplers.text.model import KeyStore, TextModel
+from partsong.samplers.text.model import KeyStore, MixingTextModel, TextModel
 from partsong.samplers.text.tally import Tally, count
 
 __all__ = ["Reader", "pick"]
@@ -159,7 +159,12 @@ class Reader:
             )
         self._count(batch, known)
         some = None if len(rows) == len(canvas.length) else rows
-        hidden = self.model.forward(tokens, positions, slots, visible, self.keys, some, clean=batch.clean)
+        if canvas.mask_share is None:
+            hidden = self.model.forward(tokens, positions, slots, visible, self.keys, some, clean=batch.clean)
+        else:
+            assert isinstance(self.model, MixingTextModel), "check_request refuses rules that mix for other models"
+            share = canvas.mask_share[rows].gather(1, index)
+            hidden = self.model.forward_mixed(tokens, share, positions, slots, visible, self.keys, some)
         twins = None
         if mine is not None and shadow is not None:
             twins = torch.zeros(len(rows), shadow.shape[1], hidden.shape[2], dtype=hidden.dtype, device=hidden.device)
