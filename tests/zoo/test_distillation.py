@@ -27,6 +27,7 @@ from partsong.zoo.lists.distillation import (
 )
 
 EVERYWHERE = torch.ones(2, 3, dtype=torch.bool)
+EQUAL = (torch.zeros(1), torch.zeros(1))
 TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 
 
@@ -241,7 +242,7 @@ def test_reinforcement_clips_and_pulls_to_the_reference() -> None:
             "temperature",
         ),
         (lambda: certainty_loss(random_logits(0), torch.zeros(2, 3).long(), EVERYWHERE, weight=-1.0), "weight=-1.0"),
-        (lambda: discrimination_loss((torch.zeros(1),) * 2, (torch.zeros(1),) * 2, beta=0.0), "beta=0.0"),
+        (lambda: discrimination_loss(EQUAL, EQUAL, beta=0.0), "beta=0.0"),
         (lambda: group_advantages(torch.zeros(2, 3).bool(), torch.zeros(2, 4)), r"right has shape \(2, 3\)"),
     ],
 )

@@ -142,19 +142,24 @@ def forward(model: StockTextModel, tokens: Tensor, share: Tensor | None) -> Tens
     return model.forward_mixed(tokens, share, order, order, visible, None)
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": plain.VOCAB,
+}
+
+
 def bert() -> BertForMaskedLM:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForMaskedLM(BertConfig(**sizes, vocab_size=plain.VOCAB)).eval()
+    return BertForMaskedLM(BertConfig(**SIZES)).eval()
 
 
 def gemma() -> GemmaForCausalLM:
     """Its embeddings are multiplied by a number before the first layer."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return GemmaForCausalLM(
-        GemmaConfig(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=plain.VOCAB, initializer_range=0.3)
-    ).eval()
+    return GemmaForCausalLM(GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8, initializer_range=0.3)).eval()
 
 
 @pytest.mark.parametrize(
