@@ -53,7 +53,9 @@ def test_the_methods_are_those_of_the_recipe(recipe: ModuleType) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_moves_the_student_a_little(recipe: ModuleType, texts: Path, tmp_path: Path, method: str) -> None:
-    config = tiny(recipe, put(texts, tmp_path), method=method, stages="train", seed=2)
+    # Of few prompts' answers all may be as fast as each other, which teaches nothing.
+    batch = 32 if method == "lightning" else 8
+    config = tiny(recipe, put(texts, tmp_path), method=method, stages="train", seed=2, batch=batch)
     recipe.run(config, World("cpu"))
     student, teacher = recipe.load_student(config, f"{method}-2"), zoo.load("lists-mdlm").model.state_dict()
     moved = max(float((student[name] - teacher[name]).abs().max()) for name in student)
@@ -68,9 +70,10 @@ def test_a_student_that_was_stopped_continues_bit_by_bit(
     """The curriculum, the second stage and the sampled answers depend on the step alone."""
     for name in ("straight", "stopped"):
         (tmp_path / name).mkdir()
-    straight = tiny(recipe, put(texts, tmp_path / "straight"), method=method, stages="train")
+    asked: dict[str, Any] = {"method": method, "stages": "train", "batch": 24}
+    straight = tiny(recipe, put(texts, tmp_path / "straight"), **asked)
     recipe.run(straight, World("cpu"))
-    stopped, steps, loss_of = tiny(recipe, put(texts, tmp_path / "stopped"), method=method, stages="train"), [], None
+    stopped, steps = tiny(recipe, put(texts, tmp_path / "stopped"), **asked), list[int]()
     loss_of = recipe.Lessons.loss
 
     def stopping(self: Any, step: int, *args: Any) -> Any:
@@ -112,22 +115,23 @@ def test_a_student_can_begin_as_another(recipe: ModuleType, texts: Path, tmp_pat
         torch.testing.assert_close(later[name], plain[name], rtol=0, atol=1e-6)
 
 
-def test_certainty_lowers_the_entropy_that_the_control_leaves(recipe: ModuleType, texts: Path, tmp_path: Path) -> None:
-    """On one batch, taught again and again, the students differ by what their losses say."""
-    config = tiny(recipe, put(texts, tmp_path), batch=16)
-    entropies = {}
-    for method in ("plain", "dparallel"):
+def test_the_entropy_term_makes_students_more_certain(recipe: ModuleType, texts: Path, tmp_path: Path) -> None:
+    """Two students that differ by the weight alone see the same batches and masks."""
+    entropies = []
+    for weight in (0.0, 2.0):
+        config = tiny(recipe, put(texts, tmp_path), method="dparallel", batch=16, entropy=weight)
         student = recipe.teacher_model(config).requires_grad_(True)
-        lessons = recipe.Lessons(tiny(recipe, tmp_path, batch=16, method=method), World("cpu"), student)
+        lessons = recipe.Lessons(config, World("cpu"), student)
         optimizer = torch.optim.Adam(student.parameters(), lr=3e-4)
-        for step in range(12):
+        for step in range(10):
             optimizer.zero_grad()
             lessons.loss(step, generator(7, step % 2)).backward()
             optimizer.step()
         batch, _ = lessons.draw(generator(7, 0))
-        logits = lessons.masked(batch, batch.canvas).float()[batch.canvas]
-        entropies[method] = float(torch.distributions.Categorical(logits=logits).entropy().mean())
-    assert entropies["dparallel"] < entropies["plain"]
+        with torch.no_grad():
+            logits = lessons.masked(batch, batch.canvas)[batch.canvas]
+        entropies.append(float(torch.distributions.Categorical(logits=logits).entropy().mean()))
+    assert entropies[1] < 0.97 * entropies[0]
 
 
 def test_what_is_missing_is_named(recipe: ModuleType, tmp_path: Path) -> None:
