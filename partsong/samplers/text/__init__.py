@@ -21,7 +21,7 @@ from partsong.samplers.text.rules import (
     Quota,
     Threshold,
 )
-from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, TokenEditing
+from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, SoftTokens, TokenEditing
 from partsong.samplers.text.speculative_decoder import SpeculativeDecoder
 from partsong.samplers.text.tally import Tally
 
@@ -50,6 +50,7 @@ __all__ = [
     "Renoise",
     "Revoke",
     "Rule",
+    "SoftTokens",
     "SpeculativeDecoder",
     "Step",
     "Tally",

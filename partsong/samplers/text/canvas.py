@@ -76,6 +76,8 @@ class Canvas:
         block_total: int64 `[B]`, undecided positions when it began.
         grid: how it is cut.
         layered: there is more than one group, so lower groups do not depend on what comes after them.
+        mask_share: `[B, L]`, how much of the mask's embedding is read in place of the token's; None where rules do not
+            mix.
     """
 
     tokens: Tensor
@@ -95,6 +97,7 @@ class Canvas:
     block_total: Tensor
     grid: Grid
     layered: bool
+    mask_share: Tensor | None = None
 
     @property
     def inside(self) -> Tensor:
@@ -155,6 +158,10 @@ class Canvas:
         self.block_step = self.block_step + 1
         places = torch.zeros_like(self.undecided)
         _put(places, view.index, view.real, choice.write | change.edits)
+        if self.mask_share is not None and choice.mask_share is not None:
+            before = self.mask_share.clone()
+            _put(self.mask_share, view.index, view.real, choice.mask_share)
+            places |= self.mask_share != before
         return places
 
     def end(self, stops: Tensor, settled: bool) -> None:

@@ -190,6 +190,8 @@ def _loop(request: DecodeRequest, watched: bool) -> Loop | CausalLoop:
     ]
     if is_plainly_causal(request):
         return CausalLoop(request, tallies, watched=watched)
+    if request.rule.mixes:
+        canvas.mask_share = torch.zeros(canvas.tokens.shape, device=canvas.tokens.device)
     shadows = grid.block_size * grid.open_blocks if request.rule.shadows else 0
     views = Views(
         model, request.rule, temperature=request.temperature, row_seeds=list(request.row_seeds), probe=request.probe

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["Head", "KeyStore", "TextAdapter", "TextModel"]
+__all__ = ["Head", "KeyStore", "MixingTextModel", "TextAdapter", "TextModel"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,4 +121,32 @@ class TextModel(Protocol):
 
     def flops(self, queries: int, keys: int) -> float:
         """Counts operations, two per multiply-add, of `queries` tokens that see `keys` keys each, without the head."""
+        ...
+
+
+@runtime_checkable
+class MixingTextModel(TextModel, Protocol):
+    """Shows a language model that can read a mixture of a token and the mask, for rules that mix."""
+
+    def forward_mixed(
+        self,
+        tokens: Tensor,
+        mask_share: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        keys: KeyStore | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Returns what `forward` does, for embeddings between those of the tokens and that of the mask.
+
+        Args:
+            tokens: int64 `[B, Q]`.
+            mask_share: `[B, Q]`, from 0, the token, to 1, the mask.
+            positions: as in `forward`, and so are the others.
+            slots: see there.
+            visible: see there.
+            keys: see there.
+            rows: see there.
+        """
         ...

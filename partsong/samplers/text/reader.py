@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partsong.samplers.text.caches import NoCache, TextCache
 from partsong.samplers.text.canvas import Canvas, Work
-from partsong.samplers.text.model import KeyStore, TextModel
+from partsong.samplers.text.model import KeyStore, MixingTextModel, TextModel
 from partsong.samplers.text.tally import Tally, count
 
 __all__ = ["Reader", "pick"]
@@ -158,13 +158,21 @@ class Reader:
                 | torch.eye(*visible.shape[1:], dtype=torch.bool, device=visible.device)[:, : index.shape[1]]
             )
         self._count(batch, known)
-        some = None if len(rows) == len(canvas.length) else rows
-        hidden = self.model.forward(tokens, positions, slots, visible, self.keys, some, clean=batch.clean)
+        hidden = self._hidden(batch, index, (tokens, positions, slots, visible))
         twins = None
         if mine is not None and shadow is not None:
             twins = torch.zeros(len(rows), shadow.shape[1], hidden.shape[2], dtype=hidden.dtype, device=hidden.device)
             twins.scatter_(1, mine[0][..., None].expand(-1, -1, hidden.shape[2]), hidden[:, index.shape[1] :])
         return hidden[:, : index.shape[1]], place, twins
+
+    def _hidden(self, batch: _Batch, index: Tensor, call: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """Calls the model with tokens, positions, slots and visibility; it reads mixtures where the rule mixes."""
+        some = None if len(batch.rows) == len(self.canvas.length) else batch.rows
+        if self.canvas.mask_share is None:
+            return self.model.forward(*call, self.keys, some, clean=batch.clean)
+        assert isinstance(self.model, MixingTextModel), "check_request refuses rules that mix for other models"
+        share = self.canvas.mask_share[batch.rows].gather(1, index)
+        return self.model.forward_mixed(call[0], share, *call[1:], self.keys, some)
 
     def _visible(self, rows: Tensor, index: Tensor, known: Tensor) -> Tensor:
         """Says what each position sees, bool `[B, Q, L]`."""

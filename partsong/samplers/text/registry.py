@@ -13,7 +13,7 @@ __all__ = ["CACHES", "RULES", "parse_cache", "parse_rule"]
 RULES = {
     **by_name((rules.EntropyBound, rules.Quota, rules.Threshold, rules.Factor, rules.Entropy, rules.KLStable)),
     **by_name((rules.Hierarchy, rules.Dependency, rules_revising.Revoke, rules_revising.TokenEditing)),
-    **by_name((rules_revising.InsertDelete, rules_revising.Renoise)),
+    **by_name((rules_revising.SoftTokens, rules_revising.InsertDelete, rules_revising.Renoise)),
     "llada": rules.LLaDA,
 }
 

@@ -18,7 +18,7 @@ from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
 from partsong.samplers.text.loading import load_text_model
-from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.model import MixingTextModel, TextAdapter, TextModel
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
@@ -182,6 +182,11 @@ def _check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
         raise UnsupportedError(
             f"{name} masks decided tokens beside themselves, which needs a model that sees its whole text and reads a "
             f"token where it stands; the family {adapter.name!r} does not"
+        )
+    if rule.mixes and not isinstance(model, MixingTextModel):
+        raise UnsupportedError(
+            f"{name} lets the model read mixtures of a token and the mask, and {type(model).__name__} has no "
+            f"forward_mixed; use token-editing, which is the same without mixtures"
         )
     if rule.probes and probe is None:
         raise ArgumentError(f"{name} needs probe=, a function that gives the mutual information of positions")

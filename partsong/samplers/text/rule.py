@@ -100,6 +100,8 @@ class Choice:
         pending: bool, positions that keep their block at work; at least the undecided.
         inserted: bool or None, positions whose writing opened a new place, for the events of a stream.
         deleted: bool or None, positions whose token left.
+        mask_share: or None, how much of the mask's embedding the next forward reads in place of the token's, 0 to 1;
+            from rules that mix.
     """
 
     write: Tensor
@@ -108,6 +110,7 @@ class Choice:
     pending: Tensor
     inserted: Tensor | None = None
     deleted: Tensor | None = None
+    mask_share: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -150,6 +153,7 @@ class Rule(ABC):
         moves: it may move tokens to other places of their block.
         shadows: it asks what the model thinks of decided positions when each is masked alone.
         probes: it asks what positions share.
+        mixes: it lets the model read a mixture of a token and the mask.
         remembers: its choice depends on what it saw in earlier steps, by the memory or the divergence of a `View`.
         unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
     """
@@ -160,6 +164,7 @@ class Rule(ABC):
     moves: ClassVar[bool] = False
     shadows: ClassVar[bool] = False
     probes: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     unbiased: ClassVar[bool] = True
 

@@ -16,7 +16,7 @@ from partsong.knobs import Count, Number, Share, Whole, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 from partsong.samplers.text.rules import Nats
 
-__all__ = ["InsertDelete", "Renoise", "Revoke", "TokenEditing"]
+__all__ = ["InsertDelete", "Renoise", "Revoke", "SoftTokens", "TokenEditing"]
 
 
 #: A token's id, or a count that may be 0.
@@ -126,6 +126,51 @@ def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
     """Marks positions of decided blocks in which nothing changes any more, or nothing may: bool `[B, K]`."""
     busy = _in_block(view, (view.undecided & view.real) | changed)
     return ~busy | ((spent >= most) & ~_in_block(view, view.undecided & view.real & ~changed))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoftTokens(_RevisingRule):
+    """Decides boldly, lets the model read each token mixed with the mask as far as it is doubtful, and decides again.
+
+    A token of probability p is read as ``token + weight * (1 - p) * (mask - token)``, in embeddings. So later forwards
+    see how sure earlier ones were, and overwrite what no longer fits. A block ends when all of it is decided and sure,
+    or as with `TokenEditing` when nothing changes; its tokens are then read as they are. With a weight of 0 and `sure`
+    of 1 it is `TokenEditing`. It is for models that were trained on their own guesses (`recipes/distil_lists.py`).
+
+    Attributes:
+        threshold: a position is decided if its most likely token is more likely than this; the surest always.
+        editing_threshold: a decided token is overwritten if another is more likely than this.
+        sure: a block ends when every token of it is more likely than this.
+        weight: how much of the doubt is mixed in; 0 reads tokens as they are.
+        max_post_steps: rounds of overwriting after all of a block is decided.
+
+    Source: soft parallel decoding of DMax, arXiv 2604.08302.
+
+    >>> SoftTokens().threshold
+    0.5
+    """
+
+    noise: ClassVar[tuple[str, ...]] = ("mask",)
+    mixes: ClassVar[bool] = True
+    threshold: Share = 0.5
+    editing_threshold: Share = 0.0
+    sure: Share = 0.9
+    weight: Share = 1.0
+    max_post_steps: _FromZero = 16
+
+    def choose(self, view: View) -> Choice:
+        """Makes the choice of `TokenEditing`, ends blocks that are sure, and says how doubtful each token is."""
+        base = TokenEditing(
+            threshold=self.threshold, editing_threshold=self.editing_threshold, max_post_steps=self.max_post_steps
+        ).choose(view)
+        token = torch.where(base.write, base.token, view.current)
+        # A token that stays beside a likelier one has at most what that one leaves.
+        prob = torch.where(base.write, view.token_prob, 1 - view.max_prob)
+        prob = torch.where(token == view.argmax, view.max_prob, prob)
+        doubtful = view.real & (base.undecided | (prob <= self.sure))
+        pending = base.pending & _in_block(view, doubtful)
+        share = torch.where(pending & ~base.undecided, self.weight * (1 - prob), 0.0)
+        return Choice(write=base.write, token=base.token, undecided=base.undecided, pending=pending, mask_share=share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,12 +94,49 @@ class StockTextModel:
         clean: bool = False,
     ) -> Tensor:
         """Returns the last hidden states `[B, Q, C]`, after norm and transform; see `TextModel.forward`."""
+        return self._read({"input_ids": tokens}, tokens, positions, slots, visible, keys, rows)
+
+    @torch.no_grad()
+    def forward_mixed(
+        self,
+        tokens: Tensor,
+        mask_share: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        keys: KeyStore | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the same for embeddings between those of tokens and mask; see `MixingTextModel.forward_mixed`.
+
+        Raises:
+            UnsupportedError: the model has no mask token.
+        """
+        if self.mask_token_id is None:
+            raise UnsupportedError(f"{self.adapter.name} has no mask token to mix with; call forward()")
+        embed = self.module.get_input_embeddings()
+        mask = embed(tokens.new_tensor(self.mask_token_id))
+        embedded = embed(tokens)
+        mixed = embedded + mask_share[..., None].to(embedded.dtype) * (mask - embedded)
+        return self._read({"inputs_embeds": mixed}, tokens, positions, slots, visible, keys, rows)
+
+    def _read(
+        self,
+        call: dict[str, Any],
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        keys: KeyStore | None,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Calls the module with token ids or embeddings."""
         if keys is not None and not isinstance(keys, SlotKeyStore):
             raise ArgumentError(f"forward() needs a store from key_store(), found {type(keys).__name__}")
         if keys is not None and not self.adapter.keeps_keys:
             raise UnsupportedError(f"{self.adapter.name} keeps no keys; give keys=None and all tokens of each row")
         check_call(tokens, positions, slots, visible, keys)
-        call: dict[str, Any] = {"input_ids": tokens, "position_ids": positions}
+        call["position_ids"] = positions
         if keys is not None:
             keys.at(slots, rows)
             call["past_key_values"] = keys
