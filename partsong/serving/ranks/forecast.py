@@ -146,9 +146,10 @@ class MemoryForecast:
             ranks = self._ranks if names else 1
             mix = [strategy for strategy in map(parse_strategy, names) if strategy.denoises]
             try:
-                found = self._tracer.denoise(mix, machine_named(f"{ranks}xh100", "nvlink"), 1)
-                share = found.weights / max(1, sum(weight.nbytes for weight in self._subject.denoiser.parameters()))
-                self._traced[names] = int(self._beside + self._whole * share), found.working
+                # Memory depends on no speed, so any devices will do.
+                steps = self._tracer.denoise(mix, machine_named(f"{ranks}xh100", "nvlink"), 1)
+                share = steps.weights / max(1, sum(weight.nbytes for weight in self._subject.denoiser.parameters()))
+                self._traced[names] = int(self._beside + self._whole * share), steps.working
             except _UNKNOWN as error:
                 _log.info("the memory of %s under %s is not predicted: %s", self._subject.name, names, error)
                 self._traced[names] = None
