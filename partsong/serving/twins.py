@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -63,6 +64,6 @@ def _frames(path: Path) -> Iterator[_Pixels]:
         return
     import imageio.v2 as imageio
 
-    with imageio.get_reader(path) as reader:
-        for frame in reader:
+    with contextlib.closing(imageio.get_reader(path)) as reader:
+        for frame in reader.iter_data():
             yield np.asarray(frame, dtype=np.float64) / 255
