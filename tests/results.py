@@ -126,7 +126,30 @@ def plots() -> dict[Path, str]:
         IMAGES / "drift-against-seconds.svg": plot(
             "1024 tokens at 500 Mbit/s", "drift of a step", "seconds of a step", by_drift
         ),
+        IMAGES / "accuracy-of-rules.svg": plot(
+            "lists-mdlm, mean of 13 tasks", "tokens per forward", "right answers", _rules_of_a_model()
+        ),
+        IMAGES / "accuracy-of-thinking.svg": plot(
+            "sums, 150 countdowns", "tokens of a question", "right answers", _thinking_of_a_model()
+        ),
     }
+
+
+def _rules_of_a_model() -> list[Series]:
+    """Returns how often a trained model is right under each rule at temperature 1, against its tokens per forward."""
+    rows = [row for row in filed(FILES["lists"])["rows"] if row["temperature"] == 1.0]
+    series = []
+    for rule in sorted({row["rule"] for row in rows}):
+        own = [row for row in rows if row["rule"] == rule]
+        speed = math.exp(sum(math.log(row["tokens_per_forward"]) for row in own) / len(own))
+        series.append(Series(rule, [(speed, sum(row["accuracy"] for row in own) / len(own))]))
+    return series
+
+
+def _thinking_of_a_model() -> list[Series]:
+    """Returns how often a trained model is right under each way to think, against all tokens that it takes."""
+    rows = (row for row in filed(FILES["sums"])["rows"] if row["task"] == "countdown")
+    return [Series(row["strategy"], [(row["tokens_total"], row["accuracy"])]) for row in rows]
 
 
 def page() -> str:

@@ -55,10 +55,16 @@ def plot(title: str, x_name: str, y_name: str, series: list[Series]) -> str:
 
 
 def _ticks(xs: list[float]) -> list[float]:
-    """Returns the values themselves where they are few, and powers of ten elsewhere."""
-    if len(set(xs)) <= 6:
+    """Returns numbers to write at the axis: the values where they are few and whole, and round ones elsewhere."""
+    if len(set(xs)) <= 6 and all(x == int(x) for x in xs):
         return sorted(set(xs))
-    return [10.0**power for power in range(math.ceil(math.log10(min(xs))), math.floor(math.log10(max(xs))) + 1)]
+    powers = range(math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs))) + 1)
+    for parts in ((1,), (1, 2, 5)):
+        ticks = [part * 10.0**power for power in powers for part in parts]
+        ticks = [tick for tick in ticks if 0.8 * min(xs) <= tick <= 1.25 * max(xs)]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def _tick(x: float, y: float, text: str, anchor: str) -> list[str]:
