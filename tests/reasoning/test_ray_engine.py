@@ -9,7 +9,6 @@ import asyncio
 import importlib.util
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -30,15 +29,14 @@ from partsong.reasoning.cluster.engine import _check_room
 from partsong.reasoning.cluster.placement import MAX_LEAD, Placement, gpu_share
 from partsong.reasoning.strategies import parse_thinking
 from tests import covering
+from tests.serving.ray_cluster import RAY_ENVIRONMENT
 
 #: Words of an answer that takes a second.
 LONG = 500
 
 
 def environment() -> dict[str, str]:
-    """Puts Ray's token into the environment and not into the user's home; Ray sends no usage report."""
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    return {**os.environ, **own}
+    return {**os.environ, **RAY_ENVIRONMENT}
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,22 @@ from typing import Any
 
 import psutil
 
-__all__ = ["cluster_of", "rank_processes"]
+__all__ = ["RAY_ENVIRONMENT", "cluster_of", "node_of", "rank_processes"]
+
+#: Ray's token is in the environment and not in the user's home, and Ray sends no usage report. A process reads the
+#: token once, so all clusters that it starts have the same.
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 @contextlib.contextmanager
 def cluster_of(num_cpus: int) -> Iterator[Any]:
-    """Starts a cluster whose head has some cores to give away, and leaves the environment as it was afterwards.
-
-    Ray's token is in the environment and not in the user's home, and Ray sends no usage report.
-    """
+    """Starts a cluster whose head has some cores to give away, and leaves the environment as it was afterwards."""
     before = dict(os.environ)
-    os.environ |= {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    os.environ |= {**RAY_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=node_of(num_cpus))

@@ -53,6 +53,13 @@ def ended(server: RunningServer, names: list[str], seconds: float = 180.0) -> li
     return look()
 
 
+def counted(server: RunningServer, status: str) -> int:
+    """How many jobs have ended so."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.search(rf'partsong_requests_total{{model="shapes",status="{status}"}} (\d+)', text)
+    return 0 if found is None else int(found.group(1))
+
+
 def picture(server: RunningServer, job: Any) -> NDArray[np.int16]:
     with Image.open(io.BytesIO(httpx.get(server.url + job["outputs"][0]["url"]).content)) as drawn:
         return np.asarray(drawn.convert("RGB"), dtype=np.int16)
@@ -65,7 +72,7 @@ def test_both_groups_are_at_work_at_once(server: RunningServer) -> None:
 
 
 def test_a_killed_rank_loses_no_job_and_none_is_made_twice(server: RunningServer) -> None:
-    done_before = _counted(server, "completed")
+    done_before = counted(server, "completed")
     names = [post(server, seed, 40) for seed in range(6)]
     server.wait(lambda: sum(server.json(f"/v1/jobs/{name}")["step"] > 3 for name in names[:2]) == 2)
     server.ranks()[0].kill()
@@ -74,8 +81,8 @@ def test_a_killed_rank_loses_no_job_and_none_is_made_twice(server: RunningServer
     anew = [job for job in jobs if job["note"] is not None]
     assert len(anew) == 1  # of those that waited, none had begun
     assert re.search(r"from its first step after the ranks that made it ended: rank 0 was killed", anew[0]["note"])
-    assert _counted(server, "completed") - done_before == 6
-    assert _counted(server, "failed") == 0
+    assert counted(server, "completed") - done_before == 6
+    assert counted(server, "failed") == 0
     # What was begun anew is what it would have been.
     again = ended(server, [post(server, anew[0]["seed"], 40)])[0]
     assert np.array_equal(picture(server, anew[0]), picture(server, again))
@@ -114,12 +121,6 @@ def test_a_cancelled_job_is_dropped_wherever_it_is(server: RunningServer) -> Non
         httpx.delete(f"{server.url}/v1/jobs/{name}")
     assert {job["status"] for job in ended(server, names)} == {"cancelled"}
     assert ended(server, [post(server, 9, 2)])[0]["status"] == "completed"
-
-
-def _counted(server: RunningServer, status: str) -> int:
-    text = httpx.get(f"{server.url}/metrics").text
-    found = re.search(rf'partsong_requests_total{{model="shapes",status="{status}"}} (\d+)', text)
-    return 0 if found is None else int(found.group(1))
 
 
 @pytest.mark.parametrize(
