@@ -266,7 +266,7 @@ class WorkerGroup:
 
 
 def _cut(line: Connection) -> None:
-    """Ends a line from this side; a thread that reads it is told so."""
+    """Ends a line from this side; a thread that reads it finds its end."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
