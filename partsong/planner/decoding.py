@@ -13,10 +13,10 @@ from partsong.parallel.plan.live_bytes import LiveBytes
 from partsong.planner.hardware import Device
 from partsong.planner.operators import OperatorWork, work_of
 
-__all__ = ["DecoderCost", "decoding_of"]
+__all__ = ["SIDE", "DecoderCost", "decoding_of"]
 
 #: Rows and columns of the latents that are decoded to see what it takes.
-_SIDE = 16
+SIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def decoding_of(coder: nn.Module, channels: int, frames: int | None) -> DecoderC
         channels: of its latents.
         frames: of the latents of a short clip; None where it decodes pictures.
     """
-    shape = (1, channels, _SIDE, _SIDE) if frames is None else (1, channels, frames, _SIDE, _SIDE)
+    shape = (1, channels, SIDE, SIDE) if frames is None else (1, channels, frames, SIDE, SIDE)
     state = {name: tensor.detach().to("meta") for name, tensor in (*coder.named_parameters(), *coder.named_buffers())}
     dtype = next(coder.parameters()).dtype
     work = _Work()

@@ -21,7 +21,7 @@ from partsong.planner.decoding import DecoderCost, decoding_of
 from partsong.planner.models import MODELS, Encoder, ModelRow, model_named
 from partsong.samplers.pipeline.paused import Denoise, PausedCall
 
-__all__ = ["Subject", "default_sizes", "subject_in", "subject_named", "subject_of"]
+__all__ = ["Subject", "default_sizes", "downscale_of", "subject_in", "subject_named", "subject_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
 
 def default_sizes(pipe: Any) -> dict[str, int]:
     """Returns the height, width and num_frames that a pipeline makes where nothing else is asked."""
-    side = getattr(pipe, "default_sample_size", 64) * _downscale(pipe)
+    side = getattr(pipe, "default_sample_size", 64) * downscale_of(pipe)
     takes = inspect.signature(pipe.__call__).parameters
     known = {name: takes[name].default for name in ("height", "width", "num_frames") if name in takes}
     return {
@@ -196,7 +196,8 @@ def default_sizes(pipe: Any) -> dict[str, int]:
     }
 
 
-def _downscale(pipe: Any) -> int:
+def downscale_of(pipe: Any) -> int:
+    """Returns the pixels of a row or column for each one of the latents."""
     names = ("vae_scale_factor_spatial", "vae_scale_factor")
     return next((int(scale) for name in names if (scale := getattr(pipe, name, None))), 8)
 
@@ -207,7 +208,7 @@ class _PipelineCalls:
     def __init__(self, pipe: Any, part: str, arguments: Mapping[str, Any]) -> None:
         self.pipe, self.part, self.arguments = pipe, part, {"prompt": "a", **arguments}
         self._seen: dict[Size, dict[str, Any]] = {}
-        self.downscale = _downscale(pipe)
+        self.downscale = downscale_of(pipe)
 
     def call(self, size: Size) -> dict[str, Any]:
         """Returns the arguments of the first call of a step."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong.errors import ArgumentError, DistributedError
-from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed, portable
+from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed
+from partsong.parallel.ranks.launch import portable
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import last_line
 from partsong.serving.ranks.settings import GroupSettings

@@ -31,16 +31,20 @@ def _work(name: str, **more: Any) -> JobWork:
     return JobWork(**{"id": name, "prompt": PROMPT, "arguments": {}, "out": (Path("x-0.png"),), **more})
 
 
+def _loaded(name: str, mesh: Mesh) -> tuple[ServedModel, MemoryForecast]:
+    settings = picture_model(name, nproc=1, strategies=(), loras={}).settings
+    model = ServedModel(settings, mesh)
+    calls, arguments = first_step(model)
+    assert arguments is not None
+    forecast = forecast_for(settings, model, mesh, arguments, calls)
+    assert forecast is not None
+    return model, forecast
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[ServedModel, MemoryForecast]]:
-    settings = picture_model("shapes", nproc=1, strategies=(), loras={}).settings
     with Mesh() as mesh:
-        model = ServedModel(settings, mesh)
-        calls, arguments = first_step(model)
-        assert arguments is not None
-        forecast = forecast_for(settings, model, mesh, arguments, calls)
-        assert forecast is not None
-        yield model, forecast
+        yield _loaded("shapes", mesh)
 
 
 @pytest.mark.parametrize(("num", "side"), [(1, 64), (3, 64), (1, 128), (2, 192)])
@@ -60,6 +64,21 @@ def test_a_prediction_is_what_the_tensors_take(served: Any, num: int, side: int)
     parts = [part for part in model.pipe.components.values() if isinstance(part, torch.nn.Module)]
     weights = sum(weight.nbytes for part in parts for weight in part.parameters())
     assert predicted.weights == pytest.approx(weights, rel=0.05)
+
+
+def test_a_video_takes_what_its_tensors_do_and_more_frames_take_more() -> None:
+    with Mesh() as mesh:
+        model, forecast = _loaded("motion", mesh)
+        job = PausedJob(model, _work("a", arguments=dict(model.defaults)), decodes=False)
+        job.begin()
+        weights = [*model.denoiser.parameters(), *model.pipe.vae.parameters()]
+        with torch.no_grad(), LiveBytes(weights) as live:
+            model.denoiser(**job.arguments)
+            model.pipe.vae.decode(job.arguments[model.sample])
+        frames = model.defaults["num_frames"]
+        one, three = (forecast.of(_work("a", num_frames=num)).working for num in (frames, 3 * frames))
+        assert one == pytest.approx(live.peak, rel=0.35)
+        assert one < three < 3.3 * one
 
 
 def test_what_cannot_fit_is_refused_with_what_would(served: Any) -> None:
@@ -121,12 +140,16 @@ def test_a_server_refuses_what_cannot_fit_and_lets_the_rest_wait(served: Any, tm
         assert "8 of 64x64 need" in reply.json()["error"]["message"]
         assert "ask for n=3" in reply.json()["error"]["message"]
         names = [post(server, seed, 40, n=2) for seed in range(3)]
-        beside = []
-        while (jobs := [server.json(f"/v1/jobs/{name}") for name in names])[-1]["status"] != "completed":
-            beside.append([job["status"] for job in jobs].count("in_progress"))
+        beside: list[int] = []
+
+        def all_done() -> bool:
+            states = [server.json(f"/v1/jobs/{name}")["status"] for name in names]
+            beside.append(states.count("in_progress"))
+            return states.count("completed") == len(names)
+
+        server.wait(all_done, 180.0)
         assert max(beside) == 1
         jobs = ended(server, names)
-        assert [job["status"] for job in jobs] == ["completed"] * 3
         assert all(one["completed_at"] <= other["started_at"] for one, other in itertools.pairwise(jobs))
         drawn = [picture(server, job) for job in jobs]
     with running(tmp_path / "other", "--model", "shapes") as server:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from partsong.errors import DistributedError, PartsongError, RankError
 
-__all__ = ["BLAMED_GRACE", "ERROR_KEY", "GRACE", "RankReport", "first_cause", "is_blamed", "portable"]
+__all__ = ["BLAMED_GRACE", "ERROR_KEY", "GRACE", "RankReport", "first_cause", "is_blamed"]
 
 #: Where in the store a rank notes which other one it waits for in vain.
 ERROR_KEY = "partsong/error"
@@ -72,11 +71,3 @@ def first_cause(
         error = RankError(f"rank {rank} failed: {type(error).__name__}: {error}", rank)
     error.add_note(f"raised on rank {rank}:\n{report.trace}")
     return error
-
-
-def portable(error: BaseException) -> BaseException:
-    """Returns an error that can be sent to another process: the same one, or a description."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - an exception that does not survive pickling can fail in any way
-        return RuntimeError(f"{type(error).__name__}: {error}")

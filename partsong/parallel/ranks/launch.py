@@ -19,10 +19,10 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.fork_server import changed_environment, context_with, threads_per_rank
 from partsong.knobs import Count, check_value
-from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed, portable
+from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed
 from partsong.parent import end_with_parent
 
-__all__ = ["launch"]
+__all__ = ["launch", "portable"]
 
 
 def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
@@ -198,6 +198,14 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
 
 def _send(pipe: Connection, report: RankReport) -> None:
     pipe.send_bytes(pickle.dumps(report))
+
+
+def portable(error: BaseException) -> BaseException:
+    """Returns an error that can be sent to another process: the same one, or a description."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - an exception that does not survive pickling can fail in any way
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _die_with_parent() -> None:

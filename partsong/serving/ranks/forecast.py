@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Mesh
 from partsong.planner.calls import Size
-from partsong.planner.decoding import DecoderCost, decoding_of
+from partsong.planner.decoding import SIDE, decoding_of
 from partsong.planner.denoising import Tracer
 from partsong.planner.estimate import RESERVED
 from partsong.planner.machines import machine_named
-from partsong.planner.subject import Subject, default_sizes
+from partsong.planner.subject import Subject, default_sizes, downscale_of
 from partsong.samplers.registry import ParallelVae, parse_strategy
 from partsong.serving.messages import JobMemory, JobWork
 from partsong.serving.ranks.served_model import ServedModel
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 #: What reading or tracing a model that the planner was not made for may end in.
 _UNKNOWN = (PartsongError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+#: Frames of the latents of two short clips, from which follows what a longer one takes.
+_CLIPS = (3, 6)
 #: Strategies that leave each rank less to hold, to name where nothing smaller would be the same picture.
 _SAVING = ("tensor-parallel", "sharded-weights", "ulysses")
 
@@ -60,9 +62,10 @@ class MemoryForecast:
         pipe, coder = model.pipe, getattr(model.pipe, "vae", None)
         sizes = {**default_sizes(pipe), **{key: value for key, value in model.defaults.items() if value is not None}}
         self._height, self._width, self._frames = sizes["height"], sizes["width"], sizes["num_frames"]
-        self._makes_videos, self._factor = model.makes_videos, int(getattr(pipe, "vae_scale_factor", 8))
+        self._makes_videos, self._factor = model.makes_videos, downscale_of(pipe)
         self._ranks, self._coder = mesh.world_size, None if coder is None else _without_numbers(coder)
-        self._channels = 0 if coder is None else int(coder.config.latent_channels)
+        settings = {} if coder is None else coder.config
+        self._channels = 0 if coder is None else int(settings.get("latent_channels") or settings["z_dim"])
         inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, dict(arguments))
         denoiser = model.denoiser
         rows = len(arguments[model.sample])
@@ -85,7 +88,7 @@ class MemoryForecast:
         self._beside = sum(_bytes(part) for part in parts if part is not denoiser)
         self._whole = _bytes(denoiser)
         self._traced: dict[tuple[str, ...], tuple[int, int] | None] = {}
-        self._decoder: DecoderCost | None = None
+        self._decoder: tuple[float, float] | None = None
 
     def of(self, work: JobWork) -> JobMemory:
         """Returns the bytes that the fullest rank needs for a job; zeros where they cannot be predicted."""
@@ -94,7 +97,7 @@ class MemoryForecast:
         weights, working = traced
         height, width, frames = self._size(work)
         grown = height * width * frames / (self._height * self._width * self._frames)
-        decoding = self._decoding(work.strategies, height * width * frames)
+        decoding = self._decoding(work.strategies, height * width, frames)
         return JobMemory(weights=weights, working=int(work.num * max(grown * working, decoding)))
 
     def check(self, work: JobWork) -> None:
@@ -155,14 +158,34 @@ class MemoryForecast:
                 self._traced[names] = None
         return self._traced[names]
 
-    def _decoding(self, names: tuple[str, ...], pixels: int) -> int:
-        """Returns the bytes that the first rank holds while it decodes; it decodes alone, but for `ParallelVae`."""
+    def _decoding(self, names: tuple[str, ...], pixels: int, frames: int) -> int:
+        """Returns the bytes that the first rank holds while it decodes; it decodes alone, but for `ParallelVae`.
+
+        Args:
+            names: the strategies.
+            pixels: of a frame.
+            frames: their number.
+        """
         if self._coder is None:
             return 0
         if self._decoder is None:
-            self._decoder = decoding_of(self._coder, self._channels, 3 if self._frames > 1 else None)
+            self._decoder = self._trace_decoder(self._coder)
+        once, each = self._decoder
         shared = any(isinstance(parse_strategy(name), ParallelVae) for name in names)
-        return self._decoder.memory(-(-pixels // (self._ranks if shared else 1)))
+        return int(pixels * (once + each * frames) / (self._ranks if shared else 1))
+
+    def _trace_decoder(self, coder: Any) -> tuple[float, float]:
+        """Returns the bytes for each pixel of a frame: once, and for each frame.
+
+        Some autoencoders decode a video piece by piece, so that most of it does not grow with the frames.
+        """
+        if self._frames == 1:
+            return 0.0, decoding_of(coder, self._channels, None).peak
+        short, long = (decoding_of(coder, self._channels, clip) for clip in _CLIPS)
+        ends = [(cost.peak * cost.pixels, cost.pixels) for cost in (short, long)]
+        each = max(0.0, (ends[1][0] - ends[0][0]) / (ends[1][1] - ends[0][1]))
+        area = (SIDE * self._factor) ** 2  # pixels of one frame of what was traced
+        return max(0.0, ends[0][0] - each * ends[0][1]) / area, each
 
 
 def forecast_for(
