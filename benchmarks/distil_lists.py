@@ -49,7 +49,7 @@ TASKS: tuple[tuple[str, int | None], ...] = (
 RANDOM = (("shuffle", 4), ("replace_random", 6))
 #: The settings of a curve, by rule. Only the goals are measured at all of them.
 BOUNDS = tuple(f"entropy-bound:gamma={gamma}" for gamma in (0.0, 0.3, 1.0, 3.0))
-SOFT = tuple(f"soft-tokens:threshold={threshold}" for threshold in (0.2, 0.5, 0.8))
+SOFT = ("soft-tokens", "soft-tokens:sure=0.6", "soft-tokens:sure=0.6,max_post_steps=3")
 #: Two points of accuracy may be lost.
 ALLOWED = 0.02
 

@@ -105,6 +105,7 @@ class Config:
     entropy: float = 2.0  # Weight of the entropy in `dparallel` and `d3llm`.
     temperature: float = 0.5  # Temperature of that entropy.
     consistency: float = 1.0  # Weight of the consistency in `cllm`.
+    whole: float = 0.5  # Share of the texts that `oput` masks whole, as decoding begins; the others have random masks.
     beta: float = 1.0  # How strongly a log-probability counts in `t3d`.
     alpha: float = 0.5  # Weight of the fake texts in `t3d`.
     path: float = 0.2  # Weight of the cross-entropy along the trajectory in `t3d`.
@@ -192,7 +193,7 @@ class Lessons:
             "d3llm": lambda: self.d3llm(texts, draw, step / self.config.steps),
             "cllm": lambda: self.cllm(texts, draw),
             "t3d": lambda: self.t3d(texts, draw),
-            "oput": lambda: self.oput(texts, rng),
+            "oput": lambda: self.oput(texts, rng, draw),
             "rediff-noise": lambda: self.rediff(texts, draw, revises=False),
             "rediff": lambda: self.rediff(texts, draw, revises=2 * step >= self.config.steps),
         }
@@ -252,9 +253,11 @@ class Lessons:
             discrimination_loss(real, fake, beta=self.config.beta, alpha=self.config.alpha) + self.config.path * along
         )
 
-    def oput(self, texts: ListTrajectories, rng: np.random.Generator) -> Tensor:
+    def oput(self, texts: ListTrajectories, rng: np.random.Generator, draw: torch.Generator) -> Tensor:
         """Returns the cross-entropy behind masks, and behind the student's own guesses in their place."""
-        masks, _ = draw_masks(texts.canvas, rng)
+        some, _ = draw_masks(texts.canvas, rng)
+        is_whole = torch.rand(len(some), 1, generator=draw) < self.config.whole
+        masks = torch.where(is_whole, texts.canvas, some)
         logits = self.masked(texts, masks)
         guess = own_guess(logits, texts.ids, masks, barred=MASK)
         return masked_loss(logits, texts.ids, masks) + masked_loss(self.logits(self.student, guess), texts.ids, masks)
