@@ -44,6 +44,8 @@ _STARTS, _REST = 3, 1.0
 _GRACE = 3.0
 #: Seconds in which whoever connects has to show the key.
 _GREETING = 10.0
+#: Seconds in which a line is read on whose ranks have ended.
+_LATE = 5.0
 #: Seconds in which another machine has to answer.
 _SILENCE = 20
 #: Pulses that may be missing before the group no longer counts as ready.
@@ -93,6 +95,7 @@ class WorkerGroup:
         self._heard = 0.0
         self._is_up = False
         self._hung_up = threading.Event()
+        self._ended = self._accepted = 0  # runs that have ended, now and when the line was accepted
         self._checks: dict[str, asyncio.Future[Checked]] = {}
         self._threads = [
             threading.Thread(target=target, name=f"{what} {name}", daemon=True)
@@ -166,7 +169,8 @@ class WorkerGroup:
                 self._runner.run(self._settings, self.nproc, self._closing)
             except PartsongError as raised:
                 error = raised
-            if self._line is not None and not self._hung_up.wait(5.0):  # what they said before they ended comes first
+            self._ended += 1  # before it looks for a line, as the other thread looks here once it has one
+            if self._line is not None and not self._hung_up.wait(_LATE):  # what they said before they ended comes first
                 self._hang_up()
             failed = 0 if self._is_up else failed + 1
             if self._closing.is_set():
@@ -196,6 +200,9 @@ class WorkerGroup:
                 return
             with self._sending:
                 self._line = line
+            late = threading.Timer(_LATE, _cut, [line])
+            if self._ended != self._accepted:  # its ranks have ended meanwhile, and saw no line to hang up
+                late.start()
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     message = line.recv()
@@ -203,6 +210,7 @@ class WorkerGroup:
                         self._write(message)
                     else:
                         self._call(self._take, message)
+            late.cancel()
             with self._sending:
                 self._line = None
                 line.close()
@@ -214,6 +222,7 @@ class WorkerGroup:
             line: Any = self._listener.accept()
         except OSError:
             return None
+        self._accepted = self._ended
         if self._runner.host is not None:
             _watch(line)
         patience = threading.Timer(_GREETING, _cut, [line])
