@@ -120,6 +120,7 @@ def main(config: Config) -> None:
         try:
             for measure in (_throughput, _fairness, _first_partial, _cancels, _soak, _kills):
                 rows += measure(server, config)
+            load = watch.report()  # while the ranks are there: what they took is not known once they have ended
         finally:
             server.end()
     lines = [(row["name"], row["value"], row["bar"]) for row in rows]
@@ -128,7 +129,7 @@ def main(config: Config) -> None:
         "official client on the same machine, which takes some of its cores."
     )
     table = markdown_table(("what", "measured", "bar"), lines)
-    file_result(config.out, "benchmarks/serving.py", rows, "The server", note, table, load=watch.report())
+    file_result(config.out, "benchmarks/serving.py", rows, "The server", note, table, load=load)
 
 
 def _row(name: str, value: str, bar: str, **more: Any) -> dict[str, Any]:
