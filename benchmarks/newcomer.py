@@ -31,6 +31,8 @@ URL = "http://127.0.0.1:8000"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: A line that shows how far something is, and is drawn again and again.
 BAR = re.compile(r"\d%\|")
+#: Lines in which pip says where this machine gets its packages.
+OWN = re.compile(r"Looking in|WARNING: Location|Processing |^\s*Link requires|file://")
 REQUEST = {"model": "shapes", "prompt": "a red circle left of a blue square", "size": "64x64"}
 #: Steps that need what most machines lack, by a part of their text, and why they are not run.
 NOT_RUN = {
@@ -143,7 +145,8 @@ class Follower:
 
     def run(self, step: PageStep, number: int) -> dict[str, Any]:
         """Runs a step and returns its row."""
-        row = {"number": number, "kind": step.kind, "origin": step.origin, "text": step.text.rstrip()}
+        text = step.text.rstrip().replace(self.config.source, "ADDRESS")
+        row = {"number": number, "kind": step.kind, "origin": step.origin, "text": text}
         reason = reason_not_to_run(step, self.config)
         if reason is None and step.kind == "request" and self.server is None:
             reason = "no server runs"
@@ -152,7 +155,7 @@ class Follower:
         begin = time.perf_counter()
         code, printed = {"server": self._serve, "request": self._ask}.get(step.kind, self._command)(step, number)
         seconds = time.perf_counter() - begin
-        shown = (line for line in printed.splitlines() if line.strip() and not BAR.search(line))
+        shown = (line for line in printed.splitlines() if line.strip() and not (BAR.search(line) or OWN.search(line)))
         lines = [line[:160].rstrip() for line in shown][: self.config.lines]
         return {**row, "seconds": seconds, "code": code, "not_run": None, "printed": lines}
 
