@@ -39,7 +39,7 @@ def estimates(
     asked = list(mixes)
     _inherited["here"] = tracer, machine, steps
     try:
-        with multiprocessing.get_context("fork").Pool(processes) as pool:
+        with multiprocessing.get_context("fork").Pool(max(1, min(processes, len(asked)))) as pool:
             yield from zip(asked, pool.imap(_attempt_inherited, asked), strict=True)
     finally:
         _inherited.clear()

@@ -10,6 +10,7 @@ from typing import Any
 from partsong.errors import PartsongError
 
 __all__ = [
+    "JOB_ENDS",
     "Cancel",
     "JobCancelled",
     "Check",
@@ -269,11 +270,14 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """Says that a job ended in an error of its own, which all ranks met alike."""
+    """Says that a job ended in an error of its own, which leaves the ranks as they are."""
 
     id: str
     error: PartsongError
 
+
+#: How a job ends on the ranks that had begun it.
+JOB_ENDS = (JobFinished, JobFailed, JobCancelled)
 
 FromRanks = (
     Ready | Pulse | Checked | JobStarted | JobStepped | JobFinished | JobCancelled | JobReturned | JobFailed | FilePart

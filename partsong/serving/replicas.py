@@ -9,12 +9,12 @@ from dataclasses import replace
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.serving.groups import WorkerGroup
 from partsong.serving.messages import (
+    JOB_ENDS,
     Cancel,
     Checked,
     FromRanks,
     JobCancelled,
     JobFailed,
-    JobFinished,
     JobReturned,
     JobStarted,
     JobWork,
@@ -29,8 +29,6 @@ from partsong.serving.runners import RankRunner
 from partsong.serving.services import PictureService
 
 __all__ = ["Replicas"]
-
-_ENDS = (JobFinished, JobFailed, JobCancelled)
 
 
 class Replicas:
@@ -170,10 +168,10 @@ class Replicas:
             return
         if isinstance(message, JobStarted):
             self._roster.begin(message.id)
-        elif isinstance(message, _ENDS):
+        elif isinstance(message, JOB_ENDS):
             self._forget(message.id)
         self._on_message(self, message)
-        if isinstance(message, (JobStarted, *_ENDS)):
+        if isinstance(message, (JobStarted, *JOB_ENDS)):
             self._balance()
 
     def _balance(self) -> None:

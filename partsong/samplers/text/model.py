@@ -143,10 +143,10 @@ class MixingTextModel(TextModel, Protocol):
         Args:
             tokens: int64 `[B, Q]`.
             mask_share: `[B, Q]`, from 0, the token, to 1, the mask.
-            positions: as in `forward`, and so are the others.
-            slots: see there.
-            visible: see there.
-            keys: see there.
-            rows: see there.
+            positions: this and all others as for `forward`.
+            slots: as for `forward`.
+            visible: as for `forward`.
+            keys: as for `forward`.
+            rows: as for `forward`.
         """
         ...

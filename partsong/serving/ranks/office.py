@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 from partsong.errors import PartsongError
 from partsong.parallel import Mesh
 from partsong.serving.messages import (
+    JOB_ENDS,
     Cancel,
     Check,
     Checked,
     FromRanks,
     JobCancelled,
-    JobFailed,
     JobFinished,
     JobReturned,
     JobStepped,
@@ -32,9 +32,6 @@ from partsong.serving.ranks.served_model import ServedModel, check_work
 from partsong.serving.ranks.settings import GroupSettings
 
 __all__ = ["Office"]
-
-#: What is said last of a job.
-_LAST = (JobFinished, JobFailed, JobCancelled, JobReturned)
 
 
 class Office:
@@ -68,7 +65,7 @@ class Office:
                 for part in self._courier.parts(message.id):
                     self._line.send(part)
             self._line.send(message)
-            if self._courier is not None and isinstance(message, _LAST):
+            if self._courier is not None and isinstance(message, (*JOB_ENDS, JobReturned)):
                 self._courier.forget(message.id)
 
     def asked(self, patience: float) -> list[Submit | Cancel | Recall | Stop]:
