@@ -1,7 +1,7 @@
 """Trains `motion` and `motion-causal`, the zoo's text-to-video models, from nothing: "a red circle moves right".
 
 The results are stock folders that `DiffusionPipeline.from_pretrained` loads: a Wan pipeline that sees all frames at
-once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and earlier ones. The nine stages:
+once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and earlier ones. The stages:
 
 1. `vae`: trains an AutoencoderKLWan (4 channels, 8 x 8 latents, half the frames) on videos drawn on the fly;
 2. `decoder`: only its decoder learns on, so that the latents stay as they are; this may also run after the others;
@@ -10,8 +10,10 @@ once, and one with a SkyReels-V2 transformer, whose blocks of frames see themsel
 5. `motion`: transformer and text encoder learn rectified flow on windows cut anywhere from the pool, short ones first;
 6. `causal`: a copy learns the same with the block-causal mask, one noise level for all blocks, text encoder fixed;
 7. `distil`: the copy learns to do with one guidance-free step what several guided steps do, four steps in all;
-8. `export`: the averaged weights so far become `export/motion/` and `export/motion-causal/`, also while stages run;
-9. `evaluate`: samples fresh captions from these folders and reads their facts back.
+8. `halve`: it learns to do with one step what two of these do, two steps in all;
+9. `force`: it makes whole clips, which move to where `motion` finds them likelier than a model of such clips does;
+10. `export`: the averaged weights so far become `export/motion/` and `export/motion-causal/`, also while stages run;
+11. `evaluate`: samples fresh captions from these folders and reads their facts back.
 
 Run on a GPU or one core:    python recipes/train_motion.py --out runs/motion
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_motion.py --out runs/motion
@@ -43,6 +45,7 @@ from torch import Tensor, nn
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
 from partsong.zoo.motion.drawing import paint
+from partsong.zoo.motion.forcing import Forcing
 from partsong.zoo.motion.grammar import describe, training_scene
 from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_vae, decoder_loss, draw_sigmas, save_pipeline, vae_loss
 from partsong.zoo.motion.scoring import score
@@ -60,7 +63,13 @@ from partsong.zoo.motion.world import MovingScene, generator, layout
 from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
-STAGES: tuple[str, ...] = ("vae", "decoder", "pool", "text", "motion", "causal", "distil", "export", "evaluate")
+STAGES: tuple[str, ...] = (
+    *("vae", "decoder", "pool", "text", "motion"),
+    *("causal", "distil", "halve", "force"),
+    *("export", "evaluate"),
+)
+#: Denoising steps of `motion-causal` after each of its last stages.
+FEW_STEPS = {"distil": 4, "halve": 2, "force": 2}
 #: How many latents of a pool clip are kept, and how many are dropped before them: the first ones know they are first.
 KEPT, DROPPED = 16, 3
 
@@ -74,6 +83,7 @@ class Config:
     seed: int = 0  # The seed of all draws.
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
     save_minutes: float = 3.0  # Minutes between checkpoints.
+    start: str = ""  # A folder of `motion` of the same sizes to begin stage 5 with, without stages 1, 2 and 4.
     vae_steps: int = 1400  # Most steps of stage `vae`.
     vae_minutes: float = 600.0  # Most minutes of stage `vae`.
     vae_batch: int = 2  # Videos per step and rank.
@@ -98,9 +108,20 @@ class Config:
     distil_minutes: float = 600.0  # Most minutes of stage `distil`.
     distil_tokens: int = 256  # Latent frames per step of `distil`.
     substeps: int = 2  # The teacher's steps per step of the student.
+    halve_steps: int = 300  # Most steps of stage `halve`.
+    halve_minutes: float = 600.0  # Most minutes of stage `halve`.
+    force_steps: int = 300  # Most steps of stage `force`.
+    force_minutes: float = 600.0  # Most minutes of stage `force`.
+    force_rate: float = 3e-5  # The student's peak learning rate in stage `force`; its clips' model has four times that.
+    force_guidance: float = 2.0  # The guidance of `motion` in stage `force`.
     captions: int = 60  # Fresh captions to evaluate.
     steps: int = 20  # Denoising steps to evaluate with.
     guidance: float = 2.0  # Guidance scale to evaluate with.
+
+
+def started(config: Config) -> Any:
+    """Loads the pipeline to begin with, in float32."""
+    return DiffusionPipeline.from_pretrained(config.start)
 
 
 def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
@@ -123,6 +144,9 @@ def new_stage(config: Config, world: World, name: str, module: nn.Module, optimi
 def train_vae(config: Config, world: World) -> None:
     """Runs stage 1; writes `vae.pt` and `vae/`, whose configuration holds the latents' means and deviations."""
     if (Path(config.out) / "vae" / "config.json").exists():
+        return
+    if config.start:
+        started(config).vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.vae_channels).to(world.device)
@@ -166,6 +190,8 @@ def load_vae(config: Config) -> Any:
 
 def train_decoder(config: Config, world: World) -> None:
     """Runs stage 2; writes `decoder.pt`."""
+    if config.start:
+        return
     vae = load_vae(config).to(world.device).requires_grad_(False)
     both = nn.ModuleList([vae.decoder, vae.post_quant_conv]).requires_grad_(True)
     inside = [p for n, p in both.named_parameters() if p.ndim >= 4 and n != "0.conv_out.weight"]
@@ -213,7 +239,7 @@ def build_pool(config: Config, world: World) -> None:
 
 def train_text(config: Config, world: World) -> None:
     """Runs stage 4; writes `text.pt`."""
-    if (Path(config.out) / "motion.pt").exists():
+    if config.start or (Path(config.out) / "motion.pt").exists():
         return
     torch.manual_seed(config.seed)
     module = Comprehension().to(world.device)
@@ -226,13 +252,17 @@ def train_text(config: Config, world: World) -> None:
 
 
 def motion_stage(config: Config, world: World) -> TrainingStage:
-    """Makes stage 5, fresh with the text encoder of stage 4, or resumed."""
+    """Makes stage 5, fresh with the text encoder of stage 4 or from the pipeline to begin with, or resumed."""
     torch.manual_seed(config.seed)
     model = Animator(config.heads, config.depth)
-    saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
-    model.text.load_state_dict(
-        {k.removeprefix("encoder."): v for k, v in saved.items() if k.startswith("encoder.")}, strict=True
-    )
+    if config.start:
+        pipeline = started(config)
+        model.text.load_state_dict(pipeline.text_encoder.state_dict())
+        model.transformer.load_state_dict(pipeline.transformer.state_dict())
+    else:
+        saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
+        prefix = "encoder."
+        model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
     model = model.to(world.device)
     rates = (config.muon_rate, config.adam_rate)
     return new_stage(
@@ -251,7 +281,7 @@ def train_motion(config: Config, world: World) -> None:
     stage, pool = motion_stage(config, world), load_pool(config, world)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        length = window_length(stage.progress, rng)
+        length = window_length(1.0 if config.start else stage.progress, rng)
         num = max(1, config.motion_tokens // length // world.size)
         clean, ids = pool.draw(rng, num, length, config.caption_dropout)
         sigma = draw_sigmas(num, rng).to(world.device)
@@ -264,15 +294,29 @@ def train_motion(config: Config, world: World) -> None:
     world.say(f"motion done: {stage.step} steps, {stage.spent:.1f} minutes")
 
 
-# --- stages 6 and 7: the causal transformer ---------------------------------------------------------------------------
+# --- stages 6 to 9: the causal transformer ----------------------------------------------------------------------------
+
+
+def averages(config: Config, stage: str) -> dict[str, Tensor]:
+    """Reads the averaged weights at the end of a stage; of stage 9 those of the student."""
+    saved = torch.load(Path(config.out) / f"{stage}.pt", map_location="cpu", weights_only=True)["average"]
+    student = {name.removeprefix("student."): weight for name, weight in saved.items() if name.startswith("student.")}
+    return student or saved
 
 
 def causal_model(config: Config, world: World, name: str) -> Animator:
     """Makes a causal transformer with the weights of stage `name` and its text encoder fixed."""
     model = Animator(config.heads, config.depth, BLOCK)
-    model.load_state_dict(torch.load(Path(config.out) / f"{name}.pt", map_location="cpu", weights_only=True)["average"])
+    model.load_state_dict(averages(config, name))
     model.text.requires_grad_(False)
     return model.to(world.device)
+
+
+def whole_model(config: Config, world: World) -> Animator:
+    """Makes the transformer of stage 5, which sees all frames, frozen."""
+    model = Animator(config.heads, config.depth)
+    model.load_state_dict(averages(config, "motion"))
+    return model.requires_grad_(False).to(world.device)
 
 
 def draw_lookback(rng: np.random.Generator) -> int | None:
@@ -300,50 +344,87 @@ def train_causal(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
-def train_distil(config: Config, world: World) -> None:
-    """Runs stage 7; writes `distil.pt`."""
+def straighten(config: Config, world: World, name: str, start: str, **knobs: Any) -> None:
+    """Trains what makes in one step what the model of stage `start` makes in several; writes `NAME.pt`."""
     torch.manual_seed(config.seed)
-    teacher = causal_model(config, world, "causal").requires_grad_(False)
-    model, pool = causal_model(config, world, "causal"), load_pool(config, world)
+    teacher = causal_model(config, world, start).requires_grad_(False)
+    model, pool = causal_model(config, world, start), load_pool(config, world)
     rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
     optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
-    stage = new_stage(config, world, "distil", model, optimizers)
+    stage = new_stage(config, world, name, model, optimizers)
     num = max(1, config.distil_tokens // KEPT // world.size)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         clean, ids = pool.draw(rng, num, KEPT, 0.0)
-        knobs: Any = {"substeps": config.substeps, "guidance": config.guidance, "lookback": draw_lookback(rng)}
+        steps = {"lookback": draw_lookback(rng), "num_steps": FEW_STEPS[name]}
         with mixed_precision(world):
-            return distillation_loss(model, teacher, clean, ids, rng, **knobs), ""
+            return distillation_loss(model, teacher, clean, ids, rng, **steps, **knobs), ""
 
     stage.run(loss_of)
 
 
-# --- stages 8 and 9 ---------------------------------------------------------------------------------------------------
+def train_distil(config: Config, world: World) -> None:
+    """Runs stage 7; writes `distil.pt`."""
+    straighten(config, world, "distil", "causal", substeps=config.substeps, guidance=config.guidance)
+
+
+def train_halve(config: Config, world: World) -> None:
+    """Runs stage 8; writes `halve.pt`."""
+    straighten(config, world, "halve", "distil", substeps=2, guidance=1.0)
+
+
+def train_force(config: Config, world: World) -> None:
+    """Runs stage 9; writes `force.pt`."""
+    torch.manual_seed(config.seed)
+    student, pool = causal_model(config, world, "halve"), load_pool(config, world)
+    teacher, fake = (whole_model(config, world) for _ in range(2))
+    fake.transformer.requires_grad_(True)
+    rates = (config.force_rate, 4 * config.force_rate)
+    optimizers = [adam(list(each.transformer.parameters()), r) for each, r in zip((student, fake), rates, strict=True)]
+    stage = new_stage(config, world, "force", nn.ModuleDict({"student": student, "fake": fake}), optimizers)
+    num = max(1, config.distil_tokens // KEPT // world.size)
+    forcing = Forcing(teacher=teacher, guidance=config.force_guidance, num_steps=FEW_STEPS["force"])
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        clean, ids = pool.draw(rng, num, KEPT, 0.0)
+        with mixed_precision(world):
+            losses = forcing.losses(student, fake, ids, draw_noise(clean, rng), rng, lookback=draw_lookback(rng))
+        return losses[0] + losses[1], f"fake {losses[1]:.4f}"
+
+    stage.run(loss_of)
+
+
+# --- stages 10 and 11 -------------------------------------------------------------------------------------------------
+
+
+def few_steps(config: Config) -> int:
+    """Returns the denoising steps of the latest causal transformer."""
+    done = [stage for stage in FEW_STEPS if (Path(config.out) / f"{stage}.pt").exists()]
+    return FEW_STEPS[done[-1]] if done else 4
 
 
 def export(config: Config, world: World) -> None:
-    """Runs stage 8: saves a stock pipeline folder for every trained model."""
+    """Runs stage 10: saves a stock pipeline folder for every trained model."""
     if world.rank:
         return
     out = Path(config.out)
-    for name, stages in (("motion", ("motion",)), ("motion-causal", ("distil", "causal"))):
+    for name, stages in (("motion", ("motion",)), ("motion-causal", (*reversed(FEW_STEPS), "causal"))):
         done = [stage for stage in stages if (out / f"{stage}.pt").exists()]
         if done:
             model = Animator(config.heads, config.depth, BLOCK if name == "motion-causal" else 0)
-            model.load_state_dict(torch.load(out / f"{done[0]}.pt", map_location="cpu", weights_only=True)["average"])
+            model.load_state_dict(averages(config, done[0]))
             save_pipeline(model, load_vae(config), out / "export" / name)
 
 
 def evaluate(config: Config, world: World) -> None:
-    """Runs stage 9: measures the models in `export/` on fresh captions; writes facts and a sheet of frames for each."""
+    """Runs stage 11: measures the models in `export/` on fresh captions; writes facts and frames of each."""
     if world.rank:
         return
     for folder in sorted((Path(config.out) / "export").iterdir()):
         pipeline: Any = DiffusionPipeline.from_pretrained(folder).to(world.device)
         pipeline.set_progress_bar_config(disable=True)
         few = folder.name == "motion-causal"
-        knobs = {"num_inference_steps": 4, "guidance_scale": 1.0} if few else {}
+        knobs = {"num_inference_steps": few_steps(config), "guidance_scale": 1.0} if few else {}
         knobs = {"num_inference_steps": config.steps, "guidance_scale": config.guidance} | knobs
         size = {"height": 32, "width": 32, "num_frames": 2 * KEPT - 1, "max_sequence_length": TEXT_LENGTH}
         result = score(pipeline, config.captions, seed=config.seed, **knobs, **size)
@@ -368,7 +449,7 @@ def run(config: Config, world: World) -> None:
     Path(config.out).mkdir(parents=True, exist_ok=True)
     runners = (
         *(train_vae, train_decoder, build_pool, train_text, train_motion),
-        *(train_causal, train_distil, export, evaluate),
+        *(train_causal, train_distil, train_halve, train_force, export, evaluate),
     )
     for stage in config.stages.split(","):
         runners[STAGES.index(stage)](config, world)

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from partsong import zoo
 from partsong.samplers.denoising.consistency import flow_sigmas, trigflow_times
 from partsong.zoo.consistency import (
+    LAST_TIME,
     Velocity,
     clean_estimate,
     continuous_loss,
@@ -72,13 +73,13 @@ class Config:
     pool_size: int = 24_000  # Encoded examples.
     guidance: float = 5.0  # The teacher's guidance, which the student learns with everything else.
     batch: int = 48  # Pictures per step.
-    discrete_steps: int = 2000  # Steps of stage 2.
+    discrete_steps: int = 1000  # Steps of stage 2.
     discrete_rate: float = 3e-4  # Its peak learning rate.
-    levels: int = 48  # Points of the path in stage 2.
-    continuous_steps: int = 1500  # Steps of stage 3.
+    levels: int = 12  # Points of the path in the first third of stage 2; they double at each third.
+    continuous_steps: int = 600  # Steps of stage 3.
     continuous_rate: float = 1e-4  # Its peak learning rate.
-    warm_steps: int = 500  # Steps over which the derivative's part of stage 3 rises.
-    matching_steps: int = 1000  # Steps of stage 4.
+    warm_steps: int = 200  # Steps over which the derivative's part of stage 3 rises.
+    matching_steps: int = 400  # Steps of stage 4.
     matching_rate: float = 3e-5  # The student's peak learning rate in stage 4.
     fake_rate: float = 1e-4  # That of the model of its samples.
     captions: int = 200  # Fresh captions of stage 6.
@@ -151,7 +152,7 @@ class Lessons:
         self.latents: NDArray[np.float16] = np.load(Path(config.out) / "pool.npy")
         self.scenes = pool_scenes(config)
         self.teacher, self.student, self.fake = shipped_model(world), *_two_models(world)
-        self.grid = shifted_times(config.levels).to(world.device)
+        self.grids = [shifted_times(config.levels * 2**third).to(world.device) for third in range(3)]
 
     def draw(self, rng: np.random.Generator) -> Example:
         """Draws the examples of a step; captions are never empty, since the student is not guided."""
@@ -174,10 +175,10 @@ class Lessons:
         return guided(*parts, self.config.guidance)
 
     def discrete(self, step: int, rng: np.random.Generator) -> Tensor:
-        """Returns the loss of stage 2."""
-        example = self.draw(rng)
-        place = torch.randint(1, len(self.grid), (len(example.clean),), generator=example.rest)
-        times = self.grid[place].float(), self.grid[place - 1].float()
+        """Returns the loss of stage 2; neighbouring points come closer in the course of it."""
+        example, grid = self.draw(rng), self.grids[min(3 * step // self.config.discrete_steps, 2)]
+        place = torch.randint(1, len(grid), (len(example.clean),), generator=example.rest)
+        times = grid[place].float(), grid[place - 1].float()
         points = example.at(times[0])
         with torch.no_grad():
             teacher = self.taught(example)(points, times[0])
@@ -202,13 +203,15 @@ class Lessons:
         loss = self.continuous(step, rng, warm_steps=0)
         example = self.draw(rng)
         sample = self.own_sample(example, num_steps=step % 4 + 1)
-        time = self.grid[torch.randint(1, len(self.grid), (len(sample),), generator=example.rest)].float()
+        grid = self.grids[-1]
+        time = grid[torch.randint(1, len(grid), (len(sample),), generator=example.rest)].float()
         noise = torch.randn(sample.shape, generator=example.rest).to(sample.device)
         points = time.cos().view(-1, 1, 1, 1) * sample.detach() + time.sin().view(-1, 1, 1, 1) * noise
-        fake = self.velocity(self.fake, example.captions)
+        learned = self.velocity(self.fake, example.captions)(points, time)
         with torch.no_grad():
-            estimates = [clean_estimate(points, time, each(points, time)) for each in (self.taught(example), fake)]
-        return loss + matching_loss(sample, *estimates) + fake_loss(fake, sample.detach(), noise, time)
+            velocities = (self.taught(example)(points, time), learned.detach())
+            estimates = [clean_estimate(points, time, velocity) for velocity in velocities]
+        return loss + matching_loss(sample, *estimates) + fake_loss(learned, sample.detach(), noise, time)
 
     def own_sample(self, example: Example, num_steps: int) -> Tensor:
         """Draws with the student at random falling times; only the last of its steps has a gradient."""
@@ -216,7 +219,7 @@ class Lessons:
             self.velocity(self.student, example.captions),
             torch.rand(num_steps - 1, generator=example.rest),
         )
-        falling = [float(self.grid[-1]), *sorted((1.5 * times).clamp(min=0.1).tolist(), reverse=True)]
+        falling = [LAST_TIME, *sorted((1.5 * times).clamp(min=0.1).tolist(), reverse=True)]
         points, sample = example.noise, example.noise
         for number, now in enumerate(falling):
             time = torch.full((len(points),), now, device=points.device)

@@ -79,11 +79,13 @@ class Config:
     unet_steps: int = 3000  # Most steps of stage `unet`.
     unet_minutes: float = 6000.0  # Most minutes of stage `unet`.
     unet_batch: int = 64  # Pictures per step of all ranks.
+    start: str = ""  # A pipeline folder of the same sizes to begin stage 4 with, without stages 1 and 3.
     width: int = 64  # Channels of the UNet at 16 x 16.
     depth: int = 2  # Transformer layers per attention at 8 x 8.
     muon_rate: float = 2e-3  # Peak learning rate of orthogonalised momentum.
     adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    positions: float = 0.03  # Weight of telling positions from features.
     captions: int = 100  # Fresh captions to evaluate.
     steps: int = 28  # Denoising steps to evaluate with.
     guidance: float = 5.0  # Guidance scale to evaluate with.
@@ -103,6 +105,11 @@ def new_stage(config: Config, world: World, name: str, module: nn.Module, optimi
     )
 
 
+def started(config: Config) -> Any:
+    """Loads the pipeline to begin with, in float32."""
+    return DiffusionPipeline.from_pretrained(config.start)
+
+
 def attention_for(world: World) -> Any:
     """Picks attention for training: at these lengths a CPU takes far longer for fused attention's backward pass."""
     return AttnProcessor() if world.device.type == "cpu" else AttnProcessor2_0()
@@ -120,6 +127,9 @@ def pictures(scenes: list[list[Thing]]) -> Tensor:
 def train_autoencoder(config: Config, world: World) -> None:
     """Runs stage 1; writes `autoencoder.pt` and `vae/`, whose latents have zero mean and unit variance."""
     if (Path(config.out) / "vae" / "config.json").exists():
+        return
+    if config.start:
+        started(config).vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.autoencoder_channels, scaling_factor=1.0).to(
@@ -185,7 +195,7 @@ def training_captions(scenes: list[list[Thing]], rng: np.random.Generator) -> li
 
 def train_text(config: Config, world: World) -> None:
     """Runs stage 3; writes `text.pt`."""
-    if (Path(config.out) / "unet.pt").exists():
+    if config.start or (Path(config.out) / "unet.pt").exists():
         return
     torch.manual_seed(config.seed)
     both = nn.ModuleDict({"encoder": TextEncoder(), "heads": build_heads()}).to(world.device)
@@ -203,12 +213,17 @@ def train_text(config: Config, world: World) -> None:
 
 
 def unet_stage(config: Config, world: World) -> TrainingStage:
-    """Makes stage 4, fresh with the text encoder of stage 3, or resumed."""
+    """Makes stage 4, fresh with the text encoder of stage 3 or from the pipeline to begin with, or resumed."""
     torch.manual_seed(config.seed)
     model = Painter(config.width, config.depth)
-    saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
-    prefix = "encoder."
-    model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+    if config.start:
+        pipeline = started(config)
+        model.text.clip.load_state_dict(pipeline.text_encoder.state_dict())
+        model.unet.load_state_dict(pipeline.unet.state_dict())
+    else:
+        saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
+        prefix = "encoder."
+        model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
     model = model.to(world.device)
     model.unet.set_attn_processor(attention_for(world))
     # Orthogonalised momentum for the matrices inside the blocks, Adam for the rest.
@@ -242,7 +257,8 @@ def train_unet(config: Config, world: World) -> None:
         target = scheduler.get_velocity(clean, noise, cast("Any", timesteps)).to(world.device)
         with mixed_precision(world):
             velocity = stage.module(noisy.to(world.device), timesteps.to(world.device), ids.to(world.device))
-        return (velocity.float() - target).square().mean(), ""
+        placed = stage.module.positions.loss()
+        return (velocity.float() - target).square().mean() + config.positions * placed, f"positions {placed:.3f}"
 
     stage.run(loss_of)
     world.say(f"unet done: {stage.step} steps of {config.unet_batch}, {stage.spent:.1f} minutes")

@@ -18,6 +18,7 @@ from torch import Tensor
 from partsong.kernels.attention_tangent import directional_derivative
 
 __all__ = [
+    "LAST_TIME",
     "clean_estimate",
     "consistency_tangent",
     "continuous_loss",
@@ -174,10 +175,17 @@ def matching_loss(sample: Tensor, teacher: Tensor, fake: Tensor) -> Tensor:
     return (sample - wanted).square().flatten(1).sum(dim=1).mean()
 
 
-def fake_loss(fake: Velocity, sample: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-    """Returns the loss by which a model learns the student's samples: the path's own velocity at a random time."""
+def fake_loss(velocity: Tensor, sample: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """Returns the loss by which a model learns the student's samples, as large as `matching_loss`.
+
+    Args:
+        velocity: the model's at the path's point between a sample and noise.
+        sample: what the student has made, `[B, ...]`, without gradient.
+        noise: as much noise.
+        time: times `[B]`.
+    """
     cos, sin = _like(time.cos(), sample), _like(time.sin(), sample)
-    return (fake(cos * sample + sin * noise, time) - (cos * noise - sin * sample)).square().mean()
+    return (velocity - (cos * noise - sin * sample)).square().flatten(1).sum(dim=1).mean()
 
 
 def _ones(latents: Tensor) -> tuple[int, ...]:

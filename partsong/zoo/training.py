@@ -71,9 +71,17 @@ class World:
             _log.info("%s", text)
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Tells whether a device has instructions for products in bfloat16."""
+    return device.type != "cpu" or any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items())
+
+
 def mixed_precision(world: World, enabled: bool = True) -> torch.autocast:
-    """Computes products in bfloat16 while it is open."""
-    return torch.autocast(world.device.type, torch.bfloat16, enabled=enabled)
+    """Computes products in bfloat16 while it is open, unless the device is a processor that has none.
+
+    Such a processor converts every number back and forth, which takes ten times as long as products in float32.
+    """
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=enabled and multiplies_bfloat16(world.device))
 
 
 def schedule(progress: float, warm: float = 0.03) -> float:

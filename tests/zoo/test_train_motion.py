@@ -21,7 +21,8 @@ from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
 from partsong.zoo.motion.attention import lookback_mask
 from partsong.zoo.motion.clips import decode_clip, encode_clip
-from partsong.zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk
+from partsong.zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
+from partsong.zoo.motion.forcing import Forcing, matching_sigmas, own_clip
 from partsong.zoo.motion.model import (
     SHIFT,
     TEXT_LENGTH,
@@ -51,7 +52,7 @@ def recipe() -> Iterator[ModuleType]:
 
 def tiny(recipe: ModuleType, out: Path) -> Any:
     """A miniature of the recipe that saves after every step."""
-    stages = ("vae", "decoder", "text", "motion", "causal", "distil")
+    stages = ("vae", "decoder", "text", "motion", "causal", "distil", "halve", "force")
     lengths = {f"{stage}_steps": 2 for stage in stages} | {"save_minutes": 0.0}
     sizes = {"vae_batch": 1, "vae_channels": 8, "pool_size": 4, "text_batch": 4, "heads": 1, "depth": 1}
     measured = {"captions": 2, "steps": 2, "motion_tokens": 16, "distil_tokens": 16}
@@ -79,7 +80,7 @@ def test_the_folders_are_stock_and_sample(finished: Path, name: str) -> None:
     report = json.loads((finished / f"facts-{name}.json").read_text())
     assert report["captions"] == 2
     assert 0.0 <= report["facts_read"] <= 1.0
-    assert report["num_inference_steps"] == (4 if name == "motion-causal" else 2)
+    assert report["num_inference_steps"] == 2
     assert (finished / f"samples-{name}.png").is_file()
     folder = finished / "export" / name
     index = json.loads((folder / "model_index.json").read_text())
@@ -104,7 +105,7 @@ def test_a_resumed_recipe_holds_what_was_saved(recipe: ModuleType, finished: Pat
     torch.testing.assert_close(held, [saved["model"], saved["average"]], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["motion", "causal", "distil"])
+@pytest.mark.parametrize("name", ["motion", "causal", "distil", "halve", "force"])
 def test_an_interrupted_stage_makes_the_steps_it_would_have_made(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -290,3 +291,54 @@ def test_own_walks_end_after_each_samples_steps() -> None:
     longer = own_walk(model, noise, ids, torch.tensor([2, 2]), None)
     torch.testing.assert_close(walked[1], longer[1])
     assert not torch.equal(longer[0], noise[0])
+
+
+def test_the_first_of_a_few_steps_is_trained_most() -> None:
+    assert step_odds(4) == [0.4, 0.2, 0.2, 0.2]
+    assert step_odds(2) == [2 / 3, 1 / 3]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_an_own_clip_is_what_the_student_sees_at_a_step_of_its_own(step: int) -> None:
+    model, ids = random_animator(block=4), token_ids(CAPTIONS)
+    noise, nulls, sigmas = torch.randn(2, 4, 8, 8, 8), count_nulls(ids), few_step_sigmas(2)
+    here = noise
+    for past in range(step):
+        level = torch.full((2,), sigmas[past])
+        here = here + (sigmas[past + 1] - sigmas[past]) * model(here, level, ids, nulls, 1)
+    wanted = here - sigmas[step] * model(here, torch.full((2,), sigmas[step]), ids, nulls, 1)
+    got = own_clip(model, noise, ids, step=step, num_steps=2, lookback=1)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_only_the_last_step_of_an_own_clip_has_a_gradient() -> None:
+    model, ids = random_animator(block=4).requires_grad_(True), token_ids(CAPTIONS[:1])
+    noise = torch.randn(1, 4, 4, 8, 8, requires_grad=True)
+    own_clip(model, noise, ids, step=1, num_steps=2, lookback=None).sum().backward()
+    assert noise.grad is None, "the walk before it is a constant"
+    own_clip(model, noise, ids, step=0, num_steps=2, lookback=None).sum().backward()
+    assert noise.grad is not None and bool(noise.grad.any())
+
+
+def test_clips_move_from_the_model_of_them_to_the_teacher() -> None:
+    """Where both agree there is nothing to learn."""
+    student, ids, noise = random_animator(block=4), token_ids(CAPTIONS), torch.randn(2, 4, 8, 8, 8)
+    teacher, fake = random_animator(), random_animator()
+    forcing = Forcing(teacher=teacher, guidance=1.0, num_steps=2)
+    same, learned = forcing.losses(student, fake, ids, noise, generator(6), lookback=None)
+    assert float(same) < 1e-8 < 1e-3 < float(learned)
+    for weight in fake.parameters():
+        weight.mul_(1.1)
+    other, _ = forcing.losses(student, fake, ids, noise, generator(6), lookback=None)
+    assert float(other) > 1e-3
+    guided, _ = Forcing(teacher=teacher, guidance=3.0, num_steps=2).losses(
+        student, fake, ids, noise, generator(6), lookback=None
+    )
+    assert not torch.equal(guided, other)
+
+
+def test_noise_levels_of_comparisons_are_even_before_the_shift() -> None:
+    level = matching_sigmas(4000, generator(7))
+    even = level / (SHIFT - (SHIFT - 1) * level)
+    assert float(even.min()) >= 0.02 - 1e-6 and float(even.max()) <= 0.98 + 1e-6
+    assert float(even.mean()) == pytest.approx(0.5, abs=0.02)

@@ -24,7 +24,7 @@ from partsong.zoo.shapes_unet.model import (
     draw_timesteps,
     fold_statistics,
 )
-from partsong.zoo.shapes_unet.muon import KernelMuon
+from partsong.zoo.shapes_unet.muon import KernelMuon, orthogonalised
 from partsong.zoo.stage import TrainingStage, adam
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
@@ -179,14 +179,41 @@ def test_the_schedule_ends_in_pure_noise() -> None:
     assert int(scheduler.timesteps[0]) == 999
 
 
-def test_kernels_are_trained_as_matrices() -> None:
+@pytest.mark.parametrize("adjusted", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_kernels_are_trained_as_matrices(monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, adjusted: str) -> None:
+    monkeypatch.setattr("partsong.zoo.shapes_unet.muon.multiplies_bfloat16", lambda device: has_bfloat16)
     torch.manual_seed(0)
-    kernel = nn.Parameter(torch.randn(8, 4, 3, 3))
-    matrix = nn.Parameter(kernel.detach().flatten(1).clone())
-    kernel.grad = torch.randn_like(kernel)
-    matrix.grad = kernel.grad.flatten(1)
-    KernelMuon([kernel], lr=0.1).step()
-    torch.optim.Muon([matrix], lr=0.1).step()
-    assert torch.equal(kernel.detach().flatten(1), matrix.detach())
+    kernels = [nn.Parameter(torch.randn(*shape)) for shape in ((8, 4, 3, 3), (30, 2, 3, 3))]
+    matrices = [nn.Parameter(kernel.detach().flatten(1).clone()) for kernel in kernels]
+    ours, stock = (
+        muon(each, lr=0.1, adjust_lr_fn=adjusted)
+        for muon, each in ((KernelMuon, kernels), (torch.optim.Muon, matrices))
+    )
+    for _ in range(3):
+        for kernel, matrix in zip(kernels, matrices, strict=True):
+            kernel.grad = torch.randn_like(kernel)
+            matrix.grad = kernel.grad.flatten(1)
+        ours.step()
+        stock.step()
+    # The stock step rounds to eight bits.
+    near = {"rtol": 0, "atol": 0} if has_bfloat16 else {"rtol": 0, "atol": 0.02}
+    for kernel, matrix in zip(kernels, matrices, strict=True):
+        torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), **near)
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (7, 7)])
+def test_singular_values_move_as_the_polynomial_moves_them(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(*shape, dtype=torch.float64)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(5):
+        values = 3.4 * values - 4.7 * values**3 + 2.0 * values**5
+    moved = orthogonalised(matrix, (3.4, -4.7, 2.0), 5, 1e-7)
+    torch.testing.assert_close(moved, left @ values.diag() @ right)
+
+
+def test_kernels_stay_where_they_are() -> None:
     with pytest.raises(AssertionError, match="contiguous"):
         KernelMuon([nn.Parameter(torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last))])

@@ -1,6 +1,6 @@
 """Teaches `motion-causal` to do with one guidance-free step what several guided steps do.
 
-The video is denoised in four steps. For every step the teacher, the multi-step causal model, walks the same stretch of
+The video is denoised in a few steps. For every step the teacher, which takes more of them, walks the same stretch of
 noise levels in smaller guided steps. The student learns the straight line from the start to where the teacher arrives.
 This is progressive distillation (Salimans and Ho 2022, arXiv 2202.00512) with guidance included (Meng et al. 2022,
 arXiv 2210.03142). Importing this module loads torch; only the recipe imports it.
@@ -15,8 +15,14 @@ from torch import Tensor
 from partsong.zoo.motion.model import build_few_step_scheduler, token_ids
 from partsong.zoo.motion.training import Animator, blend, count_nulls, draw_noise, draw_nulls
 
-#: How often each step is trained; the first one decides most.
-_ODDS = (0.4, 0.2, 0.2, 0.2)
+
+def step_odds(steps: int) -> list[float]:
+    """Returns how often each step is trained: the first decides most, and is trained twice as often as another.
+
+    >>> step_odds(4)
+    [0.4, 0.2, 0.2, 0.2]
+    """
+    return [(2 if step == 0 else 1) / (steps + 1) for step in range(steps)]
 
 
 def few_step_sigmas(steps: int = 4) -> list[float]:
@@ -61,9 +67,11 @@ def guided_walk(
 
 
 @torch.no_grad()
-def own_walk(student: Animator, noise: Tensor, ids: Tensor, steps: Tensor, lookback: int | None) -> Tensor:
-    """Computes where the student itself is after `steps` `[batch]` of its steps from `noise`."""
-    sigmas, nulls, here = few_step_sigmas(), count_nulls(ids), noise
+def own_walk(
+    student: Animator, noise: Tensor, ids: Tensor, steps: Tensor, lookback: int | None, num_steps: int = 4
+) -> Tensor:
+    """Computes where the student itself is after `steps` `[batch]` of its `num_steps` steps from `noise`."""
+    sigmas, nulls, here = few_step_sigmas(num_steps), count_nulls(ids), noise
     for step in range(int(steps.max())):
         sigma = torch.full((len(noise),), sigmas[step], device=noise.device)
         velocity = student(here, sigma, ids, nulls, lookback).float()
@@ -82,6 +90,7 @@ def distillation_loss(
     substeps: int,
     guidance: float,
     lookback: int | None,
+    num_steps: int = 4,
 ) -> Tensor:
     """Measures how far the student's single steps end from the teacher's walks.
 
@@ -96,11 +105,13 @@ def distillation_loss(
         substeps: The teacher's steps per step of the student.
         guidance: The teacher's guidance.
         lookback: How many blocks before itself a block sees.
+        num_steps: The student's steps from noise to a clip.
     """
-    sigmas = torch.tensor(few_step_sigmas(), device=clean.device)
-    step = torch.from_numpy(rng.choice(len(_ODDS), size=len(clean), p=_ODDS)).to(clean.device)
+    sigmas = torch.tensor(few_step_sigmas(num_steps), device=clean.device)
+    step = torch.from_numpy(rng.choice(num_steps, size=len(clean), p=step_odds(num_steps))).to(clean.device)
     noise, first, last = draw_noise(clean, rng), sigmas[step], sigmas[step + 1]
-    start = own_walk(student, noise, ids, step, lookback) if rng.random() < 0.5 else blend(clean, noise, first)
+    is_own = rng.random() < 0.5
+    start = own_walk(student, noise, ids, step, lookback, num_steps) if is_own else blend(clean, noise, first)
     knobs = {"substeps": substeps, "guidance": guidance, "lookback": lookback}
     arrival = guided_walk(teacher, start, (first, last), ids, **knobs)
     target = (start - arrival) / (first - last)[:, None, None, None, None]

@@ -20,6 +20,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from partsong.zoo.shapes.grammar import WORDS
 from partsong.zoo.shapes.model import SPECIAL, TEXT_LENGTH, TEXT_WIDTH, clip_config
+from partsong.zoo.shapes_unet.positions import PositionReadout
 
 _HEAD_WIDTH = 32
 _END = "</w>"
@@ -124,12 +125,13 @@ class TextEncoder(nn.Module):
 
 
 class Painter(nn.Module):
-    """Joins the UNet and its text encoder, which are trained together."""
+    """Joins the UNet, its text encoder and the read-outs of positions, which are trained together."""
 
     def __init__(self, width: int = 64, depth: int = 2) -> None:
         super().__init__()
         self.text = TextEncoder()
         self.unet = build_unet(width, depth)
+        self.positions = PositionReadout(self.unet)
 
     def forward(self, noisy: Tensor, timesteps: Tensor, ids: Tensor) -> Tensor:
         """Computes the velocity `[batch, 4, 16, 16]` for noisy latents and captions."""

@@ -7,10 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.zoo.training import multiplies_bfloat16
+
 
 def as_matrix(weight: Tensor) -> Tensor:
     """Views a kernel `[out, in, height, width]` as `[out, in * height * width]`; a linear weight stays as it is."""
     return weight.reshape(len(weight), -1)
+
+
+def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], num_steps: int, smallest: float) -> Tensor:
+    """Moves the singular values of a matrix towards 1 by Newton and Schulz's iteration of fifth order.
+
+    Args:
+        matrix: `[rows, columns]`.
+        coefficients: of the powers 1, 3 and 5.
+        num_steps: how often.
+        smallest: least norm that it is divided by.
+    """
+    first, third, fifth = coefficients
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x / x.norm().clamp(min=smallest)
+    for _ in range(num_steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=third, alpha=fifth), x, beta=first)
+    return x.T if is_tall else x
 
 
 class KernelMuon(torch.optim.Muon):
@@ -36,4 +57,21 @@ class KernelMuon(torch.optim.Muon):
         """Takes the weights' gradients and makes one step."""
         for view, weight in zip(self.param_groups[0]["params"], self._weights, strict=True):
             view.grad = None if weight.grad is None else as_matrix(weight.grad)
-        return super().step(closure)
+        if multiplies_bfloat16(self._weights[0].device):
+            return super().step(closure)
+        for view in self.param_groups[0]["params"]:
+            if view.grad is not None:
+                self._step_in_float32(view, view.grad, self.param_groups[0])
+        return None
+
+    def _step_in_float32(self, view: nn.Parameter, gradient: Tensor, knobs: dict[str, Any]) -> None:
+        """Does for one matrix what the stock step does in bfloat16, which some processors emulate slowly."""
+        momentum = self.state[view].setdefault("momentum_buffer", torch.zeros_like(gradient))
+        momentum.lerp_(gradient, 1 - knobs["momentum"])
+        update = gradient.lerp(momentum, knobs["momentum"]) if knobs["nesterov"] else momentum
+        update = orthogonalised(update, knobs["ns_coefficients"], knobs["ns_steps"], knobs["eps"])
+        view.mul_(1 - knobs["lr"] * knobs["weight_decay"])
+        rows, columns = view.shape
+        is_as_adam = knobs["adjust_lr_fn"] == "match_rms_adamw"
+        factor = 0.2 * max(rows, columns) ** 0.5 if is_as_adam else max(1, rows / columns) ** 0.5
+        view.add_(update, alpha=-knobs["lr"] * factor)
