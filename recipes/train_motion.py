@@ -18,6 +18,7 @@ once, and one with a SkyReels-V2 transformer, whose blocks of frames see themsel
 Run on a GPU or one core:    python recipes/train_motion.py --out runs/motion
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_motion.py --out runs/motion
 Look at it while it trains:  python recipes/train_motion.py --out runs/motion --stages export,evaluate
+Train a pipeline on:         python recipes/train_motion.py --out runs/motion --start FOLDER
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
 with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage

@@ -29,12 +29,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 import tyro
-from diffusers import FlowMatchLCMScheduler
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partsong import zoo
-from partsong.samplers.denoising.consistency import flow_sigmas, trigflow_times
 from partsong.zoo.consistency import (
     LAST_TIME,
     Velocity,
@@ -48,6 +46,7 @@ from partsong.zoo.consistency import (
     shifted_times,
     trig_velocity,
 )
+from partsong.zoo.few_steps import build_few_step_scheduler
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
@@ -57,6 +56,8 @@ from partsong.zoo.stage import TrainingStage, adam, run_stages
 from partsong.zoo.training import World
 
 STAGES: tuple[str, ...] = ("pool", "discrete", "continuous", "matching", "export", "evaluate")
+#: The exported scheduler's shift towards noise.
+SHIFT = 3.0
 #: First integers of the keys of random draws.
 POOL, TRAINING = 171, 172
 
@@ -280,7 +281,7 @@ def export(config: Config, world: World) -> None:
     out, pipeline = Path(config.out), zoo.load("shapes")
     last = [stage for stage in STAGES if (out / f"{stage}.pt").exists()][-1]
     pipeline.transformer.load_state_dict(student_weights(config, last))
-    pipeline.scheduler = FlowMatchLCMScheduler(shift=1.0)
+    pipeline.scheduler = build_few_step_scheduler(SHIFT)
     pipeline.save_pretrained(out / "export")
     world.say(f"exported the student of stage {last}")
 
@@ -293,8 +294,7 @@ def evaluate(config: Config, world: World) -> None:
     pipeline.set_progress_bar_config(disable=True)
     report: dict[str, Any] = {"captions": config.captions}
     for steps in (1, 2, 4):
-        sigmas = flow_sigmas(trigflow_times(steps))[:-1]
-        asked = {"num_inference_steps": steps, "sigmas": sigmas, "guidance_scale": 1.0, "max_sequence_length": 1}
+        asked = {"num_inference_steps": steps, "guidance_scale": 1.0, "max_sequence_length": 1}
         result = score(pipeline, config.captions, seed=config.seed, **asked)
         report[f"{steps} steps"] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
     (Path(config.out) / "facts.json").write_text(json.dumps(report, indent=1) + "\n")

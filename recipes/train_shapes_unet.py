@@ -5,13 +5,15 @@ The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretr
 1. `autoencoder`: trains an AutoencoderKL (a 4 x 16 x 16 latent) on scenes drawn on the fly;
 2. `pool`: draws scenes once and encodes them, so that the long stage never runs the encoder;
 3. `text`: the CLIP text encoder learns to tell a caption's facts, so that it binds attributes early;
-4. `unet`: the UNet and the text encoder learn velocities on the latents, with captions worded anew at every use;
+4. `unet`: the UNet and the text encoder learn velocities on the latents, with captions worded anew at every use, and
+   the UNet learns to tell where it is;
 5. `export`: the averaged weights so far become the pipeline folder `export/`, also while stage 4 still runs;
 6. `evaluate`: samples fresh captions from `export/` and reads their facts back.
 
 Run on a GPU or one core:    python recipes/train_shapes_unet.py --out runs/shapes-unet
 Run on two or more cores:    torchrun --nproc-per-node 2 recipes/train_shapes_unet.py --out runs/shapes-unet
 Look at it while it trains:  python recipes/train_shapes_unet.py --out runs/shapes-unet --stages export,evaluate
+Train a pipeline on:         python recipes/train_shapes_unet.py --out runs/shapes-unet --start FOLDER
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
 with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage

@@ -17,6 +17,7 @@ The result is a stock Llama folder with a tokenizer and a chat template. There a
 
 Run on one core:             OMP_NUM_THREADS=1 python recipes/train_sums.py --out runs/sums
 Look at it while it trains:  python recipes/train_sums.py --out runs/sums --stages export,evaluate
+Train a model on:            python recipes/train_sums.py --out runs/sums --start FOLDER --stages samples,polish,export
 
 Every step draws its data from (seed, step), so a stage that was stopped continues from its checkpoint with exactly the
 steps it would have made, on one core to the last bit. A stage ends at its number of steps, or at its minutes if they
@@ -60,6 +61,7 @@ class Config:
     seed: int = 0  # The seed of all draws.
     device: str = "cpu"  # Where to train: cpu or cuda.
     save_minutes: float = 2.0  # Minutes between checkpoints.
+    start: str = ""  # A folder of the same sizes that stands for stages without a checkpoint, to train it on.
     drafts_steps: int = 1800  # Most steps of stage `drafts`.
     drafts_minutes: float = math.inf  # Most minutes of stage `drafts`.
     large_steps: int = 986  # First steps of `drafts` with large problems only.
@@ -87,8 +89,11 @@ def new_model(config: Config) -> LlamaForCausalLM:
 
 
 def load_average(config: Config, kind: str) -> LlamaForCausalLM:
-    """Loads the averaged weights of a stage's checkpoint, on the CPU."""
+    """Loads the averaged weights of a stage's checkpoint, or the model to begin with if it has none, on the CPU."""
     path = Path(config.out) / f"{kind}.pt"
+    if config.start and not path.exists():
+        model = LlamaForCausalLM.from_pretrained(config.start, dtype=torch.float32, attn_implementation="eager")
+        return model.eval()
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage {kind!r} first")
     model = new_model(config)

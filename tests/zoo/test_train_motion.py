@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
+from partsong.zoo.few_steps import build_few_step_scheduler
 from partsong.zoo.motion.attention import lookback_mask
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
@@ -26,7 +28,6 @@ from partsong.zoo.motion.forcing import Forcing, matching_sigmas, own_clip
 from partsong.zoo.motion.model import (
     SHIFT,
     TEXT_LENGTH,
-    build_few_step_scheduler,
     build_scheduler,
     build_tokenizer,
     build_vae,
@@ -243,7 +244,7 @@ def test_noise_levels_are_drawn_as_the_scheduler_shifts_them() -> None:
 
 
 def test_few_steps_are_plain_euler_steps_without_a_memory() -> None:
-    scheduler: Any = build_few_step_scheduler()
+    scheduler: Any = build_few_step_scheduler(SHIFT)
     scheduler.set_timesteps(4)
     even = np.asarray([1.0, 0.75, 0.5, 0.25, 0.0])
     np.testing.assert_allclose(few_step_sigmas(), SHIFT * even / (1 + (SHIFT - 1) * even), atol=2e-3)
@@ -342,3 +343,15 @@ def test_noise_levels_of_comparisons_are_even_before_the_shift() -> None:
     even = level / (SHIFT - (SHIFT - 1) * level)
     assert float(even.min()) >= 0.02 - 1e-6 and float(even.max()) <= 0.98 + 1e-6
     assert float(even.mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_pipeline_is_trained_on(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    start = finished / "export" / "motion"
+    config = dataclasses.replace(tiny(recipe, tmp_path), start=str(start), stages="vae,decoder,pool,text")
+    recipe.run(config, World("cpu"))
+    assert not (tmp_path / "text.pt").exists() and not (tmp_path / "decoder.pt").exists()
+    stage = recipe.motion_stage(config, World("cpu"))
+    pipeline: Any = DiffusionPipeline.from_pretrained(start)
+    for name, weight in pipeline.transformer.state_dict().items():
+        torch.testing.assert_close(stage.module.transformer.state_dict()[name], weight, rtol=0, atol=0)
+    assert stage.step == 0 and (tmp_path / "pool-0-of-1.npy").exists()

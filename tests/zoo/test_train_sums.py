@@ -304,3 +304,16 @@ def test_rounds_count_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.right, found.total, found.read) == (1, 1, 4 * 5 + 3 * 20)
     assert (found.tokens, found.critical) == (9 + 10 + 11 + 12 + 10 + 11 + 10, 12 + 11 + 10)
     assert [prompt.count("answer: ") for prompt in asked] == [4, 4, 2]
+
+
+def test_a_folder_stands_for_stages_that_were_not_run(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    start = finished / "export" / "sums"
+    config = tiny(recipe, tmp_path, start=str(start), stages="polish,export", polish_steps=2)
+    (tmp_path / "pool.json").write_text((finished / "pool.json").read_text())
+    before = AutoModelForCausalLM.from_pretrained(start).state_dict()
+    began = recipe.load_average(config, "refine").state_dict()
+    torch.testing.assert_close(began, before, rtol=0, atol=0)
+    recipe.run(config, World("cpu"))
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "sums").state_dict()
+    moved = max(float((after[name] - before[name]).abs().max()) for name in before)
+    assert 0 < moved < 0.5

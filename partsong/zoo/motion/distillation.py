@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partsong.zoo.motion.model import build_few_step_scheduler, token_ids
+from partsong.zoo.few_steps import build_few_step_scheduler
+from partsong.zoo.motion.model import SHIFT, token_ids
 from partsong.zoo.motion.training import Animator, blend, count_nulls, draw_noise, draw_nulls
 
 
@@ -27,7 +28,7 @@ def step_odds(steps: int) -> list[float]:
 
 def few_step_sigmas(steps: int = 4) -> list[float]:
     """Returns the noise levels `[steps + 1]` of few-step sampling, from 1 to 0."""
-    scheduler = build_few_step_scheduler()
+    scheduler = build_few_step_scheduler(SHIFT)
     scheduler.set_timesteps(steps)
     return [float(sigma) for sigma in scheduler.sigmas]
 

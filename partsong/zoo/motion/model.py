@@ -16,7 +16,6 @@ from diffusers import (
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     SkyReelsV2Transformer3DModel,
-    UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
 )
@@ -24,6 +23,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
+from partsong.zoo.few_steps import build_few_step_scheduler
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.grammar import WORDS
 
@@ -164,20 +164,6 @@ def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(shift=SHIFT)
 
 
-def build_few_step_scheduler() -> UniPCMultistepScheduler:
-    """Builds the same schedule with its noise levels evenly spaced before the shift; of first order it is Euler's.
-
-    The Euler scheduler wastes its last step, a quarter of four, below 1 % noise.
-    """
-    return UniPCMultistepScheduler(
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-        flow_shift=SHIFT,
-        solver_order=1,
-        disable_corrector=list(range(100)),
-    )
-
-
 def draw_sigmas(num: int, rng: np.random.Generator) -> Tensor:
     """Draws noise levels `[num]`: logit-normal (a fifth uniform), shifted towards noise as the scheduler's are."""
     level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-rng.standard_normal(num))))
@@ -196,7 +182,7 @@ def save_pipeline(animator: Any, vae: Any, folder: Path) -> None:
         folder: Where to.
     """
     causal = isinstance(animator.transformer, SkyReelsV2Transformer3DModel)
-    scheduler: Any = build_few_step_scheduler() if causal else build_scheduler()
+    scheduler: Any = build_few_step_scheduler(SHIFT) if causal else build_scheduler()
     tokenizer: Any = build_tokenizer()
     pipeline = WanPipeline(
         tokenizer=tokenizer,
