@@ -21,6 +21,7 @@ without products in bfloat16 mixed precision takes ten times as long.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 import tyro
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from partsong import zoo
@@ -159,11 +160,12 @@ class Lessons:
     Args:
         config: the recipe's.
         world: the ranks.
-        student: what is trained.
+        players: the `student` that is trained, and the `reference` that `t3d` compares it with.
     """
 
-    def __init__(self, config: Config, world: World, student: LlamaForCausalLM) -> None:
-        self.config, self.world, self.student = config, world, student
+    def __init__(self, config: Config, world: World, players: Any) -> None:
+        self.config, self.world = config, world
+        self.student, self.reference = players["student"], players["reference"]
         self.texts = read_texts(config)
         self.teacher = teacher_model(config)
         self.samples: dict[str, Any] = {}
@@ -186,6 +188,8 @@ class Lessons:
         """Returns the loss of a step of the configured method."""
         if self.config.method == "lightning":
             return self.lightning(step, rng)
+        if step and step % math.ceil(self.config.steps / 3) == 0:
+            self.reference.load_state_dict(self.student.state_dict())  # `t3d` renews it twice
         texts, draw = self.draw(rng)
         methods: dict[str, Callable[[], Tensor]] = {
             "plain": lambda: self.plain(texts, rng),
@@ -241,7 +245,7 @@ class Lessons:
         masks = state_masks(texts, ((1 - ratio) * texts.canvas.sum(1)).long())
         logits = self.masked(texts, masks)
         with torch.no_grad():
-            reference = self.logits(self.teacher, texts.ids.masked_fill(masks, MASK))
+            reference = self.logits(self.reference, texts.ids.masked_fill(masks, MASK))
         fakes = own_guess(reference, texts.ids, masks, barred=MASK)
         real, fake = (
             (mean_log_prob(logits, tokens, masks), mean_log_prob(reference, tokens, masks))
@@ -313,12 +317,14 @@ def train(config: Config, world: World) -> None:
     student = teacher_model(config).requires_grad_(True)
     if config.start:
         student.load_state_dict(load_student(config, config.start))
-    lessons = Lessons(config, world, student)
+    # The reference is kept with the student, since a training that was stopped needs it again.
+    players = nn.ModuleDict({"student": student, "reference": copy.deepcopy(student).requires_grad_(False)})
+    lessons = Lessons(config, world, players)
     is_reinforced = config.method == "lightning"
     stage = TrainingStage(
         world,
         Path(config.out) / f"{config.name}.pt",
-        student,
+        players,
         [adam(list(student.parameters()), config.reinforced_rate if is_reinforced else config.rate)],
         key=(TRAINING + METHODS.index(config.method), config.seed, world.rank),
         steps=config.steps,
@@ -337,7 +343,8 @@ def load_student(config: Config, name: str) -> dict[str, Tensor]:
     path = Path(config.out) / f"{name}.pt"
     if not path.is_file():
         raise ArgumentError(f"no {path}; run the stage 'train' first")
-    return torch.load(path, map_location="cpu", weights_only=True)["average"]
+    saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
+    return {key.removeprefix("student."): weight for key, weight in saved.items() if key.startswith("student.")}
 
 
 # --- stages 3 and 4 ---------------------------------------------------------------------------------------------------

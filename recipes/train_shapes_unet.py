@@ -87,6 +87,7 @@ class Config:
     muon_rate: float = 2e-3  # Peak learning rate of orthogonalised momentum.
     adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
+    lean: float = 0.8  # How far the timesteps lean to noise.
     positions: float = 0.03  # Weight of telling positions from features.
     captions: int = 100  # Fresh captions to evaluate.
     steps: int = 28  # Denoising steps to evaluate with.
@@ -252,7 +253,7 @@ def train_unet(config: Config, world: World) -> None:
         captions = training_captions([scenes[i] for i in picked], rng)
         dropped = rng.random(batch) < config.caption_dropout
         ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)])
-        timesteps = draw_timesteps(batch, rng)
+        timesteps = draw_timesteps(batch, rng, config.lean)
         clean: Any = torch.from_numpy(latents[picked]).float()
         noise: Any = torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32))
         noisy = scheduler.add_noise(clean, noise, cast("Any", timesteps))

@@ -63,7 +63,30 @@ def test_every_method_moves_the_student_a_little(recipe: ModuleType, texts: Path
     assert all(tensor.isfinite().all() for tensor in student.values())
 
 
-@pytest.mark.parametrize("method", ["d3llm", "rediff", "lightning"])
+def test_the_reference_is_renewed_at_each_third(
+    recipe: ModuleType, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(recipe, put(texts, tmp_path), method="t3d", stages="train", steps=6)
+    teacher, loss_of, apart = zoo.load("lists-mdlm").model.state_dict(), recipe.Lessons.t3d, list[tuple[bool, bool]]()
+
+    def watched(self: Any, *args: Any) -> Any:
+        weights = self.reference.state_dict()
+        apart.append(
+            tuple(
+                any(not torch.equal(weights[name], other[name]) for name in weights)
+                for other in (teacher, self.student.state_dict())
+            )
+        )
+        return loss_of(self, *args)
+
+    monkeypatch.setattr(recipe.Lessons, "t3d", watched)
+    recipe.run(config, World("cpu"))
+    from_teacher, from_student = zip(*apart, strict=True)
+    assert from_teacher == (False, False, True, True, True, True)
+    assert from_student == (False, True, False, True, False, True)
+
+
+@pytest.mark.parametrize("method", ["d3llm", "t3d", "rediff", "lightning"])
 def test_a_student_that_was_stopped_continues_bit_by_bit(
     recipe: ModuleType, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -121,7 +144,7 @@ def test_the_entropy_term_makes_students_more_certain(recipe: ModuleType, texts:
     for weight in (0.0, 2.0):
         config = tiny(recipe, put(texts, tmp_path), method="dparallel", batch=16, entropy=weight)
         student = recipe.teacher_model(config).requires_grad_(True)
-        lessons = recipe.Lessons(config, World("cpu"), student)
+        lessons = recipe.Lessons(config, World("cpu"), {"student": student, "reference": student})
         optimizer = torch.optim.Adam(student.parameters(), lr=3e-4)
         for step in range(10):
             optimizer.zero_grad()

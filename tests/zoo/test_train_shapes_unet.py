@@ -99,10 +99,10 @@ def test_an_interrupted_recipe_makes_the_steps_it_would_have_made(
 ) -> None:
     drawn: list[Tensor] = []
 
-    def draw(num: int, rng: np.random.Generator) -> Tensor:
+    def draw(num: int, rng: np.random.Generator, lean: float) -> Tensor:
         if interrupted and len(drawn) == 2:
             raise KeyboardInterrupt
-        drawn.append(draw_timesteps(num, rng))
+        drawn.append(draw_timesteps(num, rng, lean))
         return drawn[-1]
 
     monkeypatch.setattr(recipe, "draw_timesteps", draw)

@@ -105,9 +105,16 @@ def build_scheduler() -> DDIMScheduler:
     )
 
 
-def draw_timesteps(num: int, rng: np.random.Generator) -> Tensor:
-    """Draws training timesteps `[num]`: logit-normal, a fifth uniform."""
-    level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-rng.standard_normal(num))))
+def draw_timesteps(num: int, rng: np.random.Generator, lean: float = 0.0) -> Tensor:
+    """Draws training timesteps `[num]`: logit-normal, a fifth uniform.
+
+    Args:
+        num: how many.
+        rng: draws them.
+        lean: the mean of the normal; above 0 more of them are noisy, where it is decided what stands where.
+    """
+    normal = lean + rng.standard_normal(num)
+    level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-normal)))
     return torch.from_numpy(np.minimum(1000 * level, 999).astype(np.int64))
 
 
