@@ -43,12 +43,13 @@ from diffusers import AutoencoderKLWan, DiffusionPipeline
 from PIL import Image
 from torch import Tensor, nn
 
+from partsong.zoo.folders import save_pipeline
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
 from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.forcing import Forcing
 from partsong.zoo.motion.grammar import describe, training_scene
-from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_vae, decoder_loss, draw_sigmas, save_pipeline, vae_loss
+from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, draw_sigmas, vae_loss
 from partsong.zoo.motion.scoring import score
 from partsong.zoo.motion.training import (
     Animator,
@@ -414,7 +415,7 @@ def export(config: Config, world: World) -> None:
         if done:
             model = Animator(config.heads, config.depth, BLOCK if name == "motion-causal" else 0)
             model.load_state_dict(averages(config, done[0]))
-            save_pipeline(model, load_vae(config), out / "export" / name)
+            save_pipeline(build_pipeline(model, load_vae(config)), out / "export" / name)
 
 
 def evaluate(config: Config, world: World) -> None:

@@ -37,6 +37,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 from PIL import Image
 from torch import Tensor, nn
 
+from partsong.zoo.folders import save_pipeline
 from partsong.zoo.shapes.comprehension import build_heads, text_loss
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe
@@ -276,14 +277,7 @@ def export(config: Config, model: nn.Module) -> None:
         text_encoder_3=build_silent_encoder(),
         tokenizer_3=build_silent_tokenizer(),
     )
-    folder = Path(config.out) / "export"
-    pipeline.to(dtype=torch.float16).save_pretrained(folder)
-    # Transformers loads the type its configuration names, diffusers float32; a plain call must get one type.
-    for path in folder.glob("*/config.json"):
-        settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-        if path.parent.name.startswith("text_encoder"):
-            settings["dtype"] = "float32"
-        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    save_pipeline(pipeline, Path(config.out) / "export")
 
 
 def evaluate(config: Config, world: World) -> None:

@@ -47,6 +47,7 @@ from partsong.zoo.consistency import (
     trig_velocity,
 )
 from partsong.zoo.few_steps import build_few_step_scheduler
+from partsong.zoo.folders import save_pipeline
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
@@ -282,7 +283,7 @@ def export(config: Config, world: World) -> None:
     last = [stage for stage in STAGES if (out / f"{stage}.pt").exists()][-1]
     pipeline.transformer.load_state_dict(student_weights(config, last))
     pipeline.scheduler = build_few_step_scheduler(SHIFT)
-    pipeline.save_pretrained(out / "export")
+    save_pipeline(pipeline, out / "export")
     world.say(f"exported the student of stage {last}")
 
 

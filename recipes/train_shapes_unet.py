@@ -40,9 +40,10 @@ from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from PIL import Image
 from torch import Tensor, nn
 
+from partsong.zoo.folders import save_pipeline
 from partsong.zoo.shapes.comprehension import build_heads, text_loss
 from partsong.zoo.shapes.drawing import paint
-from partsong.zoo.shapes.grammar import describe
+from partsong.zoo.shapes.grammar import describe, parse
 from partsong.zoo.shapes.model import build_vae, token_ids, vae_loss
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.shapes.scoring import score
@@ -87,7 +88,8 @@ class Config:
     muon_rate: float = 2e-3  # Peak learning rate of orthogonalised momentum.
     adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
-    lean: float = 0.8  # How far the timesteps lean to noise.
+    lean: float = 1.6  # How far the timesteps lean to noise at first; in the end not at all.
+    wordings: int = 3  # How often a caption is worded anew until it says where something stands.
     positions: float = 0.03  # Weight of telling positions from features.
     captions: int = 100  # Fresh captions to evaluate.
     steps: int = 28  # Denoising steps to evaluate with.
@@ -191,9 +193,27 @@ def build_pool(config: Config, world: World) -> None:
 # --- stage 3: the text encoder ----------------------------------------------------------------------------------------
 
 
-def training_captions(scenes: list[list[Thing]], rng: np.random.Generator) -> list[str]:
-    """Writes one caption per scene, worded anew, never a held-out one (empty for the rare scene that has no other)."""
-    return [describe(things, rng) or "" for things in scenes]
+def training_captions(scenes: list[list[Thing]], rng: np.random.Generator, draws: int = 1) -> list[str]:
+    """Writes one caption per scene, worded anew, never a held-out one (empty for the rare scene that has no other).
+
+    Args:
+        scenes: what captions are about.
+        rng: draws the words.
+        draws: how often a caption is worded anew until it says where something stands.
+    """
+    captions = [describe(things, rng) or "" for things in scenes]
+    for _ in range(draws - 1):
+        pairs = zip(captions, scenes, strict=True)
+        captions = [text if says_where(text) else describe(things, rng) or "" for text, things in pairs]
+    return captions
+
+
+def says_where(caption: str) -> bool:
+    """Tells whether a caption gives a place or a relation."""
+    if not caption:
+        return False
+    scene = parse(caption)
+    return bool(scene.relations) or any(item.place for item in scene.items)
 
 
 def train_text(config: Config, world: World) -> None:
@@ -250,10 +270,10 @@ def train_unet(config: Config, world: World) -> None:
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         picked = rng.integers(len(latents), size=batch)
-        captions = training_captions([scenes[i] for i in picked], rng)
+        captions = training_captions([scenes[i] for i in picked], rng, config.wordings)
         dropped = rng.random(batch) < config.caption_dropout
         ids = token_ids(["" if drop else c for c, drop in zip(captions, dropped, strict=True)])
-        timesteps = draw_timesteps(batch, rng, config.lean)
+        timesteps = draw_timesteps(batch, rng, config.lean * (1 - stage.progress))
         clean: Any = torch.from_numpy(latents[picked]).float()
         noise: Any = torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32))
         noisy = scheduler.add_noise(clean, noise, cast("Any", timesteps))
@@ -277,9 +297,8 @@ def export(config: Config, world: World) -> None:
     out = Path(config.out)
     model = Painter(config.width, config.depth)
     model.load_state_dict(torch.load(out / "unet.pt", map_location="cpu", weights_only=True)["average"])
-    model = model.to(dtype=torch.float16)
     pipeline = StableDiffusionPipeline(
-        vae=cast("Any", AutoencoderKL.from_pretrained(out / "vae")).half(),
+        vae=cast("Any", AutoencoderKL.from_pretrained(out / "vae")),
         text_encoder=model.text.clip,
         tokenizer=build_tokenizer(),
         unet=model.unet,
@@ -288,15 +307,8 @@ def export(config: Config, world: World) -> None:
         feature_extractor=cast("Any", None),
         requires_safety_checker=False,
     )
-    folder = out / "export"
-    pipeline.save_pretrained(folder)
-    pipeline.tokenizer.backend_tokenizer.model.save(str(folder / "tokenizer"))  # vocab.json and merges.txt
-    # Transformers loads the type its configuration names, diffusers float32; a plain call must get one type.
-    for path in folder.glob("*/config.json"):
-        settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-        if path.parent.name == "text_encoder":
-            settings["dtype"] = "float32"
-        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    save_pipeline(pipeline, out / "export")
+    pipeline.tokenizer.backend_tokenizer.model.save(str(out / "export" / "tokenizer"))  # vocab.json and merges.txt
 
 
 def evaluate(config: Config, world: World) -> None:

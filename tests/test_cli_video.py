@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from partsong.cli import main
+from partsong.zoo.folders import save_pipeline
 from partsong.zoo.motion import model
 
 KEYS = {
@@ -59,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         with torch.no_grad():
             transformer.proj_out.weight.normal_(std=0.1)
         made[name] = root / name
-        model.save_pipeline(_Animator(transformer), model.build_vae(4), made[name])
+        save_pipeline(model.build_pipeline(_Animator(transformer), model.build_vae(4)), made[name])
     return made
 
 

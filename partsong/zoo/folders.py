@@ -1,15 +1,18 @@
-"""Saves and loads the zoo's small language models: stock folders, half precision on disk, single precision loaded."""
+"""Saves and loads the zoo's small models: stock folders, half precision on disk, single precision loaded."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["load_folder", "save_folder"]
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = ["load_folder", "save_folder", "save_pipeline"]
 
 
 def save_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -22,10 +25,26 @@ def save_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
     """
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # Transformers loads the type that the configuration names.
-    path = folder / "config.json"
-    settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-    settings["dtype"] = "float32"
+    _settle(folder / "config.json", names_dtype=True)
+
+
+def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:
+    """Saves a stock pipeline folder, float16 safetensors that load as float32.
+
+    Args:
+        pipeline: the pipeline; changed to half precision.
+        folder: where to.
+    """
+    pipeline.to(dtype=torch.float16).save_pretrained(folder)
+    for path in folder.glob("*/config.json"):
+        _settle(path, names_dtype=path.parent.name.startswith("text_encoder"))
+
+
+def _settle(path: Path, *, names_dtype: bool) -> None:
+    """Takes the machine's paths out of a configuration, and lets transformers load the type that diffusers loads."""
+    settings = {key: value for key, value in json.loads(path.read_text()).items() if key != "_name_or_path"}
+    if names_dtype:
+        settings["dtype"] = "float32"
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 

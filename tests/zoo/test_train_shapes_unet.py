@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from partsong.zoo import shapes
 from partsong.zoo.shapes.model import build_vae, token_ids
+from partsong.zoo.shapes.scenes import draw_things, generator
 from partsong.zoo.shapes_unet.model import (
     Painter,
     build_scheduler,
@@ -248,3 +249,14 @@ def test_a_unet_learns_to_tell_where_it_is() -> None:
         losses.append(float(loss.detach()))
     assert losses[0] == pytest.approx(math.log(8), abs=0.3)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_caption_is_worded_anew_until_it_says_where(recipe: ModuleType) -> None:
+    assert recipe.says_where("a red circle left of a blue square") and recipe.says_where("a red circle at the top")
+    assert not recipe.says_where("a red circle and a blue square") and not recipe.says_where("")
+    scenes = [draw_things(generator(3, index)) for index in range(200)]
+    shares = [
+        np.mean([recipe.says_where(text) for text in recipe.training_captions(scenes, generator(4), draws)])
+        for draws in (1, 3)
+    ]
+    assert shares[0] < shares[1] - 0.1

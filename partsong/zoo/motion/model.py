@@ -6,8 +6,6 @@ this package. Importing this module loads torch.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,31 +168,23 @@ def draw_sigmas(num: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy((SHIFT * level / (1 + (SHIFT - 1) * level)).astype(np.float32))
 
 
-def save_pipeline(animator: Any, vae: Any, folder: Path) -> None:
-    """Saves a stock Wan pipeline folder, float16 safetensors, that loads as float32.
+def build_pipeline(animator: Any, vae: Any) -> WanPipeline:
+    """Builds a Wan pipeline.
 
     A causal transformer, of SkyReels-V2, goes into a Wan pipeline, too: it is called in the same way, and its own
     pipeline runs only if the package ftfy is installed.
 
     Args:
-        animator: A transformer and its text encoder; changed to half precision.
-        vae: The autoencoder; changed likewise.
-        folder: Where to.
+        animator: A transformer and its text encoder.
+        vae: The autoencoder.
     """
     causal = isinstance(animator.transformer, SkyReelsV2Transformer3DModel)
     scheduler: Any = build_few_step_scheduler(SHIFT) if causal else build_scheduler()
     tokenizer: Any = build_tokenizer()
-    pipeline = WanPipeline(
+    return WanPipeline(
         tokenizer=tokenizer,
-        text_encoder=animator.text.half(),
-        vae=vae.half(),
+        text_encoder=animator.text,
+        vae=vae,
         scheduler=scheduler,
-        transformer=animator.transformer.half(),
+        transformer=animator.transformer,
     )
-    pipeline.save_pretrained(folder)
-    # Transformers loads the type its configuration names, diffusers float32; a plain call must get one type.
-    for path in folder.glob("*/config.json"):
-        settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "_name_or_path"}
-        if path.parent.name == "text_encoder":
-            settings["dtype"] = "float32"
-        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

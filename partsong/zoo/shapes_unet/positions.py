@@ -41,12 +41,14 @@ class PositionReadout(nn.Module):
         deepest = (unet.down_blocks[-1], unet.mid_block, unet.up_blocks[0])
         attentions = [attention for block in deepest for attention in block.attentions]
         self.heads = nn.ModuleList(nn.Linear(each.config.in_channels, 2 * side) for each in attentions)
+        unet.register_forward_pre_hook(lambda *_: self._seen.clear())
         for attention in attentions:
             attention.register_forward_pre_hook(lambda _, inputs: self._seen.append(inputs[0]))
 
     def loss(self) -> Tensor:
         """Returns the mean cross-entropy of rows and columns in the UNet's last call, and forgets that call."""
-        seen = [self._seen.pop(0) for _ in range(len(self._seen))]
+        seen = self._seen[:]
+        self._seen.clear()
         places = torch.arange(self.side, device=seen[0].device)
         rows, columns = places[:, None].expand(self.side, self.side), places.expand(self.side, self.side)
         target = torch.stack([rows, columns]).flatten()
